@@ -1,0 +1,133 @@
+"""Time of a round as a ratio to a plain PyTorch loop that does the same optimizer steps.
+
+    python benchmarks/round_time.py
+
+The workload is that of FedPAC's Table 1 without augmentation: 600 images of 3 x 32 x 32 a client, the paper's CNN, 5
+epochs, batches of 50. The images are random (the time does not depend on them), so that no data set is needed. Each
+repetition runs the plain loop, FedAvg and FedPAC in turn; the ratios are taken within a repetition, and their median is
+printed, so that a machine that is shared and drifts does not decide. Evaluation is left out on all sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from datetime import date
+from functools import partial
+
+import lightning as L
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from pfl_lightning import FabricFit, Federation, TrainerFit
+from pfl_lightning import methods as m
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.datamodules import IID, FromDatasets
+from pfl_lightning.encoders import build_encoder
+
+SETTINGS = {"lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4, "epochs": 5}
+SAMPLES, BATCH, EPOCHS = 600, 50, 5
+
+
+class RoundTimer(L.Callback):
+    """Seconds of each epoch of the outer Trainer, start to end."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+def plain_round(inputs: torch.Tensor, labels: torch.Tensor, clients: int) -> float:
+    """FedAvg by hand over float tensors: the loop to compare with."""
+    model = nn.Sequential(build_encoder("fedpac_cnn", (3, 32, 32)), nn.Linear(128, 10))
+    start = time.perf_counter()
+    received = {name: value.clone() for name, value in model.state_dict().items()}
+    total = {name: torch.zeros_like(value) for name, value in received.items()}
+    for client in range(clients):
+        model.load_state_dict(received)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5, weight_decay=5e-4)
+        x, y = (t[client * SAMPLES : (client + 1) * SAMPLES] for t in (inputs, labels))
+        for _ in range(EPOCHS):
+            order = torch.randperm(SAMPLES)
+            for begin in range(0, SAMPLES, BATCH):
+                index = order[begin : begin + BATCH]
+                loss = F.cross_entropy(model(x[index]), y[index])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        for name, value in model.state_dict().items():
+            total[name] += value * (SAMPLES / (clients * SAMPLES))
+    return time.perf_counter() - start
+
+
+def package_rounds(method: m.FedAvg, data: FromDatasets, engine: FabricFit | TrainerFit, rounds: int) -> float:
+    """Seconds of the last of ``rounds`` rounds through the outer Trainer."""
+    timer = RoundTimer()
+    trainer = L.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[FederatedLoop(), timer],
+    )
+    trainer.fit(Federation(partial(method, **SETTINGS), "fedpac_cnn", engine, seed=0), datamodule=data)
+    return timer.seconds[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trainer-fit", action="store_true", help="also time TrainerFit (slow)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(0, 256, (args.clients * SAMPLES, 3, 32, 32), dtype=np.uint8))
+    labels = torch.from_numpy(rng.integers(0, 10, args.clients * SAMPLES))
+    floats = (images.float() / 255 - 0.5) / 0.25
+    dataset = TensorDataset(images, labels)
+    data = FromDatasets(
+        train=dataset, test=dataset, partition=IID(args.clients), batch_size=BATCH, validation_share=0.0
+    )
+    cases = {
+        # FedPAC has centroids to align to from its second round on.
+        "FedAvg, FabricFit": lambda: package_rounds(m.FedAvg, data, FabricFit(), 1),
+        "FedPAC, FabricFit": lambda: package_rounds(m.FedPAC, data, FabricFit(), 2),
+    }
+    if args.trainer_fit:
+        cases["FedAvg, TrainerFit"] = lambda: package_rounds(m.FedAvg, data, TrainerFit(), 1)
+    plain_round(floats, labels, 1)  # warm up
+    plain: list[float] = []
+    ratios: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(args.repetitions):
+        plain.append(plain_round(floats, labels, args.clients))
+        for name, case in cases.items():
+            ratios[name].append(case() / plain[-1])
+    print(
+        f"{date.today()}, {platform.machine()}, {args.threads} threads, {args.clients} clients, "
+        f"torch {torch.__version__}"
+    )
+    print(f"plain loop: median {statistics.median(plain):.2f} s a round\n")
+    print("| round | median ratio to the plain FedAvg loop | smallest | largest |\n|---|---|---|---|")
+    for name, values in ratios.items():
+        print(f"| {name} | {statistics.median(values):.3f} | {min(values):.3f} | {max(values):.3f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""Callbacks for the outer Trainer of a federation."""
+
+from pfl_lightning.callbacks.loop import FederatedLoop, Traffic
+from pfl_lightning.callbacks.results import ResultsWriter
+
+__all__ = ["FederatedLoop", "ResultsWriter", "Traffic"]

@@ -1,0 +1,229 @@
+"""The callback that drives the rounds."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from typing import Any
+
+import lightning as L
+import numpy as np
+
+from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.local_fit import FitResult
+from pfl_lightning.messages import Message
+from pfl_lightning.seeding import derive_seed
+
+__all__ = ["FederatedLoop", "Traffic"]
+
+
+class Traffic:
+    """Bytes that travelled, up (clients to server) and down (server to clients), by kind of content."""
+
+    def __init__(self) -> None:
+        self.up: dict[str, int] = {}
+        self.down: dict[str, int] = {}
+
+    def count(self, direction: dict[str, int], message: Message) -> None:
+        """Add a message to one direction."""
+        for kind, size in message.bytes_by_kind().items():
+            direction[kind] = direction.get(kind, 0) + size
+
+
+class FederatedLoop(L.Callback):
+    """Samples the cohort of every round, sends and collects the messages, and lets the server aggregate.
+
+    An epoch of the Trainer is a round. The server aggregates after the last client of the round, before the validation.
+
+    Args:
+        cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
+        everybody_in_last_round: Whether all clients take part in the last round (round ``max_epochs`` - 1).
+        min_clients: The run fails when fewer updates than this can be aggregated in a round.
+    """
+
+    def __init__(self, cohort: int | float = 1.0, everybody_in_last_round: bool = False, min_clients: int = 1) -> None:
+        if (
+            isinstance(cohort, bool)
+            or not isinstance(cohort, int | float)
+            or cohort <= 0
+            or (isinstance(cohort, float) and cohort > 1)
+        ):
+            raise ConfigurationError(
+                f"cohort must be a share in (0, 1] or a number of clients of at least 1, got {cohort!r}; "
+                "an empty cohort has nothing to aggregate"
+            )
+        if min_clients < 1:
+            raise ConfigurationError(f"min_clients must be at least 1, got {min_clients}")
+        self.cohort, self.everybody_in_last_round, self.min_clients = cohort, everybody_in_last_round, min_clients
+        self.traffic = Traffic()
+        self.rounds, self.seconds = 0, 0.0
+        self._start = 0.0
+        self._in_round = False
+        self._aggregated = True
+        self._results: list[FitResult] = []
+
+    # ------------------------------------------------------------------ the cohort
+
+    def cohort_size(self, num_clients: int) -> int:
+        """Number of clients in a round.
+
+        Raises:
+            ConfigurationError: More clients than there are.
+        """
+        if isinstance(self.cohort, float):
+            return max(1, math.ceil(self.cohort * num_clients - 1e-9))
+        if self.cohort > num_clients:
+            raise ConfigurationError(f"cohort is {self.cohort} clients, there are {num_clients}")
+        return self.cohort
+
+    def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
+        """The clients of a round, ascending; a pure function of its arguments."""
+        last = self.everybody_in_last_round and max_rounds is not None and round == max_rounds - 1
+        size = num_clients if last else self.cohort_size(num_clients)
+        if size == num_clients:
+            return list(range(num_clients))
+        rng = np.random.default_rng(derive_seed(seed, "cohort", round))
+        return sorted(rng.choice(num_clients, size, replace=False).tolist())
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let the data module deliver the cohort of each round."""
+        if not isinstance(pl_module, Federation):
+            raise ConfigurationError(f"FederatedLoop drives a Federation, got {type(pl_module).__name__}")
+        if stage != "fit":
+            return
+        data: Any = pl_module.data
+        size = self.cohort_size(data.num_clients)
+        if self.min_clients > size:
+            raise ConfigurationError(
+                f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
+            )
+        data.group_size = pl_module.local_fit.clients_per_batch
+        data.cohort = lambda round: self.sample_cohort(round, data.num_clients, pl_module.seed, trainer.max_epochs)
+        # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
+        trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------ a round
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start a round."""
+        self._start = time.perf_counter()
+        self._in_round, self._aggregated, self._results = True, False, []
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Send each client of the batch what the server has for it."""
+        assert isinstance(pl_module, Federation)
+        for client in batch.tolist():
+            message = pl_module.server.broadcast(client, trainer.current_epoch)
+            self.traffic.count(self.traffic.down, message)
+            pl_module.broadcasts[client] = message
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Pass the uploads on to the server; after the last one, aggregate."""
+        assert isinstance(pl_module, Federation)
+        finished, pl_module.finished = pl_module.finished, []
+        for result in finished:
+            self._results.append(self._upload(pl_module, result))
+        if trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches:
+            self._finish_round(trainer, pl_module)
+
+    def _upload(self, federation: Federation, result: FitResult) -> FitResult:
+        """Hand one update to the server; the result comes back without it, so that its memory is free."""
+        error = result.error
+        if result.update is not None:
+            self.traffic.count(self.traffic.up, result.update)
+            try:
+                federation.server.receive(result.update)
+            except FederationError as refused:
+                error = refused  # type: ignore[assignment]
+        if error is not None:
+            warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
+        return FitResult(result.client, result.round, None, {}, result.losses, result.seconds, error)
+
+    def _finish_round(self, trainer: L.Trainer, federation: Federation) -> None:
+        good = [result for result in self._results if result.error is None]
+        if len(good) < self.min_clients:
+            failed = [str(result.error) for result in self._results if result.error is not None]
+            errors = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
+            raise FederationError(
+                f"round {trainer.current_epoch}: {len(good)} of {len(self._results)} updates can be aggregated, "
+                f"min_clients is {self.min_clients}. {errors}"
+            )
+        federation.server.aggregate()
+        self._count_server_step(trainer)
+        self.rounds += 1
+        self.seconds += time.perf_counter() - self._start
+        self._aggregated = True
+        names = {name for result in good for name in result.losses}
+        means = {
+            f"train/{name}": float(np.mean([r.losses[name] for r in good if name in r.losses]))
+            for name in sorted(names)
+        }
+        means["train/clients_left_out"] = float(len(self._results) - len(good))
+        federation.log_dict(means, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        traffic = {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
+        traffic |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
+        self._log(trainer, means | traffic, trainer.current_epoch)
+
+    @staticmethod
+    def _count_server_step(trainer: L.Trainer) -> None:
+        """Let ``trainer.global_step`` count rounds.
+
+        Without an optimizer it would stay 0, and ModelCheckpoint saves nothing while it does not move.
+        """
+        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
+
+    # From a checkpoint between the last client and the validation Lightning does not go on as if nothing had happened:
+    # it skips that validation and the start of the next round. Until then the round counts as unfinished.
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The round is over once its models are evaluated."""
+        self._in_round = self._in_round and not self._aggregated
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The round is over, evaluated or not."""
+        self._in_round = self._in_round and not self._aggregated
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log what the validation found against the round."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            found = {k: float(v) for k, v in trainer.callback_metrics.items() if "accuracy/" in k or "loss/" in k}
+            self._log(trainer, found, trainer.current_epoch)
+
+    @staticmethod
+    def _log(trainer: L.Trainer, values: dict[str, float], round: int) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=round)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, for the checkpoint."""
+        return {
+            "in_round": self._in_round,
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+            "up": dict(self.traffic.up),
+            "down": dict(self.traffic.down),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the counters.
+
+        Raises:
+            CheckpointError: The checkpoint was written in the middle of a round.
+        """
+        if state_dict["in_round"]:
+            raise CheckpointError(
+                f"the checkpoint was written in the middle of a round, after {state_dict['rounds']} rounds: not all of "
+                "its clients had trained, or the new models were not yet validated; resume from one that was written "
+                "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
+            )
+        self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
+        self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])

@@ -1,0 +1,183 @@
+"""What a run leaves behind: results.json, clients.csv, partition.npz."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.federation import Federation
+from pfl_lightning.metrics import AccuracySummary, summarize
+
+__all__ = ["ResultsWriter"]
+
+Accuracies = Mapping[int, float]
+CHOICES = ("last", "validation_selected", "best_test")
+
+
+@dataclass
+class _Chosen:
+    """A round that was chosen by some rule, and every client's accuracies in it."""
+
+    round: int
+    criterion: float
+    validation: dict[int, float]
+    test: dict[int, float]
+
+
+class ResultsWriter(L.Callback):
+    """Keeps the accuracies of every client and writes them when the fit ends.
+
+    Three choices are kept apart: the last evaluated round; the round of the highest mean validation accuracy (what one
+    may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are test
+    accuracies in [0, 1].
+
+    Args:
+        dirpath: Folder for ``results.json`` and ``clients.csv``; ``None`` is the logger's folder, or else the Trainer's
+            ``default_root_dir``.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        self.dirpath = dirpath
+        self.chosen: dict[str, _Chosen] = {}
+        self.history: list[dict[str, float]] = []
+
+    # ------------------------------------------------------------------ after every round
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Look whether this round is the choice of one of the rules."""
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        assert isinstance(pl_module, Federation)
+        validation = {client: score.accuracy for client, score in pl_module.validation_scores.items()}
+        test = {client: score.accuracy for client, score in pl_module.test_scores.items()}
+        round = trainer.current_epoch
+        entry = {"round": float(round)}
+        if test:
+            entry["test_accuracy"] = summarize(list(test), list(test.values())).mean
+            self.chosen["last"] = _Chosen(round, float(round), validation, test)
+            self._choose("best_test", entry["test_accuracy"], round, validation, test)
+        if validation:
+            entry["accuracy"] = summarize(list(validation), list(validation.values())).mean
+            if test:
+                self._choose("validation_selected", entry["accuracy"], round, validation, test)
+        self.history = [row for row in self.history if row["round"] < round] + [entry]
+
+    def _choose(
+        self, name: str, criterion: float, round: int, validation: dict[int, float], test: dict[int, float]
+    ) -> None:
+        best = self.chosen.get(name)
+        if best is None or criterion > best.criterion:  # the first of equal rounds
+            self.chosen[name] = _Chosen(round, criterion, validation, test)
+
+    # ------------------------------------------------------------------ at the end
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save the partition beside the results."""
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            folder = self.folder(trainer)
+            folder.mkdir(parents=True, exist_ok=True)
+            trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the results."""
+        self.write(trainer, pl_module)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Write what there is, so that a run that ends early leaves its results."""
+        if self.history and isinstance(pl_module, Federation) and hasattr(pl_module, "module"):
+            self.write(trainer, pl_module)
+
+    def folder(self, trainer: L.Trainer) -> Path:
+        """Where the results go."""
+        return Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+
+    def write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write ``results.json`` and ``clients.csv``; ``fast_dev_run`` writes nothing."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        assert isinstance(pl_module, Federation)
+        folder = self.folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.results(trainer, pl_module), indent=2) + "\n"
+        _write_atomically(folder / "results.json", text)
+        self._write_clients(folder / "clients.csv", pl_module)
+
+    def results(self, trainer: L.Trainer, federation: Federation) -> dict[str, Any]:
+        """The content of ``results.json``."""
+        loop = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+        up, down = loop.traffic.up, loop.traffic.down
+        return {
+            "method": federation.method_name,
+            "rounds": loop.rounds,
+            "num_clients": federation.personal.num_clients,
+            "seed": federation.seed,
+            "accuracy": {name: self._summary(name) for name in CHOICES},
+            "bytes": {
+                "up": sum(up.values()),
+                "down": sum(down.values()),
+                "up_by_kind": dict(up),
+                "down_by_kind": dict(down),
+            },
+            "seconds_per_round": loop.seconds / loop.rounds if loop.rounds else None,
+            "history": self.history,
+        }
+
+    def summaries(self) -> dict[str, AccuracySummary]:
+        """Test accuracies over clients in the chosen rounds, by choice, as far as there are any."""
+        return {
+            name: summarize(list(self.chosen[name].test), list(self.chosen[name].test.values()))
+            for name in CHOICES
+            if name in self.chosen
+        }
+
+    def _summary(self, name: str) -> dict[str, Any] | None:
+        if name not in self.chosen:
+            return None
+        chosen = self.chosen[name]
+        return {"round": chosen.round, **self.summaries()[name].as_dict(), "num_clients": len(chosen.test)}
+
+    def _write_clients(self, path: Path, federation: Federation) -> None:
+        columns = [f"{part}_accuracy_{name}" for name in CHOICES for part in ("test", "validation")]
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["client", "train_samples", "validation_samples", "test_samples", *columns])
+            for client in range(federation.personal.num_clients):
+                parts = federation.data.client_data(client)
+                row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test)]
+                for name in CHOICES:
+                    chosen = self.chosen.get(name)
+                    for accuracies in (chosen.test, chosen.validation) if chosen else ({}, {}):
+                        row.append(accuracies.get(client, ""))
+                writer.writerow(row)
+        os.replace(temporary, path)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything seen so far, for the checkpoint."""
+        chosen = {
+            name: {"round": c.round, "criterion": c.criterion, "validation": dict(c.validation), "test": dict(c.test)}
+            for name, c in self.chosen.items()
+        }
+        return {"chosen": chosen, "history": [dict(entry) for entry in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what was seen before the checkpoint."""
+        self.chosen = {name: _Chosen(**entry) for name, entry in state_dict["chosen"].items()}
+        self.history = [dict(entry) for entry in state_dict["history"]]
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,62 @@
+"""Data of a federation: partition rules, client views and data sets.
+
+A :class:`FederatedDataModule` holds one data set as tensors, asks a :class:`Partitioner` who holds what, and hands out
+every client's own view as :class:`ClientData`: three :class:`Part` objects that make loaders.
+"""
+
+from pfl_lightning.datamodules.image_folder import ImageFolder
+from pfl_lightning.datamodules.module import FederatedDataModule
+from pfl_lightning.datamodules.partition import (
+    IID,
+    ClassesPerClient,
+    DirichletOverClasses,
+    DirichletOverClients,
+    DominantClasses,
+    FromFile,
+    Partitioner,
+    PartitionError,
+    Quantity,
+    class_counts,
+    dominant_groups,
+    save_partition,
+)
+from pfl_lightning.datamodules.parts import BatchLoader, ClientData, Part
+from pfl_lightning.datamodules.plot import partition_table, plot_partition
+from pfl_lightning.datamodules.samples import Samples
+from pfl_lightning.datamodules.transforms import Augmentation, BatchTransform, RandomCrop, RandomFlip
+from pfl_lightning.datamodules.user_data import FromDatasets, FromLightning
+from pfl_lightning.datamodules.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "EMNIST",
+    "IID",
+    "Augmentation",
+    "BatchLoader",
+    "BatchTransform",
+    "ClassesPerClient",
+    "ClientData",
+    "Digits",
+    "DirichletOverClasses",
+    "DirichletOverClients",
+    "DominantClasses",
+    "FashionMNIST",
+    "FederatedDataModule",
+    "FromDatasets",
+    "FromFile",
+    "FromLightning",
+    "ImageFolder",
+    "Part",
+    "PartitionError",
+    "Partitioner",
+    "Quantity",
+    "RandomCrop",
+    "RandomFlip",
+    "Samples",
+    "class_counts",
+    "dominant_groups",
+    "partition_table",
+    "plot_partition",
+    "save_partition",
+]

@@ -1,0 +1,213 @@
+"""Folders of image files as one array of bytes, decoded once and kept in a cache file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+log = logging.getLogger(__name__)
+
+Pixels = npt.NDArray[np.uint8]
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One image file.
+
+    Attributes:
+        path: Where it lies.
+        label: Its class, counted from 0 in the order of the class folders' names.
+        size: Its size in bytes.
+        modified: When it was changed, in nanoseconds.
+    """
+
+    path: str
+    label: int
+    size: int
+    modified: int
+
+
+def list_images(folder: Path) -> tuple[list[ImageFile], list[str]]:
+    """List the images of a folder that has one folder a class.
+
+    Args:
+        folder: The folder. Hidden files, and files that are no images by their ending, are left out.
+
+    Returns:
+        The files, classes sorted by name and files sorted by name within a class, and the class names.
+
+    Raises:
+        FileNotFoundError: If there is no class folder, or a class folder has no images.
+    """
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise FileNotFoundError(f"no class folders in {folder}: expected {folder}/<class>/<image file>")
+    files: list[ImageFile] = []
+    for label, name in enumerate(names):
+        with os.scandir(folder / name) as entries:
+            images = sorted(
+                (
+                    entry
+                    for entry in entries
+                    if entry.name.lower().endswith(_ENDINGS) and not entry.name.startswith(".")
+                ),
+                key=lambda entry: entry.name,
+            )
+        if not images:
+            raise FileNotFoundError(
+                f"no images in the class folder {folder / name}: expected files ending in {', '.join(_ENDINGS)}; "
+                "remove the folder if the class is not wanted"
+            )
+        for entry in images:
+            stat = entry.stat()
+            files.append(ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns))
+    return files, names
+
+
+def load_images(files: list[ImageFile], root: Path, image_size: int | None, cache_dir: Path | None) -> Pixels:
+    """Decode images, or read them from the cache if it was made of the same files.
+
+    Args:
+        files: The images.
+        root: Folder that all files lie below; names the cache.
+        image_size: Side to which every image is scaled; None if all have one size.
+        cache_dir: Folder of the cache; None for no cache.
+
+    Returns:
+        The pixels, shape (N, 3, H, W), in the order of ``files``.
+    """
+    if cache_dir is None:
+        return decode_images(files, image_size)
+    listing = fingerprint(files, root, image_size)
+    name = hashlib.sha256(f"{root.resolve()}\0{image_size}".encode()).hexdigest()[:16]
+    cache = cache_dir / f"{root.resolve().name}-{name}.npy"
+    pixels = _read_cache(cache, listing)
+    if pixels is None:
+        pixels = decode_images(files, image_size)
+        _write_cache(cache, pixels, listing)
+    return pixels
+
+
+def decode_images(files: list[ImageFile], image_size: int | None) -> Pixels:
+    """Decode images into one array, with all processor cores.
+
+    Args:
+        files: The images.
+        image_size: Side to which every image is scaled; None if all have one size.
+
+    Returns:
+        The pixels, shape (N, 3, H, W).
+
+    Raises:
+        ValueError: If a file cannot be read, or sizes differ and ``image_size`` is None.
+    """
+    first = decode_image(files[0].path, image_size)
+    pixels = np.empty((len(files), *first.shape), dtype=np.uint8)
+
+    def decode(start: int) -> None:
+        for place in range(start, min(start + chunk, len(files))):
+            image = decode_image(files[place].path, image_size)
+            if image.shape != first.shape:
+                raise ValueError(
+                    f"images differ in size: {files[0].path} is {first.shape[2]} x {first.shape[1]}, "
+                    f"{files[place].path} is {image.shape[2]} x {image.shape[1]} (width x height): "
+                    "set image_size to scale them all"
+                )
+            pixels[place] = image
+
+    chunk = 256
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(decode, range(0, len(files), chunk)))
+    return pixels
+
+
+def decode_image(path: str, image_size: int | None) -> Pixels:
+    """Decode one image as red, green and blue.
+
+    Args:
+        path: The file.
+        image_size: Side to which it is scaled, whatever its proportions; None to keep its size.
+
+    Returns:
+        The pixels, shape (3, H, W).
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            colours = image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"cannot read the image {path}: {error}; replace or remove the file") from error
+    if image_size is not None and colours.size != (image_size, image_size):
+        colours = colours.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    return np.asarray(colours).transpose(2, 0, 1)
+
+
+def fingerprint(files: list[ImageFile], root: Path, image_size: int | None) -> str:
+    """A hash that changes when a file is added, removed, renamed, resized or changed.
+
+    Args:
+        files: The images.
+        root: Folder that all files lie below.
+        image_size: Side to which they are scaled.
+    """
+    start = len(str(root)) + 1
+    lines = "\n".join(f"{file.path[start:]}\0{file.size}\0{file.modified}" for file in files)
+    return hashlib.sha256(f"{image_size}\n{lines}".encode(errors="surrogateescape")).hexdigest()
+
+
+def default_cache_dir() -> Path:
+    """Folder for decoded images: ``PFL_LIGHTNING_CACHE``, or ``pfl_lightning`` in the user's cache folder."""
+    if own := os.environ.get("PFL_LIGHTNING_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pfl_lightning"
+
+
+def _read_cache(cache: Path, listing: str) -> Pixels | None:
+    notes = cache.with_suffix(".json")
+    if not (cache.is_file() and notes.is_file()):
+        return None
+    try:
+        expected: dict[str, Any] = json.loads(notes.read_text(encoding="utf-8"))
+        if expected["listing"] != listing:
+            warnings.warn(f"the images have changed since {cache} was made: decoding them again", stacklevel=2)
+            return None
+        pixels: Pixels = np.load(cache, allow_pickle=False)
+        if zlib.crc32(pixels.data) != expected["crc32"]:
+            raise ValueError("the checksum does not fit")
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        warnings.warn(f"the cache {cache} is damaged ({error}): decoding the images again", stacklevel=2)
+        return None
+    return pixels
+
+
+def _write_cache(cache: Path, pixels: Pixels, listing: str) -> None:
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        # Each file appears whole or not at all; the notes come last, and their checksum ties them to the pixels.
+        temporary = cache.with_name(f"{cache.stem}.{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            np.save(file, pixels)
+        temporary.replace(cache)
+        temporary.write_text(json.dumps({"listing": listing, "crc32": zlib.crc32(pixels.data)}), encoding="utf-8")
+        temporary.replace(cache.with_suffix(".json"))
+    except OSError as error:
+        warnings.warn(f"cannot keep the decoded images in {cache.parent} ({error}): set cache_dir", stacklevel=2)
+        return
+    log.info("decoded %d images, kept in %s", len(pixels), cache)

@@ -1,0 +1,249 @@
+"""The data of a federation: one data set held once, and every client's own view of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from pfl_lightning.datamodules.cohort import CohortSampler, current_round
+from pfl_lightning.datamodules.counting import Ints, class_counts
+from pfl_lightning.datamodules.division import Division, check_batches, divide
+from pfl_lightning.datamodules.partition_base import Partitioner
+from pfl_lightning.datamodules.partition_file import save_partition
+from pfl_lightning.datamodules.parts import ClientData, Part
+from pfl_lightning.datamodules.samples import Samples
+from pfl_lightning.datamodules.transforms import (
+    Augmentation,
+    BatchTransform,
+    RandomCrop,
+    RandomFlip,
+    channel_statistics,
+)
+
+
+class FederatedDataModule(LightningDataModule, ABC):
+    """A data set divided among clients; the base of all data sets, which override :meth:`load` alone.
+
+    The samples are held once, as tensors; a client is an index. Where the data set has a test set, test parts come from
+    it alone; where it has none, a stratified share of the whole set is set aside for tests before the partition rule
+    sees the rest. The loaders are for the outer Trainer: a batch is a tensor of client ids, not of samples.
+
+    Args:
+        partition: The rule that says which client holds which samples.
+        batch_size: Samples in a training batch.
+        eval_batch_size: Samples in a validation or test batch.
+        validation_share: Share of each client's own training samples that is set aside for validation, 0 for none.
+        test_share: Share of the whole set that is set aside for tests, where the data set has no test set.
+        test_samples_per_client: Greatest size of a client's test part; None for the size of its training data.
+        augment: Whether training batches are augmented.
+        normalize: Whether the channels of images of unsigned bytes are scaled to mean 0 and deviation 1 by measured
+            statistics: of the whole training set, or, where the data set has no test set, of all clients' training and
+            validation images. Bytes are divided by 255 in any case; other inputs stay as they are unless ``mean`` and
+            ``std`` are given.
+        mean: Mean of each channel (bytes scaled to [0, 1]), given together with ``std``: both then apply to any inputs,
+            floats too, whatever ``normalize`` says; None to measure both or do without.
+        std: Standard deviation of each channel, see ``mean``.
+        drop_last: Whether a last, smaller training batch is left out.
+        seed: Seed of the validation and test splits. The partition rule has its own, and ``seed_everything`` sets
+            neither, so that runs of several seeds can share one division.
+
+    Attributes:
+        cohort: Maps the round to the ids of its clients, set by the federation; None for all clients in order.
+        group_size: Clients in one batch of the training loader.
+        augmentations: What ``augment`` applies to a batch, in this order.
+    """
+
+    augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(4), RandomFlip())
+
+    def __init__(
+        self,
+        partition: Partitioner,
+        batch_size: int = 50,
+        *,
+        eval_batch_size: int = 1000,
+        validation_share: float = 0.1,
+        test_share: float = 0.25,
+        test_samples_per_client: int | None = None,
+        augment: bool = False,
+        normalize: bool = True,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1 or eval_batch_size < 1:
+            raise ValueError(f"batch sizes must be at least 1, got {batch_size} and {eval_batch_size}")
+        if not 0.0 <= validation_share < 1.0:
+            raise ValueError(f"validation_share must be from 0 to below 1, got {validation_share}")
+        if not 0.0 < test_share < 1.0:
+            raise ValueError(f"test_share must be between 0 and 1, got {test_share}")
+        self.partition = partition
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.validation_share = validation_share
+        self.test_share = test_share
+        self.test_samples_per_client = test_samples_per_client
+        self.augment = augment
+        self.normalize = normalize
+        self.mean = mean
+        self.std = std
+        self.drop_last = drop_last
+        self.seed = seed
+        self.cohort: Callable[[int], Sequence[int]] | None = None
+        self.group_size = 1
+        self._ready: _Ready | None = None
+
+    @abstractmethod
+    def load(self) -> Samples:
+        """Read the whole data set into memory; called once."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the data and divide them among the clients; a second call does nothing.
+
+        Args:
+            stage: Not used: every stage has the same data.
+
+        Raises:
+            PartitionError: If the partition cannot be met, or a client has no samples or no batch.
+        """
+        if self._ready is not None:
+            return
+        samples = self.load()
+        division = divide(
+            self.partition,
+            samples.train_targets.numpy(),
+            None if samples.test_targets is None else samples.test_targets.numpy(),
+            validation_share=self.validation_share,
+            test_share=self.test_share,
+            test_samples_per_client=self.test_samples_per_client,
+            seed=self.seed,
+        )
+        if self.drop_last:
+            check_batches(division.train.sizes, self.batch_size)
+        self._ready = _Ready(samples, division, self._transform(samples, division.held))
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients m; known before setup."""
+        return self.partition.num_clients
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.class_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """A name for each class."""
+        return self._loaded.samples.class_names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input; (channels, height, width) for images."""
+        return tuple(self._loaded.samples.train_inputs.shape[1:])
+
+    @property
+    def transform(self) -> BatchTransform:
+        """Normalisation and augmentation of every client's batches."""
+        return self._loaded.transform
+
+    @property
+    def train_sizes(self) -> Ints:
+        """Training samples of each client, shape (m,)."""
+        return self._loaded.division.train.sizes
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of every client's indices and the number of samples, the same for a replay by FromFile."""
+        samples, division = self._loaded.samples, self._loaded.division
+        num_test = 0 if samples.test_targets is None else len(samples.test_targets)
+        return division.fingerprint(len(samples.train_targets), num_test)
+
+    def class_counts(self) -> Ints:
+        """Training samples of each class at each client, shape (m, C)."""
+        ready = self._loaded
+        return class_counts(ready.samples.train_targets.numpy(), ready.division.train.arrays(), self.num_classes)
+
+    def client_data(self, client: int) -> ClientData:
+        """All that one client sees: views, made on demand.
+
+        Args:
+            client: Id from 0 to m - 1.
+
+        Raises:
+            IndexError: If there is no such client.
+        """
+        if not 0 <= client < self.num_clients:
+            raise IndexError(f"no client {client}: the partition has clients 0 to {self.num_clients - 1}")
+        samples, division, transform = self._loaded.samples, self._loaded.division, self._loaded.transform
+        inputs, targets = samples.train_inputs, samples.train_targets
+        test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
+        test_targets = targets if samples.test_targets is None else samples.test_targets
+        return ClientData(
+            train=Part(inputs, targets, division.train[client], transform),
+            validation=Part(inputs, targets, division.validation[client], transform),
+            test=Part(test_inputs, test_targets, division.test[client], transform),
+        )
+
+    def save_partition(self, path: str | Path) -> None:
+        """Write every client's training, validation and test indices, for :class:`FromFile` to read back unchanged.
+
+        Args:
+            path: The file to write, ``.npz`` or ``.json``.
+        """
+        own = self._loaded.division
+        save_partition(path, own.train.arrays(), own.test.arrays(), own.validation.arrays())
+
+    def train_dataloader(self) -> DataLoader[int]:
+        """The ids of the round's cohort, ``group_size`` in a batch: tensors of shape (group,)."""
+        return DataLoader(range(self.num_clients), self.group_size, sampler=CohortSampler(self.current_cohort))  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[int]:
+        """All client ids, one in a batch: tensors of shape (1,)."""
+        return DataLoader(range(self.num_clients), 1)  # type: ignore[arg-type]
+
+    def test_dataloader(self) -> DataLoader[int]:
+        """As for validation."""
+        return self.val_dataloader()
+
+    def current_cohort(self) -> list[int]:
+        """The ids of the current round's clients."""
+        if self.cohort is None:
+            return list(range(self.num_clients))
+        ids = [int(client) for client in self.cohort(current_round(self.trainer))]
+        if ids and not 0 <= min(ids) <= max(ids) < self.num_clients:
+            raise IndexError(f"the cohort {ids} names clients outside 0 to {self.num_clients - 1}")
+        return ids
+
+    @property
+    def _loaded(self) -> _Ready:
+        if self._ready is None:
+            raise RuntimeError(f"{type(self).__name__} has no data yet: call setup() first")
+        return self._ready
+
+    def _transform(self, samples: Samples, held: Ints | None) -> BatchTransform:
+        inputs = samples.train_inputs
+        augmentations = self.augmentations if self.augment else ()
+        if augmentations and inputs.ndim != 4:
+            raise ValueError(f"augment needs images of shape (C, H, W), the inputs have {tuple(inputs.shape[1:])}")
+        mean, std = (None if given is None else tuple(given) for given in (self.mean, self.std))
+        if self.normalize and mean is std is None and inputs.dtype == torch.uint8 and inputs.ndim >= 3:
+            mean, std = channel_statistics(inputs if held is None else inputs[torch.from_numpy(held)])
+        return BatchTransform(mean, std, augmentations)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What setup makes."""
+
+    samples: Samples
+    division: Division
+    transform: BatchTransform

@@ -1,0 +1,136 @@
+"""Pictures and tables of partitions: who holds how much of which class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from pfl_lightning.datamodules.counting import Ints
+
+_MOST_ROWS, _MOST_COLUMNS = 120, 120
+
+
+def plot_partition(counts: Ints, class_names: Sequence[str], path: str | Path) -> None:
+    """Draw a heat map, clients by classes, and each client's size beside it.
+
+    More than 120 clients are shown by 120 that are evenly spread over them; of more than 120 classes neighbours are
+    added up.
+
+    Args:
+        counts: Samples of each class at each client, shape (m, C).
+        class_names: A name for each class.
+        path: The PNG file to write; missing folders are made.
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    check_counts(counts, class_names)
+    clients, shown, names = _summarise(counts, class_names)
+    rows, columns = shown.shape
+    width, height = float(np.clip(2.6 + 0.3 * columns, 5.5, 18)), float(np.clip(1.6 + 0.26 * rows, 3.5, 18))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(1, 2, width_ratios=[max(columns, 6), max(3, columns // 8)])
+    axes = figure.add_subplot(grid[0])
+    # The square root keeps small counts apart from none where a few clients hold almost everything.
+    scale = PowerNorm(0.5, vmin=0, vmax=max(int(shown.max()), 1))
+    held = np.where(shown > 0, shown, np.nan)
+    image = axes.imshow(held, aspect="auto", cmap="YlGnBu", norm=scale, interpolation="nearest")
+    axes.set_facecolor("white")
+    small = 8 if max(rows, columns) <= 40 else 6
+    axes.set_xticks(range(columns), names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize=small)
+    step = -(-rows // 60)
+    axes.set_yticks(range(0, rows, step), [str(client) for client in clients[::step]], fontsize=small)
+    axes.set_xlabel("class")
+    axes.set_ylabel("client" if rows == len(counts) else f"client ({rows} of {len(counts)})")
+    if rows <= 30 and columns <= 30:
+        for (row, column), value in np.ndenumerate(shown):
+            if value:
+                dark = value > 0.4 * shown.max()
+                axes.text(
+                    column, row, str(value), ha="center", va="center", fontsize=6, color="white" if dark else "black"
+                )
+    bars = figure.add_subplot(grid[1], sharey=axes)
+    bars.barh(range(rows), shown.sum(axis=1), color="#2c7fb8", height=0.8)
+    bars.tick_params(axis="y", labelleft=False, left=False)
+    bars.tick_params(axis="x", labelsize=small, rotation=90)
+    bars.set_xlabel("samples")
+    bars.spines[["top", "right"]].set_visible(False)
+    figure.colorbar(image, ax=[axes, bars], label="training samples", fraction=0.04, pad=0.02)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, format="png")
+
+
+def partition_table(counts: Ints, class_names: Sequence[str], max_clients: int = 40, max_classes: int = 16) -> Table:
+    """A table for the terminal: a row a client, a column a class.
+
+    Args:
+        counts: Samples of each class at each client, shape (m, C).
+        class_names: A name for each class.
+        max_clients: Rows shown; a last row then says how many are left out.
+        max_classes: With more classes, one column lists each client's most frequent ones instead.
+
+    Returns:
+        The table, to be printed by rich.
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    check_counts(counts, class_names)
+    num_clients, num_classes = counts.shape
+    wide = num_classes <= max_classes
+    title = f"{num_clients} clients, {num_classes} classes, {int(counts.sum())} training samples"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for name in ("client", "samples") if wide else ("client", "samples", "classes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    digits = len(str(int(counts.max())))
+    for name in class_names if wide else ["most frequent"]:
+        table.add_column(str(name), justify="right" if wide else "left", overflow="fold", min_width=digits)
+    for client, row in enumerate(counts[:max_clients]):
+        rest = _cells(row) if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
+        table.add_row(str(client), str(int(row.sum())), *rest)
+    if num_clients > max_clients:
+        table.add_row(f"+{num_clients - max_clients}")
+    return table
+
+
+def check_counts(counts: Ints, class_names: Sequence[str]) -> None:
+    """Check that a table of counts fits the class names.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    if counts.ndim != 2 or counts.shape[0] == 0 or counts.shape[1] != len(class_names):
+        raise ValueError(f"expected counts of shape (clients, {len(class_names)} classes), got {counts.shape}")
+
+
+def _cells(row: Ints) -> list[str]:
+    return [str(int(value)) if value else "[dim]·[/dim]" for value in row]
+
+
+def _most_frequent(row: Ints, class_names: Sequence[str], most: int = 5) -> str:
+    order = [int(c) for c in np.argsort(-row, kind="stable")[:most] if row[c] > 0]
+    rest = int((row > 0).sum()) - len(order)
+    return ", ".join(f"{class_names[c]} {int(row[c])}" for c in order) + (f", +{rest} more" if rest else "")
+
+
+def _summarise(counts: Ints, class_names: Sequence[str]) -> tuple[Ints, Ints, list[str]]:
+    """The clients to show, their counts and the column names, brought down to a readable number."""
+    num_clients, num_classes = counts.shape
+    clients = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _MOST_ROWS)).round().astype(np.int64))
+    shown = counts[clients]
+    names = [str(name) for name in class_names]
+    if num_classes > _MOST_COLUMNS:
+        width = -(-num_classes // _MOST_COLUMNS)
+        starts = np.arange(0, num_classes, width)
+        shown = np.add.reduceat(shown, starts, axis=1)
+        names = [f"{names[start]} ... {names[min(start + width, num_classes) - 1]}" for start in starts]
+    return clients, shown, names

@@ -1,0 +1,52 @@
+"""A whole data set as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A whole data set as tensors, in its own order.
+
+    Attributes:
+        train_inputs: Shape (N, ...): images as unsigned bytes (N, C, H, W), or floats of any shape.
+        train_targets: Classes from 0, shape (N,).
+        class_names: A name for each class.
+        test_inputs: Published test inputs, shape (M, ...), None if there is no test set.
+        test_targets: Their classes, shape (M,).
+    """
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    class_names: tuple[str, ...]
+    test_inputs: Tensor | None = None
+    test_targets: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check that inputs, targets and class names belong together."""
+        _check_pairs("training", self.train_inputs, self.train_targets, len(self.class_names))
+        if (self.test_inputs is None) != (self.test_targets is None):
+            raise ValueError("test_inputs and test_targets must be given together, or neither")
+        if self.test_inputs is not None and self.test_targets is not None:
+            _check_pairs("test", self.test_inputs, self.test_targets, len(self.class_names))
+            if self.test_inputs.shape[1:] != self.train_inputs.shape[1:]:
+                raise ValueError(
+                    f"training inputs have shape {tuple(self.train_inputs.shape[1:])}, "
+                    f"test inputs {tuple(self.test_inputs.shape[1:])}: both must be the same"
+                )
+
+
+def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -> None:
+    if len(inputs) != len(targets) or len(inputs) == 0 or targets.ndim != 1:
+        raise ValueError(
+            f"{what} set: expected one class a sample, got {len(inputs)} inputs, targets {tuple(targets.shape)}"
+        )
+    if targets.dtype != torch.int64:
+        raise ValueError(f"{what} targets must be int64, got {targets.dtype}")
+    lowest, highest = int(targets.min()), int(targets.max())
+    if lowest < 0 or highest >= num_classes:
+        raise ValueError(f"{what} targets must be from 0 to {num_classes - 1}, got {lowest} to {highest}")

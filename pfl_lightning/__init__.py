@@ -1,0 +1,24 @@
+"""Personalized federated learning on PyTorch Lightning."""
+
+from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.federation import Federation
+from pfl_lightning.local_fit import FabricFit, LocalFit, TrainerFit
+from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.server import Aggregator, AveragingAggregator
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregator",
+    "AveragingAggregator",
+    "Broadcast",
+    "Citation",
+    "ClientUpdate",
+    "FabricFit",
+    "FederatedClient",
+    "Federation",
+    "FitContext",
+    "LocalFit",
+    "Phase",
+    "TrainerFit",
+]

@@ -1,0 +1,102 @@
+"""Checkpoints: whether one fits the federation that loads it, and how they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pfl_lightning.errors import CheckpointError
+from pfl_lightning.messages import State
+
+__all__ = ["AtomicCheckpointIO", "BestRound", "check_fits"]
+
+
+def check_fits(
+    state_dict: Mapping[str, Any], method: str, num_clients: int, fingerprint: str, module_state: State
+) -> None:
+    """Refuse the checkpoint of another federation.
+
+    Args:
+        state_dict: The checkpoint's ``state_dict``.
+        method: Name of this federation's method.
+        num_clients: This federation's number of clients.
+        fingerprint: Of this federation's partition.
+        module_state: State of this federation's client module.
+
+    Raises:
+        CheckpointError: It is of another method, encoder, number of clients or partition, or of no federation.
+    """
+    extra = state_dict.get("_extra_state")
+    if extra is None:
+        raise CheckpointError("the checkpoint is not of a Federation: it has no clients' states")
+    if extra["method"] != method:
+        raise CheckpointError(f"the checkpoint is of the method {extra['method']}, this run is of {method}")
+    if extra["personal"]["num_clients"] != num_clients:
+        raise CheckpointError(
+            f"the checkpoint is of {extra['personal']['num_clients']} clients, this run has {num_clients}; "
+            "use the partition that the checkpoint was made with"
+        )
+    if extra["partition"] != fingerprint:
+        raise CheckpointError(
+            "the checkpoint was made with another partition: a client's test samples may be among those it was trained "
+            "on. Use the same data and partition arguments, or FromFile with the partition.npz of its run"
+        )
+    found = {n.removeprefix("module."): t for n, t in state_dict.items() if n.startswith("module.")}
+    surplus = sorted(found.keys() - module_state.keys())
+    if surplus:
+        raise CheckpointError(f"the checkpoint is of another encoder: it has {surplus}, which this one has not")
+    for name, tensor in module_state.items():
+        shape = tuple(found[name].shape) if name in found else None
+        if shape != tuple(tensor.shape):
+            raise CheckpointError(
+                f"the checkpoint is of another encoder: {name} has shape {shape} there and {tuple(tensor.shape)} here"
+            )
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and then renames it, so that a kill leaves the old one or the new one.
+
+    Lightning's own writes to the folder for temporary files and moves from there, which is a copy where that folder is
+    another file system.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Save to a local path.
+
+        Args:
+            checkpoint: What to save.
+            path: Where.
+            storage_options: Not used.
+        """
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        with temporary.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+
+
+class BestRound(ModelCheckpoint):
+    """ModelCheckpoint of the best round, which keeps none where its metric does not exist.
+
+    No client may have a validation part: the share may be zero, or the clients too small.
+    """
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save if the round was validated."""
+        if self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save if the round was validated."""
+        if self.monitor in trainer.callback_metrics:
+            super().on_validation_end(trainer, pl_module)

@@ -1,0 +1,225 @@
+"""The command line: ``pfl fit | validate | test | partition | methods``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
+from rich.console import Console
+from rich.table import Table
+
+from pfl_lightning import methods
+from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
+from pfl_lightning.checkpoints import AtomicCheckpointIO, BestRound
+from pfl_lightning.cli_parser import CLIParser
+from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
+from pfl_lightning.errors import FederationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.runs import RunFolder
+
+__all__ = ["FederatedCLI", "main"]
+
+DESCRIPTION = """Personalized federated learning on PyTorch Lightning.
+Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists the methods."""
+
+
+class _Trainer(L.Trainer):
+    """Lightning's Trainer with the subcommands that it does not have."""
+
+    def partition(self, model: Federation, datamodule: FederatedDataModule, output: str | None = None) -> None:
+        """Print and plot who holds how much of which class, without training.
+
+        Args:
+            model: Not used.
+            datamodule: The data.
+            output: Folder for ``partition.png`` and ``partition.npz``; by default the run's parent folder.
+        """
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        folder = Path(output or self.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        counts = datamodule.class_counts()
+        Console().print(partition_table(counts, datamodule.class_names))
+        plot_partition(counts, datamodule.class_names, str(folder / "partition.png"))
+        datamodule.save_partition(str(folder / "partition.npz"))
+        print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
+
+
+class _SaveConfig(SaveConfigCallback):
+    """Saves the resolved config into the run's folder; a resumed run keeps the first one and adds its own."""
+
+    folder: Path
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Nothing yet: a run that is refused leaves no config behind."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save the config."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        path, number = self.folder / self.config_filename, 0
+        while path.exists():
+            number += 1
+            path = self.folder / f"config-resumed-{number}.yaml"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.parser.save(self.config, path, skip_none=False, multifile=self.multifile)
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI for a :class:`~pfl_lightning.Federation`, with the loop, results and checkpoints in place."""
+
+    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+        super().__init__(
+            Federation,
+            FederatedDataModule,
+            subclass_mode_data=True,
+            trainer_class=_Trainer,
+            trainer_defaults={"log_every_n_steps": 1},
+            save_config_callback=_SaveConfig,
+            seed_everything_default=0,
+            parser_class=CLIParser,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_kwargs={"description": DESCRIPTION},
+            args=args,
+            run=run,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Trainer methods that are subcommands, with the arguments that the CLI itself provides."""
+        names = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "predict"}
+        return {**names, "partition": {"model", "datamodule"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's folder and the callbacks that every run has."""
+        parser.add_argument(
+            "--run_dir", type=str, default="runs", help="Folder of the runs; each gets version_N in it."
+        )
+        parser.add_lightning_class_args(FederatedLoop, "loop")
+        parser.add_lightning_class_args(ResultsWriter, "results")
+        parser.add_lightning_class_args(BestRound, "checkpoint")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "accuracy/mean",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best-round-{epoch}",
+                "checkpoint.auto_insert_metric_name": False,
+            }
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run's folder: that of the checkpoint, or a new one."""
+        if self.subcommand is None:
+            return
+        config = self.config[self.subcommand]
+        runs = RunFolder(Path(config.run_dir))
+        self.run_folder = runs.next()
+        if self.subcommand == "partition":
+            return
+        if config.ckpt_path is not None:
+            checkpoint = runs.find_checkpoint(config.ckpt_path)
+            config.ckpt_path, self.run_folder = str(checkpoint), runs.run_of(checkpoint) or self.run_folder
+        elif self.subcommand != "fit":
+            warnings.warn(
+                f"pfl {self.subcommand} without --ckpt_path evaluates a model that was not trained", stacklevel=2
+            )
+        config.weights_only = True if config.weights_only is None else config.weights_only
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Let everything that a run leaves behind lie in the run's folder, whatever the logger."""
+        if self.subcommand is None:
+            return super().instantiate_trainer(**kwargs)
+        config, folder = self.config[self.subcommand].trainer, self.run_folder
+        kwargs["default_root_dir"] = config.default_root_dir or str(folder.parent)
+        if config.logger is None and self.subcommand != "partition":
+            kwargs["logger"] = TensorBoardLogger(folder.parent.parent, name=folder.parent.name, version=folder.name)
+        own = self.config_init[self.subcommand].trainer.plugins or []
+        kwargs["plugins"] = [*(own if isinstance(own, list) else [own])]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
+            kwargs["plugins"].append(AtomicCheckpointIO())
+        trainer = super().instantiate_trainer(**kwargs)
+        self._place(trainer, folder)
+        return trainer
+
+    def _place(self, trainer: L.Trainer, folder: Path) -> None:
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if isinstance(callback, ResultsWriter):
+                callback.dirpath = callback.dirpath or str(folder)
+            elif isinstance(callback, BestRound):
+                callback.dirpath = callback.dirpath or str(folder / "checkpoints")
+            elif isinstance(callback, _SaveConfig):
+                callback.folder = folder
+        if self.config[self.subcommand].trainer.enable_checkpointing is not False:
+            # ModelCheckpoint's own save_last follows the best round: it writes only when a best round is written.
+            callbacks.append(
+                ModelCheckpoint(
+                    folder / "checkpoints", "last", enable_version_counter=False, save_on_train_epoch_end=True
+                )
+            )
+
+    def after_fit(self) -> None:
+        """Say how it went and where to look."""
+        writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
+        if not writer.chosen or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        table = Table(title=f"{self.model.method_name}: test accuracy over {self.datamodule.num_clients} clients, in %")
+        for column in ("choice", "round", "mean", "std", "worst decile", "best", "worst"):
+            table.add_column(column, justify="left" if column == "choice" else "right")
+        for choice, summary in writer.summaries().items():
+            figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
+            table.add_row(choice, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
+        Console().print(table)
+        folder = writer.folder(self.trainer)
+        print(f"Results: {folder}/results.json, clients.csv")
+        if any(isinstance(logger, TensorBoardLogger) for logger in self.trainer.loggers):
+            print(f"To look inside: tensorboard --logdir {folder.parent}")
+
+
+def print_methods() -> None:
+    """Print the methods with paper and year."""
+    table = Table(show_lines=True)
+    for column in ("method", "year", "paper", "what travels"):
+        table.add_column(column)
+    for method in methods.METHODS:
+        shared = ", ".join(pattern.removesuffix(".*") for pattern in method.shared) or "nothing"
+        paper = method.citation
+        text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"
+        table.add_row(method.__name__, str(paper.year) if paper else "", text, shared)
+    Console().print(table)
+
+
+def _quiet() -> None:
+    """Drop notices that are about ordinary training and mislead here."""
+    for message in (".*returned `None`, this fit will run with no optimizer.*", ".*does not have many workers.*"):
+        warnings.filterwarnings("ignore", message)
+    warnings.filterwarnings("ignore", module="lightning.pytorch.utilities._pytree")
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of ``pfl``."""
+    if (sys.argv[1:] if args is None else args)[:1] == ["methods"]:
+        return print_methods()
+    _quiet()
+    try:
+        FederatedCLI(args=args)
+    except (FederationError, MisconfigurationException, ValueError, OSError) as error:
+        if os.environ.get("PFL_DEBUG"):
+            raise
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        sys.exit(f"pfl: {error}{notes}\n(PFL_DEBUG=1 shows where)")
+    return None
+
+
+if __name__ == "__main__":
+    main()

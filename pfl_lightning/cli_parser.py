@@ -1,0 +1,78 @@
+"""The command line's parser: errors that say what the choices are."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+import sys
+from typing import Any, NoReturn
+
+from lightning.pytorch.cli import LightningArgumentParser
+
+from pfl_lightning import datamodules, local_fit, methods
+from pfl_lightning.encoders import encoder_names
+
+__all__ = ["CLIParser"]
+
+
+def _subclasses(module: Any, base: type) -> list[str]:
+    names = module.__all__
+    classes = {n: getattr(module, n) for n in names if inspect.isclass(getattr(module, n))}
+    return [n for n, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
+
+
+def _choices(message: str) -> str:
+    """What may stand where the message says that something wrong stands."""
+    known = {
+        "model.method": ("methods", [method.__name__ for method in methods.METHODS]),
+        "model.encoder": ("encoders", encoder_names()),
+        "model.local_fit": ("engines", _subclasses(local_fit, local_fit.LocalFit)),
+        "partition": ("partitions", _subclasses(datamodules, datamodules.Partitioner)),
+        "data": ("data modules", _subclasses(datamodules, datamodules.FederatedDataModule)),
+    }
+    for key, (kind, names) in known.items():
+        if f'"{key}' in message or f"'{key}" in message or f"{key}:" in message:
+            return f"known {kind}: {', '.join(names)}"
+    return ""
+
+
+def _options(message: str) -> str:
+    """The options of the class whose option was misspelt."""
+    wrong = re.search(r"(?:[Oo]ption|[Kk]ey|Nested key) '([\w.]+)' is not (?:accepted|expected)", message)
+    paths = re.findall(r"class_path[= :]+'([\w.]+)'", message)
+    if not wrong or not paths:
+        return ""
+    module, _, name = paths[-1].rpartition(".")
+    cls = getattr(importlib.import_module(module), name, None)
+    if cls is None:
+        return ""
+    options = {
+        option
+        for base in cls.__mro__
+        if "__init__" in vars(base) and base.__module__.startswith("pfl_lightning")
+        for option, parameter in inspect.signature(base.__init__).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and option not in ("self", "encoder", "num_classes")
+    }
+    near = difflib.get_close_matches(wrong.group(1), options, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}options of {name}: {', '.join(sorted(options))}"
+
+
+class CLIParser(LightningArgumentParser):
+    """Lightning's parser with short errors that list the valid choices."""
+
+    def print_usage(self, file: Any = None) -> None:
+        """Leave out the list of all options, which would hide the error."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print what is wrong and what the choices are, and exit with status 2."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        for hint in (_options(message), _choices(message)):
+            if hint:
+                message = f"{message}\n{hint}"
+                break
+        sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help)\n")
+        self.exit(2)

@@ -1,0 +1,261 @@
+"""The base of every method's client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import Metric
+
+from pfl_lightning.data import FitData
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.state import load_state, matching, select_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pfl_lightning.server import Aggregator
+
+__all__ = ["Citation", "FederatedClient", "FitContext", "Phase"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Citation:
+    """Where a method was published."""
+
+    title: str
+    authors: str
+    venue: str
+    year: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a local fit in which a named part of the model trains and the rest is frozen.
+
+    Attributes:
+        name: What messages and ``training_step`` call it.
+        train: Patterns of the parameter names that train, such as ``("head.*",)``.
+        epochs: Passes over the client's training data.
+        lr: Learning rate; ``None`` keeps what ``configure_optimizers`` says.
+    """
+
+    name: str = "fit"
+    train: tuple[str, ...] = ("*",)
+    epochs: int = 1
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class FitContext:
+    """Whose local fit it is.
+
+    Attributes:
+        client: Number of the client.
+        round: Number of the round, from 0.
+        data: The client's own training data.
+    """
+
+    client: int
+    round: int
+    data: FitData
+
+
+class FederatedClient(L.LightningModule):
+    """An encoder, a head, and a method's loss: what one client trains on its own data.
+
+    A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what
+    is uploaded, and which :class:`~pfl_lightning.server.Aggregator` receives it. ``training_step`` must be a pure
+    function of parameters, buffers and batch: it changes no Python state and calls no ``.item()``.
+
+    One module serves all clients of an architecture: before a fit it receives the client's personal state and the
+    server's broadcast.
+
+    Args:
+        encoder: Network from inputs to features (N, d), with an attribute ``out_features`` (d).
+        num_classes: Number of classes, C.
+        lr: Learning rate of the local SGD.
+        momentum: Momentum of the local SGD.
+        weight_decay: Weight decay of the local SGD.
+        epochs: Local epochs a round, E.
+        optimizer: Makes the optimizer from the trainable parameters, in place of SGD.
+        lr_scheduler: Makes a scheduler from the optimizer, stepped after every local epoch of a phase.
+        fine_tune: What a client trains on its own data, starting from its model, before it is evaluated: ``None``,
+            ``"head"`` or ``"all"``. The result is used for the evaluation and then forgotten.
+        fine_tune_epochs: Epochs of that fine-tuning.
+        fine_tune_lr: Its learning rate; ``None`` takes ``lr``.
+    """
+
+    citation: ClassVar[Citation | None] = None
+    """Where the method was published."""
+
+    shared: tuple[str, ...] = ("encoder.*", "head.*")
+    """Patterns of the parameters and buffers that travel; the rest is personal and never leaves the client."""
+
+    fixed: tuple[str, ...] = ()
+    """Patterns of those that a local fit never changes: they keep their first value, the same for every client."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        lr: float = 0.01,
+        momentum: float = 0.5,
+        weight_decay: float = 5e-4,
+        epochs: int = 5,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+        fine_tune: str | None = None,
+        fine_tune_epochs: int = 1,
+        fine_tune_lr: float | None = None,
+    ) -> None:
+        super().__init__()
+        _check_choice("fine_tune", fine_tune, (None, "head", "all"))
+        _check_at_least("epochs", epochs, 1)
+        _check_at_least("fine_tune_epochs", fine_tune_epochs, 1)
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.out_features, num_classes)  # type: ignore[arg-type]
+        self.num_classes = num_classes
+        self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
+        self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
+        self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
+        self.phase = Phase()
+        self._recorder: dict[str, list[Tensor]] | None = None
+
+    # ------------------------------------------------------------------ what a method says of itself
+
+    def configure_aggregator(self, num_clients: int) -> Aggregator:
+        """The server's side of the method; by default the mean of the shared state, weighted by samples."""
+        from pfl_lightning.server import AveragingAggregator
+
+        return AveragingAggregator(self, num_clients)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of a local fit, in order."""
+        return (Phase(epochs=self.epochs),)
+
+    def personalization_phases(self) -> tuple[Phase, ...]:
+        """The phases in which a client adapts the model that it is evaluated with; none by default."""
+        if self.fine_tune is None:
+            return ()
+        train = ("head.*",) if self.fine_tune == "head" else ("*",)
+        return (Phase("fine_tune", train, self.fine_tune_epochs, self.fine_tune_lr),)
+
+    def receive(self, broadcast: Broadcast) -> None:
+        """Take over what the server sends."""
+        load_state(self, broadcast.weights)
+
+    def before_fit(self, context: FitContext) -> Any:
+        """Called with the received state, before the first phase; what it returns reaches :meth:`make_update`."""
+        return None
+
+    def make_update(self, context: FitContext, before: Any) -> ClientUpdate:
+        """What the client uploads after its last phase.
+
+        Args:
+            context: Whose fit it was, in which round, on which data.
+            before: What :meth:`before_fit` returned.
+        """
+        return ClientUpdate(
+            client=context.client,
+            round=context.round,
+            num_samples=context.data.num_samples,
+            weights=select_state(self, self.shared_names()),
+        )
+
+    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The parts of the loss by name; the loss is their sum.
+
+        Args:
+            features: Features of a batch, (N, d).
+            labels: Labels, (N,).
+        """
+        return {"cross_entropy": F.cross_entropy(self.head(features), labels)}
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores, (N, C)."""
+        scores: Tensor = self.head(self.encoder(inputs))
+        return scores
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """The loss of a batch and its named parts."""
+        inputs, labels = batch
+        terms = self.loss_terms(self.encoder(inputs), labels)
+        loss = cast(Tensor, sum(terms.values()))
+        return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
+
+    def configure_optimizers(self) -> Any:
+        """SGD over the parameters that train in the current phase, at the phase's rate."""
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        if self._make_optimizer is not None:
+            optimizer = self._make_optimizer(parameters)
+        else:
+            optimizer = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.phase.lr is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.phase.lr
+        if self._make_scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log as in any LightningModule; a local fit without an inner Trainer averages the value over its steps."""
+        if self._recorder is None:
+            if not args and "on_step" not in kwargs and "on_epoch" not in kwargs:
+                kwargs |= {"on_step": False, "on_epoch": True}  # a mean (of the last epoch), not the last step
+            super().log(name, value, *args, **kwargs)
+        elif isinstance(value, Metric):
+            raise ConfigurationError(f"self.log({name!r}, a metric): FabricFit takes numbers; metrics need TrainerFit")
+        else:
+            self._recorder.setdefault(name, []).append(torch.as_tensor(value).detach())
+
+    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+        """Log several values, as :meth:`log` does."""
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **kwargs)
+
+    # ------------------------------------------------------------------ for the engines
+
+    def shared_names(self) -> list[str]:
+        """Names of the parameters and persistent buffers that travel."""
+        return matching(self.state_dict().keys(), self.shared)
+
+    def personal_names(self) -> list[str]:
+        """Names of the parameters and persistent buffers that stay with the client."""
+        elsewhere = {*self.shared_names(), *self.fixed_names()}
+        return [name for name in self.state_dict() if name not in elsewhere]
+
+    def fixed_names(self) -> list[str]:
+        """Names of the parameters and persistent buffers that keep their first value."""
+        return matching(self.state_dict().keys(), self.fixed)
+
+    @contextmanager
+    def recorded_logs(self) -> Iterator[dict[str, list[Tensor]]]:
+        """Collect what :meth:`log` is given inside the block."""
+        self._recorder = {}
+        try:
+            yield self._recorder
+        finally:
+            self._recorder = None
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

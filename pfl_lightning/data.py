@@ -1,0 +1,173 @@
+"""A client's own training data, as its method and the local fit see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BatchSource", "ClientParts", "FederatedData", "FitData", "PartSource"]
+
+
+class BatchSource(Protocol):
+    """An epoch of batches at each iteration (see ``pfl_lightning.datamodules.BatchLoader``)."""
+
+    augmented: bool
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+    def __len__(self) -> int: ...
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All inputs (n, ...) and labels (n,), in the part's own order, not augmented."""
+        ...
+
+    def with_inputs(self, inputs: Tensor) -> BatchSource:
+        """The same batches, in the same order, over other inputs (n, ...)."""
+        ...
+
+
+class PartSource(Protocol):
+    """One client's samples of one kind (see ``pfl_lightning.datamodules.Part``)."""
+
+    def __len__(self) -> int: ...
+
+    def class_counts(self, num_classes: int) -> Tensor:
+        """Samples of each class, (C,)."""
+        ...
+
+    def loader(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        augment: bool = False,
+    ) -> BatchSource:
+        """Batches on a device."""
+        ...
+
+
+class ClientParts(Protocol):
+    """A client's training, validation and test parts (see ``pfl_lightning.datamodules.ClientData``)."""
+
+    @property
+    def train(self) -> PartSource:
+        """What the client trains on."""
+        ...
+
+    @property
+    def validation(self) -> PartSource:
+        """What choices may be made on."""
+        ...
+
+    @property
+    def test(self) -> PartSource:
+        """What the client is judged on."""
+        ...
+
+
+class FederatedData(Protocol):
+    """What a federation asks of its data module (see ``pfl_lightning.datamodules.FederatedDataModule``)."""
+
+    num_clients: int
+    num_classes: int
+    input_shape: tuple[int, ...]
+    batch_size: int
+    eval_batch_size: int
+    drop_last: bool
+    augment: bool
+    group_size: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells partitions apart."""
+        ...
+
+    def client_data(self, client: int) -> ClientParts:
+        """One client's own parts."""
+        ...
+
+
+@dataclass
+class FitData:
+    """A client's training part with the settings of its local fit.
+
+    Attributes:
+        part: The training samples.
+        batch_size: Samples in a batch of the local fit.
+        drop_last: Whether an incomplete last batch is left out.
+        augment: Whether batches are augmented.
+        eval_batch_size: Samples in a batch without gradients.
+        device: Where batches are delivered.
+        forward_context: The context of every forward pass, such as the outer Trainer's autocast.
+        convert_input: Brings inputs to the type that the outer Trainer's precision asks for.
+    """
+
+    part: PartSource
+    batch_size: int
+    drop_last: bool = False
+    augment: bool = False
+    eval_batch_size: int = 1000
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
+    convert_input: Callable[[Tensor], Tensor] = lambda inputs: inputs
+    _plain: BatchSource | None = field(default=None, repr=False)
+    _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples, n_k."""
+        return len(self.part)
+
+    def class_counts(self, num_classes: int) -> Tensor:
+        """Training samples of each class, n_kc, (C,)."""
+        return self.part.class_counts(num_classes)
+
+    def loader(self, generator: torch.Generator) -> BatchSource:
+        """Shuffled batches; every iteration draws a fresh order from ``generator``."""
+        loader = self.part.loader(
+            self.batch_size,
+            device=self.device,
+            generator=generator,
+            shuffle=True,
+            drop_last=self.drop_last,
+            augment=self.augment,
+        )
+        # Without augmentation all phases and passes of a fit share inputs that are gathered and normalised once.
+        return loader if loader.augmented else loader.with_inputs(self.tensors()[0])
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All inputs (n, ...) and labels (n,), not augmented."""
+        if self._plain is None:
+            self._plain = self.part.loader(self.eval_batch_size, device=self.device)
+        return self._plain.tensors()
+
+    def features(self, encoder: nn.Module) -> tuple[Tensor, Tensor]:
+        """The encoder's features of all samples, (n, d), and the labels, (n,), without gradient, in evaluation mode.
+
+        Asked again before the encoder has changed, it returns the same tensors without computing them again.
+        """
+        inputs, labels = self.tensors()
+        version = tuple((id(t), t._version) for t in (*encoder.parameters(), *encoder.buffers()))
+        if self._features is None or self._features[0] != version:
+            modes = {module: module.training for module in encoder.modules()}
+            encoder.eval()
+            with torch.no_grad(), self.forward_context():
+                # On a CPU, chunks that stay in its caches are faster than few large ones.
+                size = min(self.eval_batch_size, 128) if self.device.type == "cpu" else self.eval_batch_size
+                chunks = [encoder(self.convert_input(chunk)) for chunk in inputs.split(size)]
+            for module, mode in modes.items():
+                module.training = mode
+            self._features = (version, torch.cat(chunks))
+        return self._features[1], labels
+
+    def forget_features(self) -> None:
+        """Compute features anew when next asked: fused optimizers and ``p.data`` change weights unseen by autograd."""
+        self._features = None

@@ -1,0 +1,46 @@
+"""The errors of a federation: each says what was expected, what came, and what to do."""
+
+from __future__ import annotations
+
+
+class FederationError(RuntimeError):
+    """A federation cannot be set up, or cannot go on."""
+
+
+class ConfigurationError(FederationError, ValueError):
+    """An argument, or a combination of arguments, has no meaning."""
+
+
+class CheckpointError(FederationError):
+    """A checkpoint does not fit the federation that loads it."""
+
+
+class ClientError(FederationError):
+    """One client cannot take part in a round; it names the client and the round.
+
+    The :class:`~pfl_lightning.callbacks.FederatedLoop` leaves such a client out of the aggregation with a warning and
+    goes on while enough clients remain.
+
+    Args:
+        client: Number of the client.
+        round: Number of the round, from 0.
+        reason: What happened and what to do.
+    """
+
+    def __init__(self, client: int, round: int, reason: str) -> None:
+        super().__init__(f"client {client}, round {round}: {reason}")
+        self.client = client
+        self.round = round
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ClientError], tuple[int, int, str]]:
+        """Survive the way between processes (the default would call ``__init__`` with the message alone)."""
+        return type(self), (self.client, self.round, self.reason)
+
+
+class NonFiniteLossError(ClientError):
+    """A client's loss became NaN or infinite."""
+
+
+class InvalidMessageError(ClientError):
+    """A message holds non-finite or misshapen content."""

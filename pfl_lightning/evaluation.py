@@ -1,0 +1,32 @@
+"""One client's model on one of its own parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pfl_lightning.data import PartSource
+from pfl_lightning.local_fit import FitEnvironment
+from pfl_lightning.metrics import PartScore
+
+__all__ = ["score_part"]
+
+
+def score_part(model: nn.Module, part: PartSource, batch_size: int, environment: FitEnvironment) -> PartScore:
+    """Accuracy and mean cross entropy, without gradients.
+
+    Args:
+        model: From inputs to class scores (N, C), in evaluation mode.
+        part: The samples; at least one.
+        batch_size: Samples at a time.
+        environment: Device and precision.
+    """
+    inputs, labels = part.loader(batch_size, device=environment.device).tensors()
+    right, loss = torch.zeros((), device=environment.device), torch.zeros((), device=environment.device)
+    for x, y in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
+        with environment.forward_context():
+            scores = model(environment.convert_input(x))
+        right += (scores.argmax(1) == y).sum()
+        loss += F.cross_entropy(scores.float(), y, reduction="sum")
+    return PartScore(float(right) / len(labels), float(loss) / len(labels), len(labels))

@@ -1,0 +1,300 @@
+"""The module that the outer Trainer fits: the server, the clients' module, and every client's state."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from pfl_lightning.checkpoints import check_fits
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.data import FederatedData, FitData
+from pfl_lightning.encoders import build_encoder
+from pfl_lightning.errors import CheckpointError, ClientError, ConfigurationError, FederationError
+from pfl_lightning.evaluation import score_part
+from pfl_lightning.local_fit import FabricFit, FitEnvironment, FitResult, FitTask, LocalFit
+from pfl_lightning.messages import Broadcast
+from pfl_lightning.metrics import PartScore, summarize
+from pfl_lightning.seeding import derive_seed, global_seed, torch_seed
+from pfl_lightning.server import Aggregator
+from pfl_lightning.state import ClientStates, load_state, select_state
+
+__all__ = ["Federation"]
+
+MethodFactory = Callable[[nn.Module, int], FederatedClient]
+EncoderFactory = Callable[[tuple[int, ...]], nn.Module]
+Scores = Mapping[int, PartScore]
+
+
+class Federation(L.LightningModule):
+    """A federation of clients as one LightningModule.
+
+    One epoch of the outer Trainer is one communication round, one training batch is the local fit of one client (or of
+    as many as the engine takes at once), and in validation and test one batch is one client, evaluated with its own
+    model on its own parts. The rounds are driven by :class:`pfl_lightning.callbacks.FederatedLoop`; the data come from
+    a :class:`pfl_lightning.datamodules.FederatedDataModule`.
+
+    Args:
+        method: Makes the client from an encoder and the number of classes: a class of :mod:`pfl_lightning.methods`, or
+            ``functools.partial`` of one with its hyper-parameters.
+        encoder: Name of a registered encoder, or what makes one from the shape of a sample.
+        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.local_fit.FabricFit`.
+        seed: Seed of everything random; ``None`` takes what ``seed_everything`` set, or 0.
+    """
+
+    def __init__(
+        self,
+        method: MethodFactory,
+        encoder: str | EncoderFactory,
+        local_fit: LocalFit | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(method):
+            raise ConfigurationError(
+                f"method must be a class of pfl_lightning.methods or a partial of one, got {method!r}"
+            )
+        self.automatic_optimization = False
+        self.local_fit = local_fit or FabricFit()
+        self.seed = global_seed() if seed is None else seed
+        self._make_client, self._make_encoder = method, encoder
+        self.module: FederatedClient
+        self.server: Aggregator
+        self.personal: ClientStates
+        self.round = 0  # the last that was trained; the fine-tuning before an evaluation draws by it
+        self.broadcasts: dict[int, Broadcast] = {}
+        self.finished: list[FitResult] = []
+        self.validation_scores: dict[int, PartScore] = {}
+        self.test_scores: dict[int, PartScore] = {}
+
+    # ------------------------------------------------------------------ set-up
+
+    @property
+    def data(self) -> FederatedData:
+        """The data module of the Trainer that this federation is attached to."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is None or not hasattr(datamodule, "client_data"):
+            raise ConfigurationError(
+                "a Federation needs a FederatedDataModule: trainer.fit(federation, datamodule=...); "
+                f"got {type(datamodule).__name__}. pfl_lightning.datamodules.FromLightning and FromDatasets wrap others"
+            )
+        return cast(FederatedData, datamodule)
+
+    @property
+    def method_name(self) -> str:
+        """Name of the method, such as ``FedPAC``."""
+        return type(self.module).__name__
+
+    def setup(self, stage: str) -> None:
+        """Build the clients' module, the server and the clients' states from the data's shape, once."""
+        if self.trainer.world_size > 1:
+            raise ConfigurationError(
+                f"a federation runs in one process; the Trainer has {self.trainer.world_size}. Use devices=1"
+            )
+        if not hasattr(self, "module"):
+            self._build(self.data.num_clients, self.data.num_classes, self.data.input_shape)
+        elif self.personal.num_clients != self.data.num_clients:
+            raise ConfigurationError(
+                f"this federation has {self.personal.num_clients} clients, the data have {self.data.num_clients}"
+            )
+
+    def _build(self, num_clients: int, num_classes: int, input_shape: tuple[int, ...]) -> None:
+        with torch_seed(derive_seed(self.seed, "initial weights")):
+            make = self._make_encoder
+            encoder = build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
+            if not isinstance(getattr(encoder, "out_features", None), int):
+                raise ConfigurationError(
+                    f"the encoder {type(encoder).__name__} has no integer attribute out_features "
+                    "(the width of its features)"
+                )
+            client = self._make_client(encoder, num_classes)
+        # Lightning would convert later, when the server and the personal states have taken their dtype already.
+        # (A checkpoint is loaded before that, too.)
+        convert = self.trainer.precision_plugin.convert_module
+        self.module = cast(FederatedClient, convert(client))
+        self.server = cast(Aggregator, convert(self.module.configure_aggregator(num_clients)))
+        self.personal = ClientStates(select_state(self.module, self.module.personal_names()), num_clients)
+        self._fingerprint = self.data.fingerprint
+        self._fixed = select_state(self.module, self.module.fixed_names())
+
+    def configure_optimizers(self) -> None:
+        """Nothing is optimized here: every local fit has its own optimizer."""
+        return None
+
+    # ------------------------------------------------------------------ a round
+
+    @property
+    def environment(self) -> FitEnvironment:
+        """What the outer Trainer gives to every local fit."""
+        plugin = self.trainer.precision_plugin
+        return FitEnvironment(self.seed, self.device, plugin, str(self.trainer.precision))
+
+    def fit_data(self, client: int) -> FitData:
+        """The client's training part with the settings of its local fit."""
+        data, environment = self.data, self.environment
+        return FitData(
+            data.client_data(client).train,
+            data.batch_size,
+            data.drop_last,
+            data.augment,
+            data.eval_batch_size,
+            self.device,
+            environment.forward_context,
+            environment.convert_input,
+        )
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Fit the clients of the batch on what the server sent them; the results wait in ``finished``."""
+        tasks = []
+        for client in batch.tolist():
+            if client not in self.broadcasts:
+                raise FederationError(
+                    f"client {client} has received nothing from the server; "
+                    "add pfl_lightning.callbacks.FederatedLoop() to the Trainer's callbacks"
+                )
+            tasks.append(FitTask(self.broadcasts.pop(client), self._personal(client), self.fit_data(client)))
+        for result in self.local_fit.fit(self.module, tasks, self.environment):
+            if result.error is None:
+                self.personal.set(result.client, result.personal)
+            self.finished.append(result)
+            self.round = result.round
+            if result.losses:
+                progress = {"round": float(result.round), "client": float(result.client), "loss": result.losses["loss"]}
+                self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
+
+    def _personal(self, client: int) -> dict[str, Tensor]:
+        return {**self._fixed, **self.personal.get(client)}
+
+    # ------------------------------------------------------------------ every client's own model
+
+    def load_client(self, client: int, round: int) -> FederatedClient:
+        """Put a client's own model into ``module``: its personal state under what the server would send now."""
+        load_state(self.module, self._personal(client))
+        self.module.receive(self.server.broadcast(client, round))
+        return self.module
+
+    def client(self, client: int) -> FederatedClient:
+        """A copy of a client's own model, fine-tuned if the method does so before an evaluation; it is the caller's.
+
+        Raises:
+            FederationError: The federation has not been fitted or evaluated yet.
+            IndexError: There is no such client.
+        """
+        if not hasattr(self, "module"):
+            raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
+        if not 0 <= client < self.personal.num_clients:
+            raise IndexError(f"there is no client {client}; clients are 0 to {self.personal.num_clients - 1}")
+        return copy.deepcopy(self._own_model(client)).requires_grad_(True)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the scores of the last evaluation."""
+        self.validation_scores, self.test_scores = {}, {}
+
+    def on_test_epoch_start(self) -> None:
+        """Forget the scores of the last evaluation."""
+        self.validation_scores, self.test_scores = {}, {}
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Evaluate each client on its validation part and, during a fit, on its test part."""
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        for client in batch.tolist():
+            self._evaluate(client, validation=True, test=fitting)
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Evaluate each client on its test part."""
+        for client in batch.tolist():
+            self._evaluate(client, validation=False, test=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``accuracy/*`` (validation parts) and, during a fit, ``test_accuracy/*``."""
+        self._log_scores("", self.validation_scores)
+        self._log_scores("test_", self.test_scores)
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test_accuracy/*``."""
+        self._log_scores("test_", self.test_scores)
+
+    # Evaluation under inference_mode would forbid the fine-tuning of a client's model, and would leave tensors behind
+    # that no later fit could use.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _own_model(self, client: int) -> FederatedClient:
+        """The shared module as the client's own model, fine-tuned, in evaluation mode, until the next use."""
+        model = self.load_client(client, self.round)
+        if model.personalization_phases():
+            context = FitContext(client, self.round, self.fit_data(client))
+            try:
+                with torch.enable_grad():
+                    self.local_fit.personalize(model, context, self.environment)
+            except ClientError as error:
+                warnings.warn(f"evaluated without fine-tuning: {error}", stacklevel=2)
+                self.load_client(client, self.round)
+        return model.eval()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _evaluate(self, client: int, *, validation: bool, test: bool) -> None:
+        model = self._own_model(client)
+        parts = self.data.client_data(client)
+        size, environment = self.data.eval_batch_size, self.environment
+        if validation and len(parts.validation):
+            self.validation_scores[client] = score_part(model, parts.validation, size, environment)
+        if test and len(parts.test):
+            self.test_scores[client] = score_part(model, parts.test, size, environment)
+
+    def _log_scores(self, prefix: str, scores: Scores) -> None:
+        if not scores:
+            return
+        summary = summarize(list(scores), [score.accuracy for score in scores.values()])
+        values = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+        values[f"{prefix}loss/mean"] = sum(score.loss for score in scores.values()) / len(scores)
+        # During a fit the loop logs them against the round; Lightning would count local fits.
+        outside = self.trainer.state.fn != TrainerFn.FITTING
+        self.log_dict(values, logger=outside, batch_size=1)
+        if not outside:
+            self.log(f"{prefix}accuracy", summary.mean, logger=False, prog_bar=True, batch_size=1)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What identifies the federation, every client's personal state, and what never changes."""
+        return {
+            "method": self.method_name,
+            "seed": self.seed,
+            "partition": self._fingerprint,
+            "round": self.round,
+            "personal": self.personal.state_dict(),
+            "fixed": dict(self._fixed),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore every client's personal state, and what never changes."""
+        if state["seed"] != self.seed and self.trainer.state.fn == TrainerFn.FITTING:
+            warnings.warn(
+                f"the checkpoint was made with seed {state['seed']}, this run has {self.seed}: "
+                "what follows will differ from the uninterrupted run",
+                stacklevel=2,
+            )
+        self.personal.load_state_dict(state["personal"])
+        self._fixed = dict(state["fixed"])
+        self.round = state["round"]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of something else before anything is overwritten.
+
+        Raises:
+            CheckpointError: The checkpoint is of another method, another encoder or another number of clients.
+        """
+        if not hasattr(self, "module"):
+            raise CheckpointError(
+                "a federation takes its shape from the data: load the checkpoint by ckpt_path of the Trainer's fit, "
+                "validate or test, not by load_from_checkpoint"
+            )
+        state, own = checkpoint["state_dict"], self.module.state_dict()
+        check_fits(state, self.method_name, self.personal.num_clients, self.data.fingerprint, own)

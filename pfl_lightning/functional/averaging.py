@@ -1,0 +1,150 @@
+"""Weighted averages of named tensors, the server's step in FedAvg and everything built on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.functional._numerics import float64_device
+
+
+class RunningAverage:
+    """Weighted average of states that arrive one after another.
+
+    Holds one double-precision accumulator of the size of a state, however many states arrive. Fed with the same
+    states and weights in the same order it gives bit for bit what `weighted_average` gives.
+
+    Example:
+        >>> average = RunningAverage()
+        >>> average.update({"w": torch.tensor([1.0])}, weight=1)
+        >>> average.update({"w": torch.tensor([4.0])}, weight=2)
+        >>> average.result()
+        {'w': tensor([3.])}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._template: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self._total_weight = 0.0
+        self._num_states = 0
+
+    @property
+    def total_weight(self) -> float:
+        """Sum of the weights so far."""
+        return self._total_weight
+
+    @property
+    def num_states(self) -> int:
+        """Number of states so far."""
+        return self._num_states
+
+    @torch.no_grad()
+    def update(self, state: Mapping[str, Tensor], weight: float) -> None:
+        """Add one state.
+
+        Args:
+            state: named tensors. The first state fixes names, shapes, and the dtypes and devices of the result.
+            weight: its weight, finite and not negative. A state of weight zero is checked and then ignored, so that
+                whatever it holds (NaN included) does not reach the result.
+
+        Raises:
+            ValueError: if the weight is negative or not finite, or names or shapes differ from the first state's.
+                The average is unchanged then.
+        """
+        weight = _checked_weight(weight, self._num_states)
+        if self._num_states == 0:
+            self._template = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()}
+            self._sums = {name: _accumulator_like(tensor) for name, tensor in state.items()}
+        else:
+            self._check(state)
+        if weight > 0:
+            for name, total in self._sums.items():
+                # add_ promotes inside the kernel: the product and the sum are double, no double copy is made
+                total.add_(state[name].to(total.device), alpha=weight)
+        self._total_weight += weight
+        self._num_states += 1
+
+    @torch.no_grad()
+    def result(self) -> dict[str, Tensor]:
+        """Return the average so far, in the dtypes and on the devices of the first state.
+
+        Returns:
+            Named tensors that share no memory with the accumulator. Integer and boolean tensors (such as the
+            `num_batches_tracked` of batch normalisation) hold the average rounded to the nearest integer, halves to
+            the even one.
+
+        Raises:
+            ValueError: if no state of positive weight has arrived.
+        """
+        if not self._total_weight > 0:
+            raise ValueError(
+                f"an average needs a positive total weight, got {self._total_weight} from {self._num_states} states: "
+                "give at least one state a positive weight"
+            )
+        average = {}
+        for name, total in self._sums.items():
+            _, dtype, device = self._template[name]
+            mean = total / self._total_weight
+            if not (dtype.is_floating_point or dtype.is_complex):
+                mean = mean.round_()
+            average[name] = mean.to(dtype=dtype, device=device)
+        return average
+
+    def _check(self, state: Mapping[str, Tensor]) -> None:
+        which = f"state {self._num_states}"
+        if state.keys() != self._template.keys():
+            missing = sorted(self._template.keys() - state.keys())
+            unknown = sorted(state.keys() - self._template.keys())
+            raise ValueError(
+                f"{which} does not have the names of state 0: missing {missing}, unexpected {unknown}; "
+                "average only states of the same architecture"
+            )
+        for name, (shape, _, _) in self._template.items():
+            if state[name].shape != shape:
+                raise ValueError(
+                    f"{which} has {name!r} of shape {tuple(state[name].shape)}, state 0 has {tuple(shape)}: "
+                    "average only states of the same architecture"
+                )
+
+
+def weighted_average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:
+    """Average named tensors: sum_k w_k state_k / sum_k w_k (FedPAC, eq. 18).
+
+    Args:
+        states: K >= 1 mappings from name to tensor with the same names and shapes.
+        weights: K nonnegative, finite numbers of positive sum, for instance sample counts; need not sum to one.
+
+    Returns:
+        New tensors in the dtypes and on the devices of the first state. Sums run in double precision. Integer and
+        boolean tensors hold the average rounded to the nearest integer, halves to the even one. A state of weight
+        zero does not reach the result, even where it holds NaN.
+
+    Raises:
+        ValueError: if there are no states, not as many weights as states, a bad weight, or names or shapes differ.
+    """
+    values = weights.tolist() if isinstance(weights, Tensor) else list(weights)
+    if not isinstance(values, list):
+        raise ValueError("expected one weight a state as a vector, got a tensor without dimensions: use shape (K,)")
+    if len(states) == 0:
+        raise ValueError("expected at least one state to average, got none: is the cohort empty?")
+    if len(values) != len(states):
+        raise ValueError(f"expected one weight a state, got {len(values)} weights for {len(states)} states")
+    average = RunningAverage()
+    for state, weight in zip(states, values, strict=True):
+        average.update(state, weight)
+    return average.result()
+
+
+def _checked_weight(weight: float, index: int) -> float:
+    value = float(weight)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"expected a finite weight >= 0 for state {index}, got {value}: leave the state out instead")
+    return value
+
+
+def _accumulator_like(tensor: Tensor) -> Tensor:
+    dtype = torch.complex128 if tensor.is_complex() else torch.float64
+    return torch.zeros(tensor.shape, dtype=dtype, device=float64_device(tensor.device))

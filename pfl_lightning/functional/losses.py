@@ -1,0 +1,140 @@
+"""Loss terms that clients add to their cross entropy.
+
+All are pure functions of tensors, without data-dependent shapes, so that `torch.func` can differentiate and vectorise
+them over clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def alignment_loss(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    present: Tensor | None = None,
+    norm: Literal["mse", "l2"] = "mse",
+) -> Tensor:
+    """Distance of features to the prototype of their class, averaged over the batch.
+
+    Computed in single precision at least, so that half-precision features do not overflow when squared.
+
+    Args:
+        features: (N, d) features f(x).
+        labels: (N,) integer class of each sample, in 0..C-1.
+        prototypes: (C, d) one prototype c_y a class.
+        present: (C,) bool, False for classes without a prototype; their rows may hold anything, NaN included, and
+            their samples contribute zero to value and gradient. None: every class has a prototype.
+        norm: "mse" for the mean of (1/d) ||f(x) - c_y||^2 (FedPAC, eq. 3); "l2" for the mean of ||f(x) - c_y||_2
+            (DC-PFL, eqs. 3 and 4), whose gradient is taken as zero at distance zero.
+
+    Returns:
+        A scalar. The mean is over all N samples, also those whose class is not present, so that the weight of a sample
+        does not depend on which other classes are known; zero for an empty batch.
+
+    Raises:
+        ValueError: if shapes do not fit together, labels are not integers, or `norm` is unknown.
+    """
+    _check_alignment_inputs(features, labels, prototypes, present)
+    if norm not in ("mse", "l2"):
+        raise ValueError(f"norm must be 'mse' (FedPAC) or 'l2' (DC-PFL), got {norm!r}")
+    if features.dtype in (torch.float16, torch.bfloat16):
+        features = features.float()
+    difference = features - prototypes[labels]
+    if present is not None:
+        # Selected, not multiplied by zero: NaN times zero is NaN, and so would be the gradient.
+        difference = torch.where(present[labels].unsqueeze(-1), difference, 0.0)
+    squares = difference.square().sum(dim=-1)  # ||f(x) - c_y||^2, (N,)
+    # FedPAC (3), or DC-PFL (3) and (4)
+    distances = squares / features.shape[-1] if norm == "mse" else _safe_sqrt(squares)
+    return distances.sum() / max(features.shape[0], 1)
+
+
+def proximal_term(
+    params: Mapping[str, Tensor] | Iterable[Tensor],
+    reference: Mapping[str, Tensor] | Iterable[Tensor],
+    squared: bool = True,
+) -> Tensor:
+    """Distance of parameters to a reference, all tensors taken as one long vector.
+
+    Args:
+        params: parameters by name, or in order.
+        reference: tensors of the same names (or in the same order) and shapes; usually without gradient.
+        squared: True for sum ||p - r||^2, without a factor 1/2 (FedProx multiplies it by mu / 2); False for
+            ||p - r||_2 (FedClassAvg, eq. 5), whose gradient is taken as zero where p equals r.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: if names, number or shapes differ, or there are no tensors.
+        TypeError: if one is a mapping and the other is not.
+    """
+    pairs = _paired(params, reference)
+    # mse_loss with "sum" is ||p - r||^2 in one kernel each way; autocast runs it in single precision
+    parts = [F.mse_loss(parameter, target, reduction="sum") for parameter, target in pairs]
+    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+    return total if squared else _safe_sqrt(total)
+
+
+def _safe_sqrt(values: Tensor) -> Tensor:
+    """Square root with gradient zero, not infinity, at zero."""
+    positive = values > 0
+    # Both branches of the outer where are differentiated, so the root must be harmless where it is not taken.
+    return torch.where(positive, torch.where(positive, values, 1.0).sqrt(), 0.0)
+
+
+def _check_alignment_inputs(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None) -> None:
+    if features.ndim != 2:
+        raise ValueError(f"features must have shape (N, d), got {tuple(features.shape)}: flatten all but the batch")
+    if labels.shape != features.shape[:1]:
+        raise ValueError(f"labels must have shape ({features.shape[0]},), got {tuple(labels.shape)}")
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be integer class indices, got {labels.dtype}")
+    if prototypes.ndim != 2 or prototypes.shape[1] != features.shape[1]:
+        raise ValueError(
+            f"prototypes must have shape (C, {features.shape[1]}) as the features do, got {tuple(prototypes.shape)}"
+        )
+    if present is not None and (present.shape != prototypes.shape[:1] or present.dtype != torch.bool):
+        raise ValueError(
+            f"present must be a bool tensor of shape ({prototypes.shape[0]},), "
+            f"got {present.dtype} of shape {tuple(present.shape)}"
+        )
+
+
+def _paired(
+    params: Mapping[str, Tensor] | Iterable[Tensor], reference: Mapping[str, Tensor] | Iterable[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    if isinstance(params, Mapping) != isinstance(reference, Mapping):
+        raise TypeError(
+            "params and reference must both be mappings or both be sequences, "
+            f"got {type(params).__name__} and {type(reference).__name__}"
+        )
+    first, second = _by_name(params), _by_name(reference)
+    if first.keys() != second.keys():
+        raise ValueError(
+            "params and reference must have the same names: "
+            f"only in params {[k for k in first if k not in second]}, "
+            f"only in reference {[k for k in second if k not in first]}"
+        )
+    if not first:
+        raise ValueError("expected at least one parameter, got none: does the name pattern match anything?")
+    for name in first:
+        if first[name].shape != second[name].shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(first[name].shape)}, "
+                f"its reference {tuple(second[name].shape)}: both must be the same"
+            )
+    return [(first[name], second[name]) for name in first]
+
+
+def _by_name(tensors: Mapping[str, Tensor] | Iterable[Tensor]) -> dict[str | int, Tensor]:
+    if isinstance(tensors, Mapping):
+        return {name: tensors[name] for name in tensors}
+    return dict(enumerate(tensors))

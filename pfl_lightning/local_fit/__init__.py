@@ -1,0 +1,7 @@
+"""How a local fit runs: the engines that train clients."""
+
+from pfl_lightning.local_fit.base import FitEnvironment, FitResult, FitTask, LocalFit
+from pfl_lightning.local_fit.fabric import FabricFit
+from pfl_lightning.local_fit.trainer import TrainerFit
+
+__all__ = ["FabricFit", "FitEnvironment", "FitResult", "FitTask", "LocalFit", "TrainerFit"]

@@ -1,0 +1,289 @@
+"""FedPAC: feature alignment and classifier combination."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.errors import ClientError, InvalidMessageError
+from pfl_lightning.functional import (
+    ClassStatistics,
+    RunningAverage,
+    alignment_loss,
+    combination_weights,
+    feature_variance,
+    weighted_class_means,
+)
+from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
+from pfl_lightning.server import Aggregator
+from pfl_lightning.state import ClientStates, TensorDict, select_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPACBroadcast(Broadcast):
+    """The global encoder, the client's own combined head, and the global centroids.
+
+    Attributes:
+        centroids: c_y, (C, d); ``None`` without alignment.
+        present: Which classes have a global centroid, (C,), bool; none before the first aggregation.
+    """
+
+    centroids: Tensor | None = statistics_field(default=None)
+    present: Tensor | None = statistics_field(default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPACUpdate(ClientUpdate):
+    """The trained encoder and head, the centroids, and the statistics for the combination.
+
+    Attributes:
+        centroids: Class means at the trained encoder (17), (C, d); ``None`` without alignment.
+        counts: n_kc, (C,); ``None`` without alignment.
+        weighted_means: h_k, rows P_k(y) mu_ky at the received encoder, (C, d); ``None`` without combination.
+        variance: V_k (44), a scalar; ``None`` without combination.
+    """
+
+    centroids: Tensor | None = statistics_field(default=None)
+    counts: Tensor | None = statistics_field(default=None)
+    weighted_means: Tensor | None = statistics_field(default=None)
+    variance: Tensor | None = statistics_field(default=None)
+
+
+class FedPAC(FederatedClient):
+    """Shared encoder, aligned to global class centroids; a head per client, combined from all heads of the cohort.
+
+    Ablations (Table 2): ``combination=False`` is alignment only, ``alignment=0`` is combination only, both together
+    leave FedRep's alternation.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.client.FederatedClient`.
+        num_classes: Number of classes, C.
+        alignment: lambda, the weight of the alignment term (3); 0 leaves the alignment out.
+        combination: Whether heads are combined by the server (4); otherwise they stay on the clients.
+        head_epochs: Epochs of the head, before the encoder's ``epochs``.
+        head_lr: Learning rate of the head.
+        threshold: Combination weights below it are set to zero.
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`; ``epochs`` is the encoder's.
+    """
+
+    citation = Citation(
+        "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", "Xu et al.", "ICLR", 2023
+    )
+
+    centroids: Tensor
+    present: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        alignment: float = 1.0,
+        combination: bool = True,
+        head_epochs: int = 1,
+        head_lr: float = 0.1,
+        threshold: float = 1e-3,
+        **options: Any,
+    ) -> None:
+        super().__init__(encoder, num_classes, **options)
+        if alignment < 0:
+            raise ValueError(f"alignment (lambda) must not be negative, got {alignment}")
+        self.alignment, self.combination, self.threshold = alignment, combination, threshold
+        self.head_epochs, self.head_lr = head_epochs, head_lr
+        self.shared = ("encoder.*", "head.*") if combination else ("encoder.*",)
+        self.register_buffer("centroids", torch.zeros(num_classes, self.head.in_features), persistent=False)
+        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=False)
+
+    def configure_aggregator(self, num_clients: int) -> FedPACAggregator:
+        """The server of FedPAC."""
+        return FedPACAggregator(self, num_clients)
+
+    def receive(self, broadcast: Broadcast) -> None:
+        """Take over the encoder, the combined head and the centroids."""
+        super().receive(broadcast)
+        assert isinstance(broadcast, FedPACBroadcast)
+        if broadcast.centroids is not None and broadcast.present is not None:
+            self.centroids.copy_(broadcast.centroids)
+            self.present.copy_(broadcast.present)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The head on the received encoder (15), then the encoder under the new head (16)."""
+        return (
+            Phase("head", ("head.*",), self.head_epochs, self.head_lr),
+            Phase("encoder", ("encoder.*",), self.epochs),
+        )
+
+    def before_fit(self, context: FitContext) -> ClassStatistics:
+        """Class statistics at the received encoder; they fill in for classes without a global centroid."""
+        received = self._class_statistics(context)
+        if self.alignment > 0:
+            # Before the first aggregation there are no centroids at all, and no alignment.
+            missing = (received.counts > 0).to(self.present.device) & ~self.present & self.present.any()
+            own = received.means.to(self.centroids)
+            self.centroids.copy_(torch.where(missing[:, None], own, self.centroids))
+            self.present.logical_or_(missing)
+        return received
+
+    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Cross entropy, and lambda R_k (3) while the encoder trains."""
+        terms = super().loss_terms(features, labels)
+        if self.alignment > 0 and self.phase.name == "encoder":
+            terms["alignment"] = self.alignment * alignment_loss(features, labels, self.centroids, self.present)
+        return terms
+
+    def make_update(self, context: FitContext, before: ClassStatistics) -> FedPACUpdate:
+        """The trained shared part, centroids at the trained encoder (17), and statistics at the received one."""
+        trained = self._class_statistics(context) if self.alignment > 0 else None
+        like = self.head.weight
+        return FedPACUpdate(
+            client=context.client,
+            round=context.round,
+            num_samples=context.data.num_samples,
+            weights=select_state(self, self.shared_names()),
+            centroids=trained.means.to(like) if trained else None,
+            counts=trained.counts.to(like.device) if trained else None,
+            weighted_means=weighted_class_means(before).to(like) if self.combination else None,
+            variance=feature_variance(before).to(like) if self.combination else None,
+        )
+
+    def _class_statistics(self, context: FitContext) -> ClassStatistics:
+        features, labels = context.data.features(self.encoder)
+        if not bool(torch.isfinite(features).all()):
+            raise ClientError(
+                context.client,
+                context.round,
+                "the encoder's features are not finite; look at this client's data for NaN, "
+                "lower the learning rate or clip the gradient",
+            )
+        statistics = ClassStatistics(self.num_classes, features.shape[1], with_covariances=False)
+        statistics.update(features, labels)
+        return statistics
+
+
+class FedPACAggregator(Aggregator):
+    """Averages encoders and centroids, and combines a head for each client of the cohort.
+
+    A client outside the cohort keeps its head.
+    """
+
+    def __init__(self, client: FedPAC, num_clients: int) -> None:
+        super().__init__(client, num_clients)
+        names = client.shared_names()
+        shared = select_state(client, names)
+        self.alignment, self.combination, self.threshold = client.alignment, client.combination, client.threshold
+        self.encoder = TensorDict({name: value for name, value in shared.items() if name.startswith("encoder.")})
+        self.heads = ClientStates({n: v for n, v in shared.items() if n not in self.encoder.as_state()}, num_clients)
+        classes, width = client.centroids.shape
+        self.centroids: Tensor
+        self.present: Tensor
+        self.register_buffer("centroids", torch.zeros(classes, width))
+        self.register_buffer("present", torch.zeros(classes, dtype=torch.bool))
+        self._start_round()
+
+    def _start_round(self) -> None:
+        self._average = RunningAverage()
+        self._centroid_sum = torch.zeros(self.centroids.shape, dtype=torch.float64)
+        self._counts = torch.zeros(len(self.centroids), dtype=torch.float64)
+        self._cohort: list[FedPACUpdate] = []  # heads and their statistics alone, not the encoders
+
+    def broadcast(self, client: int, round: int) -> FedPACBroadcast:
+        """The global encoder, this client's head, and the centroids."""
+        return FedPACBroadcast(
+            client=client,
+            round=round,
+            weights={**self.encoder.as_state(), **self.heads.get(client)},
+            centroids=self.centroids if self.alignment > 0 else None,
+            present=self.present if self.alignment > 0 else None,
+        )
+
+    def receive(self, update: ClientUpdate) -> None:
+        """Add one client's encoder and centroids to the sums and keep its head."""
+        assert isinstance(update, FedPACUpdate)
+        expected = {**self.encoder.as_state(), **self.heads.initial}
+        update.check_like("weights", update.weights, expected)
+        classes, width = self.centroids.shape
+        shapes = {
+            "centroids": (classes, width),
+            "counts": (classes,),
+            "weighted_means": (classes, width),
+            "variance": (),
+        }
+        for name, shape in shapes.items():
+            value, wanted = getattr(update, name), self._expects(name)
+            if wanted != (value is not None):
+                reason = f"{name} is {'missing' if wanted else 'not expected'}"
+                raise InvalidMessageError(update.client, update.round, reason)
+            if value is not None:
+                update.check_shape(name, value, *shape)
+        update.check_finite()
+        update.check_size()
+        if update.variance is not None and float(update.variance) < 0:
+            reason = f"variance is {float(update.variance)}; (44) is not negative"
+            raise InvalidMessageError(update.client, update.round, reason)
+        encoder = {name: update.weights[name] for name in self.encoder.as_state()}
+        self._average.update(encoder, update.num_samples)
+        if update.centroids is not None and update.counts is not None:
+            counts = update.counts.to("cpu", torch.float64)
+            self._centroid_sum += counts[:, None] * update.centroids.to("cpu", torch.float64)
+            self._counts += counts
+        if self.combination:
+            head = {name: update.weights[name].cpu() for name in self.heads.initial}
+            self._cohort.append(
+                FedPACUpdate(
+                    client=update.client,
+                    round=update.round,
+                    num_samples=update.num_samples,
+                    weights=head,
+                    weighted_means=update.weighted_means,
+                    variance=update.variance,
+                )
+            )
+
+    def _expects(self, name: str) -> bool:
+        return self.alignment > 0 if name in ("centroids", "counts") else self.combination
+
+    def aggregate(self) -> None:
+        """Encoder (18), centroids (19), and the cohort's heads (4)."""
+        if self._average.total_weight > 0:
+            self.encoder.assign(self._average.result())  # (18)
+        if self.alignment > 0 and bool(self._counts.any()):
+            present = self._counts > 0
+            mean = self._centroid_sum / self._counts.clamp(min=1)[:, None]  # (19)
+            self.centroids.copy_(mean)
+            self.present.copy_(present)
+        if self._cohort:
+            self._combine_heads()
+        self._start_round()
+
+    def _combine_heads(self) -> None:
+        cohort = self._cohort
+        weights = combination_weights(
+            torch.stack([_given(update.weighted_means).cpu() for update in cohort]),
+            torch.stack([_given(update.variance).cpu() for update in cohort]),
+            torch.tensor([update.num_samples for update in cohort]),
+            threshold=self.threshold,
+        )
+        combined = {}
+        for name in self.heads.initial:
+            heads = torch.stack([update.weights[name].double() for update in cohort])
+            combined[name] = torch.einsum("ij,j...->i...", weights.double(), heads)  # (4)
+        for row, update in enumerate(cohort):
+            self.heads.set(update.client, {name: rows[row] for name, rows in combined.items()})
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The heads of all clients, for the checkpoint; they rest in host memory and are no buffers."""
+        return self.heads.state_dict()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore the heads."""
+        self.heads.load_state_dict(state)
+
+
+def _given(value: Tensor | None) -> Tensor:
+    if value is None:
+        raise ValueError("a FedPAC update without weighted_means or variance cannot be combined")
+    return value

@@ -1,0 +1,45 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pfl_lightning.client import Citation, FederatedClient
+from pfl_lightning.functional import proximal_term
+from pfl_lightning.messages import Broadcast
+from pfl_lightning.state import TensorDict
+
+
+class FedProx(FederatedClient):
+    """FedAvg with a term that holds the local model near the global one.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.client.FederatedClient`.
+        num_classes: Number of classes, C.
+        mu: Weight of the proximal term; 0 is FedAvg.
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
+    """
+
+    citation = Citation("Federated Optimization in Heterogeneous Networks", "Li et al.", "MLSys", 2020)
+
+    def __init__(self, encoder: nn.Module, num_classes: int, *, mu: float = 0.01, **options: Any) -> None:
+        super().__init__(encoder, num_classes, **options)
+        if mu < 0:
+            raise ValueError(f"mu must not be negative, got {mu}")
+        self.mu = mu
+        self.received = TensorDict(persistent=False)
+
+    def receive(self, broadcast: Broadcast) -> None:
+        """Keep the global model w^t beside the local one."""
+        super().receive(broadcast)
+        trained = dict(self.named_parameters())
+        self.received.assign({name: value for name, value in broadcast.weights.items() if name in trained})
+
+    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """h_k(w; w^t) = F_k(w) + mu / 2 ||w - w^t||^2  (2)."""
+        received = self.received.as_state()
+        trained = {name: p for name, p in self.named_parameters() if name in received}
+        distance = proximal_term(trained, {name: received[name] for name in trained})
+        return {**super().loss_terms(features, labels), "proximal": self.mu / 2 * distance}

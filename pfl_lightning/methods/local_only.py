@@ -1,0 +1,11 @@
+"""Every client trains alone: what a federation must beat."""
+
+from __future__ import annotations
+
+from pfl_lightning.client import FederatedClient
+
+
+class LocalOnly(FederatedClient):
+    """Nothing travels; the whole model is personal."""
+
+    shared = ()

@@ -1,0 +1,75 @@
+"""The server's side of a method: updates in, broadcasts out."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.functional import RunningAverage
+from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.state import TensorDict, select_state
+
+__all__ = ["Aggregator", "AveragingAggregator"]
+
+
+class Aggregator(nn.Module):
+    """Base of every method's server.
+
+    Within a round, :meth:`receive` is called once for each update, in the order of the cohort, and then
+    :meth:`aggregate` once. An aggregator that needs no more than sums keeps sums, so that its memory does not grow with
+    the cohort. Its buffers are its state: they are saved in checkpoints and move to the device.
+
+    Args:
+        client: The client as it is before the first round; its state is the server's first state.
+        num_clients: Number of clients, m.
+    """
+
+    def __init__(self, client: FederatedClient, num_clients: int) -> None:
+        super().__init__()
+        self.num_clients = num_clients
+
+    def broadcast(self, client: int, round: int) -> Broadcast:
+        """What the client receives at the start of the round (and before it is evaluated)."""
+        raise NotImplementedError
+
+    def receive(self, update: ClientUpdate) -> None:
+        """Take one client's update.
+
+        Raises:
+            InvalidMessageError: The update is non-finite or misshapen; the server's state is as before.
+        """
+        raise NotImplementedError
+
+    def aggregate(self) -> None:
+        """Combine what was received since the last call; without any update nothing changes."""
+        raise NotImplementedError
+
+
+class AveragingAggregator(Aggregator):
+    """Mean of the clients' shared state, weighted by their numbers of samples (FedAvg, McMahan et al. 2017, Alg. 1).
+
+    With nothing shared it receives empty updates and changes nothing.
+    """
+
+    def __init__(self, client: FederatedClient, num_clients: int) -> None:
+        super().__init__(client, num_clients)
+        self.weights = TensorDict(select_state(client, client.shared_names()))
+        self._average = RunningAverage()
+
+    def broadcast(self, client: int, round: int) -> Broadcast:
+        """The global state, the same for every client."""
+        return Broadcast(client=client, round=round, weights=self.weights.as_state())
+
+    def receive(self, update: ClientUpdate) -> None:
+        """Add one client's state to the running average."""
+        update.check_like("weights", update.weights, self.weights.as_state())
+        update.check_finite()
+        update.check_size()
+        if update.weights:
+            self._average.update(update.weights, update.num_samples)
+
+    def aggregate(self) -> None:
+        """Take the mean, w = sum_k n_k / n w_k."""
+        average, self._average = self._average, RunningAverage()
+        if average.total_weight > 0:
+            self.weights.assign(average.result())

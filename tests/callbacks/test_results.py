@@ -1,0 +1,190 @@
+"""results.json and clients.csv against figures recomputed from the clients' own models."""
+
+import csv
+import json
+import signal
+from functools import partial
+
+import lightning as L
+import numpy as np
+import pytest
+from plain import score
+from toy import CLIENTS, LABELS, GivenCohorts, Toy, quiet_trainer, run
+
+from pfl_lightning.callbacks import ResultsWriter
+from pfl_lightning.datamodules import FromFile
+from pfl_lightning.methods import FedAvg, FedPAC, FedPer
+
+COHORTS = [[0, 2, 3], [1, 2], [4], [0, 1, 3]]
+METHOD = partial(FedPAC, lr=0.3, epochs=1)
+CHOICES = ("last", "validation_selected", "best_test")
+
+
+class Independent(L.Callback):
+    """After every round, every client's accuracies from its model and the raw samples."""
+
+    def __init__(self, data):
+        self.data, self.rounds = data, []
+
+    def on_validation_end(self, trainer, pl_module):
+        models = {client: pl_module.client(client) for client in range(CLIENTS)}
+        self.rounds.append(
+            {
+                part: [score(pl_module.client(client), self.data, client, part)[0] for client in models]
+                for part in ("validation", "test")
+            }
+        )
+
+
+def play(folder, method=METHOD, rounds=4, data=None, **options):
+    data = data or Toy()
+    watch = Independent(data)
+    run(method, rounds, data=data, cohorts=COHORTS, callbacks=[ResultsWriter(str(folder)), watch], **options)
+    return json.loads((folder / "results.json").read_text()), watch.rounds
+
+
+def check_summary(got, accuracies, round):
+    values = np.array(accuracies)
+    worst = np.sort(values)[: max(1, -(-len(values) // 10))]
+    expected = {
+        "mean": values.mean(),
+        "std": np.sqrt(((values - values.mean()) ** 2).mean()),
+        "worst_decile": worst.mean(),
+        "best": values.max(),
+        "worst": values.min(),
+    }
+    assert {name: got[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert got["round"] == round
+    assert got["num_clients"] == len(values)
+    assert values[got["best_client"]] == values.max()
+    assert values[got["worst_client"]] == values.min()
+
+
+def test_all_figures(tmp_path):
+    results, rounds = play(tmp_path)
+    assert results["method"] == "FedPAC"
+    assert (results["rounds"], results["num_clients"], results["seed"]) == (4, CLIENTS, 11)
+    means = {part: [np.mean(round[part]) for round in rounds] for part in ("validation", "test")}
+    chosen = [3, int(np.argmax(means["validation"])), int(np.argmax(means["test"]))]
+    for name, round in zip(CHOICES, chosen, strict=True):
+        check_summary(results["accuracy"][name], rounds[round]["test"], round)
+    assert [entry["round"] for entry in results["history"]] == [0, 1, 2, 3]
+    assert [entry["accuracy"] for entry in results["history"]] == pytest.approx(means["validation"], abs=1e-6)
+    assert [entry["test_accuracy"] for entry in results["history"]] == pytest.approx(means["test"], abs=1e-6)
+    assert 0 < results["seconds_per_round"] < 60
+    for direction in ("up", "down"):
+        kinds = results["bytes"][f"{direction}_by_kind"]
+        assert set(kinds) == {"weights", "statistics"}
+        assert results["bytes"][direction] == sum(kinds.values()) > 0
+
+
+class _Prescribed(L.Callback):
+    """Overwrites what the validation found, so that the three choices fall on three rounds."""
+
+    validation = (0.1, 0.9, 0.9, 0.2)  # the first of equal rounds counts
+    test = (0.8, 0.3, 0.7, 0.5)
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        from dataclasses import replace
+
+        for scores, values in ((pl_module.validation_scores, self.validation), (pl_module.test_scores, self.test)):
+            for client in scores:
+                accuracy = values[trainer.current_epoch] + client / 100
+                scores[client] = replace(scores[client], accuracy=accuracy)
+
+
+def test_the_three_choices_are_kept_apart(tmp_path):
+    callbacks = [_Prescribed(), ResultsWriter(str(tmp_path))]
+    run(partial(FedAvg, epochs=1), 4, callbacks=callbacks)
+    accuracy = json.loads((tmp_path / "results.json").read_text())["accuracy"]
+    assert [accuracy[name]["round"] for name in CHOICES] == [3, 1, 0]
+    assert [accuracy[name]["mean"] for name in CHOICES] == pytest.approx([0.52, 0.32, 0.82])
+    assert [accuracy[name]["best_client"] for name in CHOICES] == [4, 4, 4]
+    rows = list(csv.DictReader((tmp_path / "clients.csv").open()))
+    assert [int(row["client"]) for row in rows] == list(range(CLIENTS))
+    for client, row in enumerate(rows):
+        assert int(row["train_samples"]) == len(LABELS[client])
+        assert (int(row["validation_samples"]), int(row["test_samples"])) == (5, 8)
+        for part, values in (("test", _Prescribed.test), ("validation", _Prescribed.validation)):
+            got = [float(row[f"{part}_accuracy_{name}"]) for name in CHOICES]
+            assert got == pytest.approx([values[round] + client / 100 for round in (3, 1, 0)])
+
+
+def test_without_validation_parts_nothing_is_selected_on_validation(tmp_path):
+    results, rounds = play(tmp_path, data=Toy(validation=0))
+    assert results["accuracy"]["validation_selected"] is None
+    check_summary(results["accuracy"]["last"], rounds[3]["test"], 3)
+    rows = list(csv.DictReader((tmp_path / "clients.csv").open()))
+    assert {row["validation_accuracy_last"] for row in rows} == {""}
+    assert {row["validation_samples"] for row in rows} == {"0"}
+
+
+def test_limited_validation_counts_the_clients_it_has_seen(tmp_path):
+    results, rounds = play(tmp_path, limit_val_batches=3)
+    check_summary(results["accuracy"]["last"], rounds[3]["test"][:3], 3)
+    rows = list(csv.DictReader((tmp_path / "clients.csv").open()))
+    assert [row["test_accuracy_last"] != "" for row in rows] == [True] * 3 + [False] * 2
+
+
+def test_bytes_and_seconds_are_those_of_the_run(tmp_path):
+    results, _ = play(tmp_path, partial(FedAvg, epochs=1))
+    parameters = 6 * 5 + 5 + 5 * 4 + 4 + 4 * 5 + 5
+    messages = sum(len(cohort) for cohort in COHORTS)
+    assert results["bytes"]["up"] == results["bytes"]["down"] == messages * parameters * 4
+    assert results["bytes"]["up_by_kind"] == {"weights": messages * parameters * 4}
+
+
+def test_the_partition_is_saved_and_can_be_read_back(tmp_path):
+    play(tmp_path, rounds=1)
+    data = Toy()
+    data.setup()
+    again = FromFile(str(tmp_path / "partition.npz"))
+    held = data.partition.lists
+    for got, expected in zip(again.partition(data.load().train_targets.numpy()), held[0], strict=True):
+        assert got.tolist() == expected.tolist()
+
+
+class _Stops(L.Callback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
+def test_a_run_that_ends_early_leaves_its_results(tmp_path, error, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *args: None)  # Lightning would make this process deaf to Ctrl-C
+    with pytest.raises((SystemExit, RuntimeError)):
+        run(partial(FedPer, epochs=1), 4, callbacks=[ResultsWriter(str(tmp_path)), _Stops(error)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["rounds"] == 2
+    assert [entry["round"] for entry in results["history"]] == [0, 1]
+    assert results["accuracy"]["last"]["round"] == 1
+    assert len((tmp_path / "clients.csv").read_text().splitlines()) == CLIENTS + 1
+
+
+def test_a_run_that_fails_at_once_says_why_and_writes_nothing(tmp_path):
+    with pytest.raises(RuntimeError, match="0 of 5 updates"):
+        run(_AlwaysBad, callbacks=[ResultsWriter(str(tmp_path))])
+    assert not (tmp_path / "results.json").exists()
+
+
+class _AlwaysBad(FedAvg):
+    def loss_terms(self, features, labels):
+        return {name: term * float("inf") for name, term in super().loss_terms(features, labels).items()}
+
+
+def test_results_lie_in_the_folder_of_the_trainer_by_default(tmp_path):
+    run(partial(FedAvg, epochs=1), callbacks=[ResultsWriter()], default_root_dir=tmp_path)
+    assert (tmp_path / "results.json").is_file()
+
+
+def test_evaluation_alone_writes_nothing(tmp_path):
+    federation = run(partial(FedAvg, epochs=1))
+    writer = ResultsWriter(str(tmp_path))
+    trainer = quiet_trainer(1, GivenCohorts([0]), writer)
+    trainer.test(federation, datamodule=Toy(), verbose=False)
+    assert not list(tmp_path.iterdir())
+    assert writer.history == []

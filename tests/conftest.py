@@ -1,0 +1,28 @@
+"""What all tests share."""
+
+import pytest
+import torch
+
+# Lightning's remarks on ordinary training, and on folders that a resumed run finds in use.
+NOISE = (
+    "ignore:.*returned `None`, this fit will run with no optimizer",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:.*exists and is not empty",
+    "ignore:.*callbacks used to create the checkpoint need to be provided",
+    "ignore:.*but have no logger configured",
+    "ignore:.*no pre-optimization state was saved",
+    "ignore:.*resuming from a checkpoint that ended before the epoch ended",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    for line in NOISE:
+        config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the seed or the global random state that another one left behind."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    torch.manual_seed(0)

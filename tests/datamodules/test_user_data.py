@@ -1,0 +1,198 @@
+"""Data sets of one's own: pairs of Datasets and LightningDataModules."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from pfl_lightning.datamodules import IID, FromDatasets, FromLightning, Samples
+
+
+class Items(Dataset):
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, place):
+        return self.items[place]
+
+
+def tensors(count, start=0.0):
+    return TensorDataset(torch.arange(start, start + count)[:, None].repeat(1, 2), torch.arange(count) % 3)
+
+
+def load(train, test=None, **options):
+    return FromDatasets(IID(2), train=train, test=test, **options).load()
+
+
+def test_tensors_are_read_in_order():
+    samples = load(tensors(12), tensors(6, 100.0))
+    assert torch.equal(samples.train_inputs, tensors(12).tensors[0])
+    assert samples.train_targets.tolist() == [0, 1, 2] * 4
+    assert samples.test_inputs[0].tolist() == [100.0, 100.0]
+    assert samples.class_names == ("0", "1", "2")
+    assert load(tensors(12), class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
+
+
+def test_pictures_and_arrays_keep_their_bytes():
+    colour = Image.new("RGB", (4, 3), (1, 2, 3))
+    samples = load(Items(*[(colour, 0)] * 3, (colour, np.int64(1))))
+    assert samples.train_inputs.shape == (4, 3, 3, 4)
+    assert samples.train_inputs.dtype == torch.uint8
+    assert samples.train_inputs[0, :, 0, 0].tolist() == [1, 2, 3]
+    grey = load(Items((Image.new("L", (4, 3), 7), torch.tensor(1)), (Image.new("L", (4, 3), 8), torch.tensor([0]))))
+    assert grey.train_inputs.shape == (2, 1, 3, 4)
+    arrays = load(Items((np.zeros((2, 5)), 0), (np.ones((2, 5)), 1)))
+    assert arrays.train_inputs.dtype == torch.float32
+
+
+def test_the_whole_module_works_without_a_test_set():
+    data = FromDatasets(IID(3), 4, train=tensors(60))
+    data.setup()
+    assert data.train_sizes.sum() + sum(len(data.client_data(k).validation) for k in range(3)) == 45
+    assert all(len(data.client_data(k).test) > 0 for k in range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "message"),
+    [
+        (Items(), ValueError, "the training set is empty"),
+        (Items((torch.zeros(2), 0), (torch.zeros(3), 0)), ValueError, r"item 1 .*shape \(3,\), item 0 .*shape \(2,\)"),
+        (Items((torch.zeros(2), 0), (torch.zeros(2).int(), 0)), ValueError, "item 1 .*int32.*item 0.*float32"),
+        (Items(torch.zeros(2)), TypeError, r"item 0 of the training set is a Tensor, expected a pair"),
+        (Items((torch.zeros(2), 0, 1)), TypeError, "expected a pair"),
+        (Items(("text", 0)), TypeError, "the input in item 0 of the training set is a str"),
+        (Items((torch.zeros(2), 0.5)), TypeError, "the class in item 0 of the training set is 0.5"),
+        (Items((torch.zeros(2), torch.zeros(3))), TypeError, "the class in item 0"),
+        (Items((torch.zeros(2), -1)), ValueError, "training targets must be from 0 to"),
+    ],
+)
+def test_items_that_do_not_fit_are_named(dataset, error, message):
+    with pytest.raises(error, match=message):
+        load(dataset)
+
+
+def test_streams_are_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(TypeError, match="Stream, which cannot be indexed"):
+        load(Stream())
+
+
+def test_random_transforms_are_reported_as_frozen():
+    class Noisy(Items):
+        def __getitem__(self, place):
+            return torch.rand(3), 0
+
+    with pytest.warns(UserWarning, match="a random transform in it is frozen"):
+        load(Noisy(*range(9)))
+
+
+def test_equal_items_with_nan_are_not_random(recwarn):
+    broken = [torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([torch.inf, torch.nan, -torch.inf])]
+    load(Items(*[(value, 0) for value in broken]))
+    assert not [warning for warning in recwarn if "frozen" in str(warning.message)]
+
+    class Noisy(Items):
+        def __getitem__(self, place):
+            return torch.cat([torch.tensor([torch.nan]), torch.rand(2)]), 0
+
+    with pytest.warns(UserWarning, match="a random transform in it is frozen"):
+        load(Noisy(*range(9)))
+
+    class Wandering(Items):
+        def __getitem__(self, place):
+            value = torch.zeros(3)
+            value[torch.randperm(3)[0]] = torch.nan
+            return value, 0
+
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="a random transform in it is frozen"):
+        load(Wandering(*range(9)))
+
+
+def test_inputs_that_are_not_finite_are_reported_once_and_kept(recwarn):
+    train = tensors(12)
+    train.tensors[0][5, 1], train.tensors[0][7, 0] = torch.nan, torch.inf
+    samples = load(train, tensors(6, 100.0))
+    (warning,) = [str(warning.message) for warning in recwarn]
+    assert "2 of 12 items of the training set have values that are not finite (the first: item 5)" in warning
+    assert torch.equal(samples.train_inputs.isfinite(), train.tensors[0].isfinite())
+    with pytest.warns(UserWarning, match=r"1 of 2 items of the test set .*the first: item 0"):
+        load(tensors(12), Items((np.array([1e300, 0.0]), 0), (np.zeros(2), 1)))  # too large for single precision
+    recwarn.clear()
+    load(Items((torch.tensor(3), 0), (torch.tensor(4), 1)))
+    load(Items((Image.new("L", (4, 3), 7), 0)))
+    load(tensors(12))
+    assert not recwarn.list
+
+
+class Own(L.LightningDataModule):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def prepare_data(self):
+        self.calls.append("prepare")
+
+    def setup(self, stage):
+        self.calls.append(stage)
+
+    def train_dataloader(self):
+        return DataLoader(tensors(12), batch_size=5, shuffle=True)
+
+
+class OwnWithValidation(Own):
+    def val_dataloader(self):
+        return [DataLoader(tensors(6, 100.0))]
+
+
+class OwnWithTest(OwnWithValidation):
+    def test_dataloader(self):
+        return DataLoader(tensors(3, 200.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "calls"),
+    [
+        (Own, None, ["prepare", "fit"]),
+        (OwnWithValidation, 100.0, ["prepare", "fit"]),
+        (OwnWithTest, 200.0, ["prepare", "fit", "test"]),
+    ],
+)
+def test_a_module_of_ones_own(kind, first, calls):
+    own = kind()
+    samples = FromLightning(IID(2), datamodule=own).load()
+    assert own.calls == calls
+    assert samples.train_inputs[:, 0].tolist() == list(range(12))
+    assert (samples.test_inputs[0, 0].item() if first else samples.test_inputs) == first
+
+
+def test_several_loaders_are_refused():
+    class Two(Own):
+        def train_dataloader(self):
+            return {"a": DataLoader(tensors(3)), "b": DataLoader(tensors(3))}
+
+    with pytest.raises(TypeError, match="train_dataloader gives a dict, expected a single DataLoader"):
+        FromLightning(IID(2), datamodule=Two()).load()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(2).long(), ("a",)), "expected one class a sample"),
+        ((torch.zeros(3, 2), torch.zeros(3), ("a",)), "must be int64"),
+        ((torch.zeros(1, 2), torch.ones(1).long(), ("a",)), "from 0 to 0, got 1 to 1"),
+        ((torch.zeros(1, 2), torch.zeros(1).long(), ("a",), torch.zeros(1, 2)), "given together"),
+        ((torch.zeros(1, 2), torch.zeros(1).long(), ("a",), torch.zeros(1, 3), torch.zeros(1).long()), "same"),
+    ],
+)
+def test_samples_that_do_not_fit_together_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Samples(*arguments)

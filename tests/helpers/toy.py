@@ -1,0 +1,180 @@
+"""A small federation whose every sample is known: unequal clients, absent classes, a class that only one client has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl_lightning import Federation, LocalFit
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.datamodules import FederatedDataModule, Partitioner, Samples
+
+CLASSES, INPUTS, FEATURES, BATCH = 5, 6, 4, 4
+SEED = 11
+# Training labels of each client: client 3 alone holds class 4; clients 0 to 2 miss two or three classes each.
+LABELS = (
+    [0] * 6 + [1] * 5,
+    [1] * 7 + [2] * 6 + [3] * 4,
+    [0] * 4 + [2] * 5 + [3] * 5,
+    [3] * 6 + [4] * 9,
+    [0] * 3 + [1] * 4,
+)
+CLIENTS = len(LABELS)
+
+
+class GivenParts(Partitioner):
+    """Client k holds the k-th run of samples; likewise for validation and test."""
+
+    def __init__(self, train: Sequence[int], validation: Sequence[int], test: Sequence[int]) -> None:
+        super().__init__(len(train))
+        held = [_runs(train), [run + sum(train) for run in _runs(validation)], _runs(test)]
+        self.lists = held
+
+    def partition(self, labels: Any) -> list[Any]:
+        return self.lists[0]
+
+    def fixed_validation(self) -> list[Any]:
+        return self.lists[1]
+
+    def partition_test(self, test_labels: Any, train_labels_per_client: Any, samples_per_client: Any = None) -> Any:
+        return self.lists[2]
+
+
+def _runs(sizes: Sequence[int]) -> list[Any]:
+    ends = np.cumsum([0, *sizes])
+    return [np.arange(start, end, dtype=np.int64) for start, end in itertools.pairwise(ends)]
+
+
+class Toy(FederatedDataModule):
+    """Noisy class means. Every client has 5 validation samples and 8 test samples of its own classes."""
+
+    def __init__(
+        self,
+        labels: Sequence[Sequence[int]] = LABELS,
+        batch_size: int = BATCH,
+        *,
+        validation: int = 5,
+        change: Callable[[Tensor, Tensor], None] | None = None,
+        **options: Any,
+    ) -> None:
+        rng = np.random.default_rng(0)
+        self.labels = [list(own) for own in labels]
+        self.validation_labels = [rng.choice(own, validation).tolist() for own in self.labels]
+        self.test_labels = [rng.choice(own, 8).tolist() for own in self.labels]
+        sizes = [[len(own) for own in part] for part in (self.labels, self.validation_labels, self.test_labels)]
+        super().__init__(GivenParts(*sizes), batch_size, eval_batch_size=7, **options)
+        self.change = change
+
+    def load(self) -> Samples:
+        generator = torch.Generator().manual_seed(5)
+        centres = 2 * torch.randn(CLASSES, INPUTS, generator=generator)
+        parts = []
+        for lists in ((*self.labels, *self.validation_labels), self.test_labels):
+            targets = torch.tensor([label for own in lists for label in own])
+            parts.append((centres[targets] + torch.randn(len(targets), INPUTS, generator=generator), targets))
+        (inputs, targets), test = parts
+        if self.change is not None:
+            self.change(inputs, targets)
+        return Samples(inputs, targets, tuple("abcde"), *test)
+
+    def tensors(self, client: int, part: str = "train") -> tuple[Tensor, Tensor]:
+        """A client's samples in their own order, read without the data module's loaders."""
+        samples = self.load()
+        which = {"train": 0, "validation": 1, "test": 2}[part]
+        index = torch.from_numpy(self.partition.lists[which][client])
+        if part == "test":
+            return samples.test_inputs[index], samples.test_targets[index]
+        return samples.train_inputs[index], samples.train_targets[index]
+
+
+def tiny_encoder(input_shape: Sequence[int]) -> nn.Module:
+    """Two layers to four features."""
+    encoder = nn.Sequential(nn.Linear(input_shape[0], 5), nn.Tanh(), nn.Linear(5, FEATURES), nn.Tanh())
+    encoder.out_features = FEATURES
+    return encoder
+
+
+def normed_encoder(input_shape: Sequence[int]) -> nn.Module:
+    """With batch normalisation."""
+    encoder = nn.Sequential(nn.Linear(input_shape[0], FEATURES), nn.BatchNorm1d(FEATURES), nn.ReLU())
+    encoder.out_features = FEATURES
+    return encoder
+
+
+def dropout_encoder(input_shape: Sequence[int]) -> nn.Module:
+    """With dropout."""
+    encoder = nn.Sequential(nn.Linear(input_shape[0], FEATURES), nn.Tanh(), nn.Dropout(0.4))
+    encoder.out_features = FEATURES
+    return encoder
+
+
+class GivenCohorts(FederatedLoop):
+    """The cohorts of the first rounds as given; later ones are repeated from the start."""
+
+    def __init__(self, *cohorts: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.given = cohorts
+
+    def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
+        return list(self.given[round % len(self.given)])
+
+
+def quiet_trainer(rounds: int, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+    """A CPU Trainer without logger, bar, summary, checkpoints and sanity check, unless the options say otherwise."""
+    defaults = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    return L.Trainer(max_epochs=rounds, callbacks=list(callbacks), **{**defaults, **options})
+
+
+def run(
+    method: Any,
+    rounds: int = 1,
+    *,
+    cohorts: Sequence[Sequence[int]] = (range(CLIENTS),),
+    data: FederatedDataModule | None = None,
+    encoder: Any = tiny_encoder,
+    local_fit: LocalFit | None = None,
+    loop: FederatedLoop | None = None,
+    callbacks: Sequence[L.Callback] = (),
+    ckpt_path: str | None = None,
+    seed: int = SEED,
+    **options: Any,
+) -> Federation:
+    """Fit a federation on the toy data."""
+    federation = Federation(method, encoder, local_fit=local_fit, seed=seed)
+    trainer = quiet_trainer(rounds, loop or GivenCohorts(*cohorts), *callbacks, **options)
+    trainer.fit(federation, datamodule=data or Toy(), ckpt_path=ckpt_path)
+    return federation
+
+
+def whole_state(federation: Federation) -> dict[str, Tensor]:
+    """Every tensor of the server and of every client, by name."""
+    found: dict[str, Tensor] = {}
+    for client in range(federation.personal.num_clients):
+        model = federation.load_client(client, federation.round)
+        found |= {f"client {client} {name}": tensor.clone() for name, tensor in model.state_dict().items()}
+        stored = federation.personal.get(client)
+        found |= {f"personal {client} {name}": tensor.clone() for name, tensor in stored.items()}
+    found |= {f"server {n}": b.clone() for n, b in federation.server.named_buffers()}
+    return found
+
+
+def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor], atol: float = 0.0) -> None:
+    """Compare two states tensor by tensor; with ``atol=0`` bit by bit."""
+    assert got.keys() == expected.keys()
+    assert got
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype, name
+        torch.testing.assert_close(got[name], tensor, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")

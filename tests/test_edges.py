@@ -1,0 +1,60 @@
+"""Small, odd and impossible federations."""
+
+from functools import partial
+
+import pytest
+from plain import named
+from toy import Toy, assert_same, run, whole_state
+
+from pfl_lightning import FabricFit, Phase, TrainerFit
+from pfl_lightning.datamodules import PartitionError
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import METHODS, FedAvg, FedPAC
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+@pytest.mark.parametrize(
+    "labels",
+    [[[0] * 5, [1] * 4, [1, 2]], [[0] * 5], [[0], [1]]],
+    ids=["clients of one class", "one client", "one sample each"],
+)
+def test_small_federations_run(method, labels):
+    federation = run(partial(method, epochs=1), 3, data=Toy(labels), cohorts=[range(len(labels))])
+    assert sorted(federation.test_scores) == list(range(len(labels)))
+    state = whole_state(federation)
+    assert all(bool(tensor.isfinite().all()) for tensor in state.values())
+
+
+def test_fedpac_alone_is_its_own_head():
+    """A cohort of one combines nothing."""
+    combined = run(partial(FedPAC, epochs=1), 2, cohorts=[[1]])
+    kept = run(partial(FedPAC, epochs=1, combination=False), 2, cohorts=[[1]])
+    assert_same(named(combined.client(1)), named(kept.client(1)), atol=1e-7)
+
+
+@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+def test_a_batch_larger_than_a_clients_data_is_all_of_it(engine):
+    # Sums over a whole client in another order, hence the tolerance.
+    got = run(partial(FedAvg, epochs=2), data=Toy(batch_size=500), local_fit=engine())
+    expected = run(partial(FedAvg, epochs=2), data=Toy(batch_size=17), local_fit=engine())
+    assert_same(named(got.client(0)), named(expected.client(0)), atol=1e-6)
+
+
+def test_dropped_batches():
+    with pytest.raises(PartitionError, match=r"leaves client 4 no batch .* 7 training samples, batch_size is 9"):
+        run(FedAvg, data=Toy(batch_size=9, drop_last=True))
+    exact = [[0, 1] * 4] * 2
+    dropped = run(FedAvg, data=Toy([[*own, 2] for own in exact], drop_last=True), cohorts=[[0, 1]])
+    whole = run(FedAvg, data=Toy([[*own, 2] for own in exact]), cohorts=[[0, 1]])
+    state, other = named(dropped.client(0)), named(whole.client(0))
+    assert any(not state[name].equal(other[name]) for name in state)
+
+
+@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+def test_a_phase_that_trains_nothing_is_refused(engine):
+    class Misspelt(FedAvg):
+        def phases(self):
+            return (Phase("head", ("haed.*",)),)
+
+    with pytest.raises(ConfigurationError, match=r"'haed\.\*' fits no parameter"):
+        run(Misspelt, local_fit=engine())

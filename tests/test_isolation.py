@@ -1,0 +1,125 @@
+"""A client never sees another client's data: neither through the data module nor through its results."""
+
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from toy import CLIENTS, LABELS, GivenCohorts, Toy, run
+
+from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning.methods import METHODS, FedPAC
+
+READS_NOTHING = {"__get__", "size", "dim", "__len__", "untyped_storage", "data_ptr", "is_floating_point"}
+
+
+class Touched(TorchFunctionMode):
+    """Notes which rows of some tensors are read, and on whose behalf; what is no selection of rows reads all."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.storages = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
+        self.sizes = {name: len(tensor) for name, tensor in tensors.items()}
+        self.client = None
+        self.rows = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.client is not None and func.__name__ not in READS_NOTHING:
+            for tensor in args:
+                if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                    name = self.storages.get(tensor.untyped_storage().data_ptr())
+                    if name is not None:
+                        rows = args[2].tolist() if func.__name__ == "index_select" else range(self.sizes[name])
+                        self.rows.setdefault((self.client, name), set()).update(rows)
+        return func(*args, **(kwargs or {}))
+
+
+class _Whose(L.Callback):
+    def __init__(self, touched):
+        self.touched = touched
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.touched.client = ("fit", int(batch))
+
+    def on_train_batch_end(self, *args):
+        self.touched.client = None
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.touched.client = ("evaluation", int(batch))
+
+    def on_validation_batch_end(self, *args):
+        self.touched.client = None
+
+
+@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_only_a_clients_own_samples_are_read(method, engine):
+    data = Toy()
+    data.setup()
+    samples = data._ready.samples
+    names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    touched = Touched({name: getattr(samples, name) for name in names})
+    fit = partial(method, epochs=1, fine_tune="all")
+    with touched:
+        run(fit, 2, data=data, local_fit=engine(), callbacks=[_Whose(touched)])
+
+    train, validation, test = ([set(rows.tolist()) for rows in part] for part in data.partition.lists)
+    assert not set.intersection(*train)
+    for client in range(CLIENTS):
+        assert touched.rows[("fit", client), "train_inputs"] == train[client]
+        assert touched.rows[("fit", client), "train_targets"] == train[client]
+        assert (("fit", client), "test_inputs") not in touched.rows
+        assert touched.rows[("evaluation", client), "train_inputs"] == train[client] | validation[client]
+        assert touched.rows[("evaluation", client), "test_inputs"] == test[client]
+
+
+def garbage_but_for(client):
+    """Everybody else's samples become garbage."""
+    first = sum(len(own) for own in LABELS[:client])
+
+    def change(inputs, targets):
+        own = inputs[first : first + len(LABELS[client])].clone()
+        inputs.copy_(100 * torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1)))
+        inputs[first : first + len(own)] = own
+
+    return change
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_garbage_at_the_others_does_not_reach_a_clients_update(method):
+    def first_updates(data):
+        found = {}
+
+        class Recorded(method):
+            def make_update(self, context, before):
+                update = super().make_update(context, before)
+                found[context.client] = {name: tensor.clone() for name, _, tensor in update.tensors()}
+                found[context.client] |= {f"own {n}": t.clone() for n, t in self.state_dict().items()}
+                return update
+
+        run(partial(Recorded, epochs=1), data=data, limit_val_batches=0)
+        return found
+
+    for client in (0, 3):
+        clean, dirty = first_updates(Toy()), first_updates(Toy(change=garbage_but_for(client)))
+        for name, tensor in clean[client].items():
+            assert torch.equal(tensor, dirty[client][name]), name
+        others = [k for k in range(CLIENTS) if k != client]
+        changes = "own encoder.0.weight" if method.__name__ != "FedBABU" else "weights.encoder.0.weight"
+        assert all(not torch.equal(clean[k][changes], dirty[k][changes]) for k in others)
+
+
+def test_nothing_but_messages_crosses():
+    """What a broadcast holds is all of the server's that a fit can reach."""
+    seen = []
+
+    class Recorded(FedPAC):
+        def receive(self, broadcast):
+            seen.append({name: tuple(tensor.shape) for name, _, tensor in broadcast.tensors()})
+            super().receive(broadcast)
+
+    run(partial(Recorded, epochs=1), 2, loop=GivenCohorts([0, 1]), limit_val_batches=0)
+    assert len(seen) == 4
+    assert all(set(shapes) == set(seen[0]) for shapes in seen)
+    assert sorted(name.split(".")[0] for name in seen[0]) == ["centroids", "present", *["weights"] * 6]

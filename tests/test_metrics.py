@@ -1,0 +1,26 @@
+"""Summaries over clients."""
+
+import numpy as np
+import pytest
+
+from pfl_lightning.metrics import summarize
+
+
+@pytest.mark.parametrize(("clients", "in_decile"), [(1, 1), (9, 1), (10, 1), (11, 2), (20, 2), (95, 10), (100, 10)])
+def test_against_numpy(clients, in_decile):
+    rng = np.random.default_rng(clients)
+    numbers, values = rng.permutation(1000)[:clients], rng.random(clients)
+    got = summarize(numbers.tolist(), values.tolist())
+    assert got.mean == pytest.approx(np.mean(values))
+    assert got.std == pytest.approx(np.std(values, ddof=0))
+    assert got.worst_decile == pytest.approx(sum(sorted(values)[:in_decile]) / in_decile)
+    assert (got.best, got.worst) == (max(values), min(values))
+    by_client = dict(zip(numbers.tolist(), values, strict=True))
+    assert by_client[got.best_client] == got.best
+    assert by_client[got.worst_client] == got.worst
+    assert all(type(value) in (int, float) for value in got.as_dict().values())
+
+
+def test_nobody():
+    with pytest.raises(ValueError, match="no client"):
+        summarize([], [])

@@ -1,0 +1,247 @@
+"""A run that stops and resumes goes on as if it had not stopped: every tensor, every number, bit by bit."""
+
+import csv
+import itertools
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from toy import LABELS, Toy, assert_same, dropout_encoder, normed_encoder, run, tiny_encoder, whole_state
+
+from pfl_lightning import Federation, TrainerFit
+from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
+from pfl_lightning.errors import CheckpointError
+from pfl_lightning.methods import FedAvg, FedBABU, FedPAC, FedPer, FedRep, LocalOnly
+
+
+def play(folder, rounds, method, *, ckpt_path=None, cohort=3, data=None, checkpoint=None, **options):
+    """A run with results, a CSV log and a checkpoint after every round."""
+    saver = checkpoint or ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_last=True)
+    callbacks = [saver, ResultsWriter(str(folder))]
+    return run(
+        method,
+        rounds,
+        data=data or Toy(),
+        loop=FederatedLoop(cohort),
+        callbacks=callbacks,
+        ckpt_path=ckpt_path,
+        enable_checkpointing=True,
+        logger=CSVLogger(folder, name="log", version=f"to-{rounds}"),
+        **options,
+    )
+
+
+def last_checkpoint(folder):
+    return torch.load(folder / "last.ckpt", weights_only=True)
+
+
+def flat(value, path=""):
+    """Every leaf of a checkpoint with its path; paths of files, times and names of objects are left out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in ("seconds", "dirpath", "best_model_path", "last_model_path", "kth_best_model_path"):
+                yield from flat(inner, f"{path}/{_without_folder(key)}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from flat(inner, f"{path}/{index}")
+    else:
+        yield path, value
+
+
+def _without_folder(key):
+    return Path(key).name if isinstance(key, str) and key.endswith(".ckpt") else key
+
+
+def assert_same_checkpoint(got, expected):
+    left, right = dict(flat(got)), dict(flat(expected))
+    assert left.keys() == right.keys()
+    tensors = 0
+    for path, value in right.items():
+        if isinstance(value, torch.Tensor):
+            tensors += 1
+            assert torch.equal(left[path], value), path
+        else:
+            assert left[path] == value, path
+    assert tensors > 3
+
+
+def logged(folder, version):
+    """Logged metrics by (step, name); times are left out."""
+    found = {}
+    with (folder / "log" / version / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            for name, value in row.items():
+                if value and name not in ("step", "epoch") and "seconds" not in name:
+                    assert (row["step"], name) not in found
+                    found[row["step"], name] = value
+    return found
+
+
+METHODS = {
+    "FedPAC": (partial(FedPAC, lr=0.05, epochs=1), {}),
+    "FedPAC, alignment only": (partial(FedPAC, lr=0.05, epochs=1, combination=False), {}),
+    "LocalOnly": (partial(LocalOnly, lr=0.05, epochs=1), {}),
+    "FedPer": (partial(FedPer, lr=0.05, epochs=1), {"encoder": normed_encoder, "data": partial(Toy, batch_size=9)}),
+    "FedAvg": (partial(FedAvg, lr=0.05, epochs=2), {"encoder": dropout_encoder}),
+    "FedBABU": (partial(FedBABU, lr=0.05, epochs=1, fine_tune_epochs=1), {"encoder": dropout_encoder}),
+    "FedPAC, TrainerFit": (partial(FedPAC, lr=0.05, epochs=1), {"local_fit": TrainerFit}),
+    "FedAvg, dropout, TrainerFit": (
+        partial(FedAvg, lr=0.05, epochs=1),
+        {"local_fit": TrainerFit, "encoder": dropout_encoder},
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("before", ["after training", "after validation"])
+def test_resumed_run_equals_the_uninterrupted_one(tmp_path, method, options, before):
+    late = before == "after validation"
+    make = {key: value for key, value in options.items() if key == "encoder"}
+
+    def saver(folder):
+        return ModelCheckpoint(
+            folder, filename="{epoch}", save_top_k=-1, save_last=True, save_on_train_epoch_end=not late
+        )
+
+    def go(folder, rounds, **more):
+        fresh = {key: options[key]() for key in ("local_fit", "data") if key in options}
+        return play(folder, rounds, method, checkpoint=saver(folder), **make, **fresh, **more)
+
+    whole = go(tmp_path / "whole", 4)
+    go(tmp_path / "parts", 2)
+    torch.manual_seed(123)  # whatever the process did in between
+    resumed = go(tmp_path / "parts", 4, ckpt_path=str(tmp_path / "parts" / "last.ckpt"))
+
+    assert_same(whole_state(resumed), whole_state(whole))
+    assert_same_checkpoint(last_checkpoint(tmp_path / "parts"), last_checkpoint(tmp_path / "whole"))
+    first, second = logged(tmp_path / "parts", "to-2"), logged(tmp_path / "parts", "to-4")
+    assert not first.keys() & second.keys()
+    assert first | second == logged(tmp_path / "whole", "to-4")
+    assert {step for step, _ in second} == {"2", "3"}
+
+
+def test_results_of_a_resumed_run_equal_those_of_the_uninterrupted_one(tmp_path):
+    method = partial(FedPAC, lr=0.05, epochs=1)
+    play(tmp_path / "whole", 4, method)
+    play(tmp_path / "parts", 2, method)
+    play(tmp_path / "parts", 4, method, ckpt_path=str(tmp_path / "parts" / "last.ckpt"))
+    for name in ("results.json", "clients.csv"):
+        texts = [(tmp_path / run / name).read_text().splitlines() for run in ("whole", "parts")]
+        left, right = ([line for line in text if "seconds" not in line] for text in texts)
+        assert left == right
+        assert len(left) > 5
+
+
+def test_the_state_moves_from_round_to_round(tmp_path):
+    """What the comparisons above compare does change, so that they can fail."""
+    play(tmp_path, 3, partial(FedPAC, lr=0.05, epochs=1))
+    states = [torch.load(tmp_path / f"epoch={k}.ckpt", weights_only=True)["state_dict"] for k in range(3)]
+    for earlier, later in itertools.pairwise(states):
+        assert not torch.equal(earlier["server.encoder.encoder/0/weight"], later["server.encoder.encoder/0/weight"])
+        assert not torch.equal(earlier["server.centroids"], later["server.centroids"])
+
+
+# ---------------------------------------------------------------------- checkpoints that do not fit
+
+
+def with_clients(number):
+    return Toy(LABELS[:number])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (FedPer, {}, "method FedPAC, this run is of FedPer"),
+        (FedPAC, {"data": with_clients(4)}, "5 clients, this run has 4"),
+        (FedPAC, {"encoder": normed_encoder}, "another encoder"),
+        (FedPAC, {"encoder": dropout_encoder}, "another encoder"),
+        (partial(FedPAC, combination=False), {}, "personal state"),
+    ],
+    ids=["method", "clients", "encoder", "smaller encoder", "ablation"],
+)
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, method, options, message):
+    play(tmp_path, 1, partial(FedPAC, epochs=1))
+    with pytest.raises(CheckpointError, match=message):
+        play(tmp_path, 2, method, ckpt_path=str(tmp_path / "last.ckpt"), **options)
+
+
+def test_a_checkpoint_of_a_larger_encoder_is_refused(tmp_path):
+    def deeper(shape):
+        encoder = tiny_encoder(shape)
+        encoder.append(torch.nn.Linear(4, 4))
+        return encoder
+
+    play(tmp_path, 1, partial(FedAvg, epochs=1), encoder=deeper)
+    with pytest.raises(CheckpointError, match="encoder"):
+        play(tmp_path, 2, partial(FedAvg, epochs=1), ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+def test_a_checkpoint_of_an_ordinary_module_is_refused(tmp_path):
+    play(tmp_path, 1, partial(FedAvg, epochs=1))
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    content["state_dict"] = {"weight": torch.zeros(2)}
+    torch.save(content, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match="not of a Federation"):
+        play(tmp_path, 2, partial(FedAvg, epochs=1), ckpt_path=str(tmp_path / "other.ckpt"))
+
+
+class _SaveInRound(L.Callback):
+    """Saves after one client of a round."""
+
+    def __init__(self, path, batch):
+        self.path, self.batch = path, batch
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch == 1 and batch_idx == self.batch:
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_from_the_middle_of_a_round_is_refused(tmp_path):
+    path = tmp_path / "middle.ckpt"
+    method = partial(FedPAC, epochs=1)
+    run(method, 2, loop=FederatedLoop(3), callbacks=[_SaveInRound(path, 1)])
+    with pytest.raises(CheckpointError, match="middle of a round, after 1 rounds"):
+        run(method, 3, loop=FederatedLoop(3), ckpt_path=str(path))
+
+
+@pytest.mark.parametrize("cohort", [1, 3])
+def test_a_checkpoint_between_training_and_validation_is_refused(tmp_path, cohort):
+    """Lightning would skip that validation and the start of the next round."""
+    method = partial(FedPAC, lr=0.05, epochs=1)
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    run(method, 3, loop=FederatedLoop(cohort), callbacks=[saver], enable_checkpointing=True)
+    with pytest.raises(CheckpointError, match="not yet validated"):
+        run(method, 4, loop=FederatedLoop(cohort), ckpt_path=str(tmp_path / "step=2.ckpt"))
+
+
+def test_without_validation_the_end_of_a_round_is_still_its_end(tmp_path):
+    method = partial(FedPAC, lr=0.05, epochs=1)
+    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    whole = run(method, 3, callbacks=[saver], enable_checkpointing=True, limit_val_batches=0)
+    resumed = run(method, 3, ckpt_path=str(tmp_path / "epoch=1.ckpt"), limit_val_batches=0)
+    assert_same(whole_state(resumed), whole_state(whole))
+
+
+# ---------------------------------------------------------------------- checkpoints in other hands
+
+
+@pytest.mark.parametrize("method", [FedBABU, FedRep, LocalOnly, FedPAC], ids=lambda m: m.__name__)
+def test_a_checkpoint_brings_every_weight_along(tmp_path, method):
+    """A federation of another seed that loads it has the same models: nothing comes from the seed any more."""
+    options = {"fine_tune": None} if method is FedBABU else {}
+    trained = play(tmp_path, 1, partial(method, epochs=1, **options), seed=1)
+    other = Federation(partial(method, epochs=1, **options), tiny_encoder, seed=2)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    trainer.validate(other, datamodule=Toy(), ckpt_path=tmp_path / "last.ckpt", weights_only=True, verbose=False)
+    assert_same(whole_state(other), whole_state(trained))
+    assert other.validation_scores == trained.validation_scores
+
+
+def test_going_on_with_another_seed_is_said(tmp_path):
+    play(tmp_path, 1, FedAvg, seed=1)
+    with pytest.warns(UserWarning, match="made with seed 1, this run has 2"):
+        play(tmp_path, 2, FedAvg, seed=2, ckpt_path=str(tmp_path / "last.ckpt"))

@@ -1,0 +1,58 @@
+"""Seeds depend on who draws and why, on nothing else."""
+
+import itertools
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+
+from pfl_lightning.seeding import derive_seed, global_seed, seeded_generator, torch_seed
+
+
+def test_seeds_are_distinct():
+    purposes = ["fit/0", "fit/1", "fit/model", "personalize/0", "cohort"]
+    keys = list(itertools.product([0, 1, 2], purposes, range(20), range(20)))
+    seeds = {derive_seed(seed, purpose, round, client) for seed, purpose, round, client in keys}
+    assert len(seeds) == len(keys)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seeds_stay_the_same_from_release_to_release():
+    """These numbers are a promise: change them, and no run of before can be resumed or repeated."""
+    assert derive_seed(0, "fit/0", 0, 0) == GOLDEN[0]
+    assert derive_seed(7, "cohort", 12) == GOLDEN[1]
+    drawn = torch.randperm(8, generator=seeded_generator(3, "fit/0", 1, 2)).tolist()
+    assert drawn == GOLDEN[2]
+
+
+GOLDEN = (956361403371686601, 1564422456202752398, [3, 7, 6, 4, 5, 0, 2, 1])
+
+
+def test_streams_are_not_shifted_copies():
+    first = torch.rand(1000, generator=seeded_generator(0, "fit/0", 0, 0))
+    second = torch.rand(1000, generator=seeded_generator(0, "fit/0", 0, 1))
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.15
+    assert not set(first.tolist()) & set(second.tolist())
+
+
+def test_torch_seed_restores_what_was_there():
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    with torch_seed(9):
+        inside = torch.rand(2)
+    assert torch.equal(torch.rand(2), expected)
+    with torch_seed(9):
+        assert torch.equal(torch.rand(2), inside)
+
+    torch.manual_seed(5)
+    with pytest.raises(RuntimeError, match="inside"), torch_seed(9):
+        raise RuntimeError("inside")
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_global_seed(monkeypatch):
+    assert global_seed() == 0
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    seed_everything(17, verbose=False)
+    assert global_seed() == 17
