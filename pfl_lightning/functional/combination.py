@@ -16,6 +16,7 @@ from pfl_lightning.functional._simplex_qp import optimality_gap, solve_active_se
 RELATIVE_FLOOR = 1e-12  # of the largest diagonal: a smaller variance is below what the Gram matrix resolves
 RELATIVE_GAP = 1e-8  # of the objective: how far from its minimum a row may be by its optimality gap
 ABSOLUTE_GAP = 1e-11  # of the scale of the program
+ROWS_AT_ONCE = 512  # so that what is needed meanwhile does not grow with the square of the cohort
 NEGATIVE_ROUNDING = 1e-5  # of a client's own scale; V computed in single precision may be this far below zero
 
 
@@ -85,13 +86,16 @@ def _solve(hessian: Tensor, linear: Tensor, constant: Tensor, solver: str) -> Te
     weights = torch.eye(count, dtype=torch.float64)
     pending = torch.arange(count)
     for name in (solver, "cvxpy" if solver == "active_set" else "active_set"):
-        q, c = linear[pending], constant[pending]
-        found = solve_active_set(hessian, q, c) if name == "active_set" else solve_cvxpy(hessian, q)
-        objective = ((found @ hessian - 2 * q) * found).sum(dim=1) + c
-        gap = optimality_gap(hessian, q, found)
-        solved = gap <= RELATIVE_GAP * objective.clamp(min=0.0) + ABSOLUTE_GAP
-        weights[pending[solved]] = found[solved]
-        pending = pending[~solved]
+        unsolved = []
+        for rows in pending.split(ROWS_AT_ONCE):
+            q, c = linear[rows], constant[rows]
+            found = solve_active_set(hessian, q, c) if name == "active_set" else solve_cvxpy(hessian, q)
+            objective = ((found @ hessian - 2 * q) * found).sum(dim=1) + c
+            gap = optimality_gap(hessian, q, found)
+            solved = gap <= RELATIVE_GAP * objective.clamp(min=0.0) + ABSOLUTE_GAP
+            weights[rows[solved]] = found[solved]
+            unsolved.append(rows[~solved])
+        pending = torch.cat(unsolved)
         if len(pending) == 0:
             return weights
     warnings.warn(

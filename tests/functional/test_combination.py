@@ -1,3 +1,4 @@
+import importlib
 import warnings
 
 import cvxpy as cp
@@ -280,3 +281,13 @@ def test_restores_the_number_of_threads(monkeypatch):
         combination_weights(*random_statistics(3))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+def test_rows_solved_in_blocks_are_the_same(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    means = torch.randn(17, 4, 6, generator=generator, dtype=torch.float64)
+    variances, sizes = torch.rand(17, generator=generator) * 20, torch.randint(5, 50, (17,), generator=generator)
+    whole = combination_weights(means, variances, sizes, threshold=0.0)
+    module = importlib.import_module("pfl_lightning.functional.combination")
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
+    torch.testing.assert_close(combination_weights(means, variances, sizes, threshold=0.0), whole, rtol=0, atol=1e-12)
