@@ -13,7 +13,7 @@ import numpy as np
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.local_fit import FitResult
-from pfl_lightning.messages import Message
+from pfl_lightning.messages import Broadcast, Message
 from pfl_lightning.seeding import derive_seed
 
 __all__ = ["FederatedLoop", "Traffic"]
@@ -99,7 +99,6 @@ class FederatedLoop(L.Callback):
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
             )
-        data.group_size = pl_module.local_fit.clients_per_batch
         data.cohort = lambda round: self.sample_cohort(round, data.num_clients, pl_module.seed, trainer.max_epochs)
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
@@ -107,19 +106,23 @@ class FederatedLoop(L.Callback):
     # ------------------------------------------------------------------ a round
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start a round."""
+        """Start a round: from now on each client is sent what the server has for it when its turn comes."""
+        assert isinstance(pl_module, Federation)
         self._start = time.perf_counter()
         self._in_round, self._aggregated, self._results = True, False, []
+        server, round = pl_module.server, trainer.current_epoch
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Send each client of the batch what the server has for it."""
-        assert isinstance(pl_module, Federation)
-        for client in batch.tolist():
-            message = pl_module.server.broadcast(client, trainer.current_epoch)
+        def send(client: int) -> Broadcast:
+            message = server.broadcast(client, round)
             self.traffic.count(self.traffic.down, message)
-            pl_module.broadcasts[client] = message
+            return message
+
+        pl_module.start_round(send)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Let the engine go: Lightning calls no ``teardown`` after an error."""
+        if isinstance(pl_module, Federation):
+            pl_module.stop_engine()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -55,7 +55,6 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Attributes:
         cohort: Maps the round to the ids of its clients, set by the federation; None for all clients in order.
-        group_size: Clients in one batch of the training loader.
         augment: Whether training batches are augmented, whatever was given.
         augmentations: What is applied to a training batch, in this order; of the class: what ``augment=True`` chooses.
     """
@@ -100,7 +99,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.drop_last = drop_last
         self.seed = seed
         self.cohort: Callable[[int], Sequence[int]] | None = None
-        self.group_size = 1
         self._ready: LoadedData | None = None
 
     @abstractmethod
@@ -202,12 +200,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         save_partition(path, own.train.arrays(), own.test.arrays(), own.validation.arrays(), self._loaded.views)
 
     def train_dataloader(self) -> DataLoader[int]:
-        """The ids of the round's cohort, ``group_size`` in a batch: tensors of shape (group,)."""
-        return DataLoader(range(self.num_clients), self.group_size, sampler=CohortSampler(self.current_cohort))  # type: ignore[arg-type]
+        """The ids of the round's cohort, one in a batch: tensors of shape (1,)."""
+        return DataLoader(range(self.num_clients), 1, sampler=CohortSampler(self.current_cohort))  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[int]:
-        """All client ids, one in a batch: tensors of shape (1,)."""
-        return DataLoader(range(self.num_clients), 1)  # type: ignore[arg-type]
+        """The ids of the clients that are evaluated, one in a batch: tensors of shape (1,)."""
+        return DataLoader(range(self.num_clients), 1, sampler=CohortSampler(self.evaluated_clients))  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[int]:
         """As for validation."""
@@ -221,6 +219,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         if ids and not 0 <= min(ids) <= max(ids) < self.num_clients:
             raise IndexError(f"the cohort {ids} names clients outside 0 to {self.num_clients - 1}")
         return ids
+
+    def evaluated_clients(self) -> list[int]:
+        """The ids of the clients that are evaluated, in order."""
+        return list(range(self.num_clients))
 
     @property
     def _loaded(self) -> LoadedData:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,9 +10,7 @@ from torch import Tensor
 from pfl_lightning.architectures import ArchitectureSummary, summarize_architectures
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.grouped_states import GroupedStates
-from pfl_lightning.local_fit import FitTask
-from pfl_lightning.messages import Broadcast
-from pfl_lightning.state import load_state, select_state
+from pfl_lightning.state import select_state
 
 __all__ = ["Clients"]
 
@@ -46,27 +44,9 @@ class Clients:
         """The client's stored state and what never changes; views into the store."""
         return {**self._fixed[self.architecture_of[client]], **self.personal.get(client)}
 
-    def load(self, client: int, broadcast: Broadcast) -> FederatedClient:
-        """Put the model that a client is evaluated with into the module of its architecture.
-
-        It is the client's personal state under what the server would send now; or, for a method that evaluates the
-        trained models, the client's model after its last local fit.
-        """
-        model = self.model_of(client)
-        trained = model.evaluated == "trained" and self.personal.written(client)
-        if not trained:
-            load_state(model, self.stored(client))
-        model.receive(broadcast)
-        if trained:
-            load_state(model, self.stored(client))  # over the received weights; what else was received stays
-        return model
-
-    def by_architecture(self, tasks: Iterable[FitTask]) -> list[tuple[FederatedClient, list[FitTask]]]:
-        """Tasks of one architecture together, with its module."""
-        groups: dict[int, list[FitTask]] = {}
-        for task in tasks:
-            groups.setdefault(self.architecture_of[task.client], []).append(task)
-        return [(self.models[architecture], group) for architecture, group in groups.items()]
+    def keeps_trained(self, client: int) -> bool:
+        """Whether what is stored for the client is its whole model as its last local fit left it."""
+        return self.model_of(client).evaluated == "trained" and self.personal.written(client)
 
     def state_dict(self) -> dict[str, Any]:
         """Every client's stored state, and what never changes, for the checkpoint."""

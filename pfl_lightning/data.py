@@ -88,7 +88,6 @@ class FederatedData(Protocol):
     eval_batch_size: int
     drop_last: bool
     augment: bool
-    group_size: int
 
     @property
     def fingerprint(self) -> str:
@@ -97,6 +96,14 @@ class FederatedData(Protocol):
 
     def client_data(self, client: int) -> ClientParts:
         """One client's own parts."""
+        ...
+
+    def current_cohort(self) -> list[int]:
+        """The clients of the current round, in the order of the training loader."""
+        ...
+
+    def evaluated_clients(self) -> list[int]:
+        """The clients that are evaluated, in the order of the validation and test loaders."""
         ...
 
 

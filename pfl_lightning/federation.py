@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import lightning as L
@@ -14,13 +14,21 @@ from torch import Tensor, nn
 
 from pfl_lightning.architectures import ArchitectureSummary, EncoderChoice, MethodFactory, as_deal, build_clients
 from pfl_lightning.checkpoints import check_fits
-from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.clients import Clients
 from pfl_lightning.data import FederatedData, FitData
 from pfl_lightning.errors import CheckpointError, ClientError, ConfigurationError, FederationError
-from pfl_lightning.evaluation import score_part
 from pfl_lightning.grouped_states import GroupedStates
-from pfl_lightning.local_fit import FabricFit, FitEnvironment, FitResult, FitTask, LocalFit
+from pfl_lightning.local_fit import (
+    EvaluationResult,
+    EvaluationTask,
+    FabricFit,
+    FitEnvironment,
+    FitResult,
+    FitTask,
+    LocalFit,
+)
+from pfl_lightning.local_fit.evaluation import load_own_state
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import PartScore, summarize
 from pfl_lightning.seeding import global_seed
@@ -34,10 +42,11 @@ Scores = Mapping[int, PartScore]
 class Federation(L.LightningModule):
     """A federation of clients as one LightningModule.
 
-    One epoch of the outer Trainer is one communication round, one training batch is the local fit of one client (or of
-    as many as the engine takes at once), and in validation and test one batch is one client, evaluated with its own
-    model on its own parts. The rounds are driven by :class:`pfl_lightning.callbacks.FederatedLoop`; the data come from
-    a :class:`pfl_lightning.datamodules.FederatedDataModule`.
+    One epoch of the outer Trainer is one communication round, one training batch is the local fit of one client, and in
+    validation and test one batch is one client, evaluated with its own model on its own parts. An engine may run ahead
+    of the batches, with several clients at once. The rounds are driven by
+    :class:`pfl_lightning.callbacks.FederatedLoop`; the data come from a
+    :class:`pfl_lightning.datamodules.FederatedDataModule`.
 
     Args:
         method: Makes the client from an encoder and the number of classes: a class of :mod:`pfl_lightning.methods`, or
@@ -68,7 +77,8 @@ class Federation(L.LightningModule):
         self.clients: Clients
         self.server: Aggregator
         self.round = 0  # the last that was trained; the fine-tuning before an evaluation draws by it
-        self.broadcasts: dict[int, Broadcast] = {}
+        self._fits: Iterator[FitResult] = iter(())
+        self._evaluations: Iterator[EvaluationResult] = iter(())
         self.finished: list[FitResult] = []
         self.validation_scores: dict[int, PartScore] = {}
         self.test_scores: dict[int, PartScore] = {}
@@ -151,6 +161,33 @@ class Federation(L.LightningModule):
         """Nothing is optimized here: every local fit has its own optimizer."""
         return None
 
+    # ------------------------------------------------------------------ the engine
+
+    def on_fit_start(self) -> None:
+        """Let the engine get ready."""
+        self._start_engine()
+
+    def on_validation_start(self) -> None:
+        """Let the engine get ready, unless a fit has done so."""
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            self._start_engine()
+
+    def on_test_start(self) -> None:
+        """Let the engine get ready."""
+        self._start_engine()
+
+    def _start_engine(self) -> None:
+        self.local_fit.start(self.clients.models, self.data, self.environment)
+
+    def teardown(self, stage: str) -> None:
+        """Let the engine go."""
+        self.stop_engine()
+
+    def stop_engine(self) -> None:
+        """Drop what is under way and let the engine go."""
+        self._fits, self._evaluations = iter(()), iter(())
+        self.local_fit.stop()
+
     # ------------------------------------------------------------------ a round
 
     @property
@@ -174,22 +211,34 @@ class Federation(L.LightningModule):
             environment.convert_input,
         )
 
+    def start_round(self, send: Callable[[int], Broadcast]) -> None:
+        """Hand the cohort of the round to the engine, which takes one client after the other as it needs them.
+
+        Args:
+            send: Gives what the server sends to a client; called once a client.
+        """
+        cohort = self.data.current_cohort()[: int(self.trainer.num_training_batches)]
+        tasks = (
+            (self.clients.model_of(client), FitTask(send(client), self.clients.stored(client), self.fit_data(client)))
+            for client in cohort
+        )
+        self._fits = self.local_fit.run(tasks, self.environment)
+
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         """Fit the clients of the batch on what the server sent them; the results wait in ``finished``."""
-        tasks = []
         for client in batch.tolist():
-            if client not in self.broadcasts:
+            result = next(self._fits, None)
+            if result is None:
                 raise FederationError(
                     f"client {client} has received nothing from the server; "
                     "add pfl_lightning.callbacks.FederatedLoop() to the Trainer's callbacks"
                 )
-            tasks.append(FitTask(self.broadcasts.pop(client), self.clients.stored(client), self.fit_data(client)))
-        for model, group in self.clients.by_architecture(tasks):
-            for result in self.local_fit.fit(model, group, self.environment):
-                self._take(result)
-        # The server receives the updates in the cohort's order, however the clients were grouped.
-        place = {task.client: position for position, task in enumerate(tasks)}
-        self.finished.sort(key=lambda result: place[result.client])
+            if result.client != client:
+                raise FederationError(
+                    f"the outer Trainer asks for client {client}, client {result.client} is next in the cohort; "
+                    "leave the order of the data module's loaders as it is"
+                )
+            self._take(result)
 
     def _take(self, result: FitResult) -> None:
         if result.error is None:
@@ -203,8 +252,23 @@ class Federation(L.LightningModule):
     # ------------------------------------------------------------------ every client's own model
 
     def load_client(self, client: int, round: int) -> FederatedClient:
-        """Put the model that a client is evaluated with into the module of its architecture."""
-        return self.clients.load(client, self.server.broadcast(client, round))
+        """The module of the client's architecture, with the model that it is evaluated with before any fine-tuning."""
+        model = self.clients.model_of(client)
+        load_own_state(model, self._evaluation_task(client, round))
+        return model
+
+    def _evaluation_task(
+        self, client: int, round: int, *, validation: bool = False, test: bool = False
+    ) -> EvaluationTask:
+        parts = self.data.client_data(client)
+        return EvaluationTask(
+            self.server.broadcast(client, round),
+            self.clients.stored(client),
+            self.clients.keeps_trained(client),
+            self.fit_data(client),
+            parts.validation if validation else None,
+            parts.test if test else None,
+        )
 
     def client(self, client: int) -> FederatedClient:
         """A copy of a client's own model, fine-tuned if the method does so before an evaluation; it is the caller's.
@@ -217,26 +281,63 @@ class Federation(L.LightningModule):
             raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
         if not 0 <= client < self.personal.num_clients:
             raise IndexError(f"there is no client {client}; clients are 0 to {self.personal.num_clients - 1}")
-        return copy.deepcopy(self._own_model(client)).requires_grad_(True)
+        model, task = self.clients.model_of(client), self._evaluation_task(client, self.round)
+        with torch.inference_mode(False), torch.no_grad():
+            self._warn_if_not_tuned(self.local_fit.load_own_model(model, task, self.environment))
+        return copy.deepcopy(model).requires_grad_(True)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the scores of the last evaluation."""
-        self.validation_scores, self.test_scores = {}, {}
+        """Hand the clients to the engine; forget the scores of the last evaluation."""
+        sanity = self.trainer.sanity_checking
+        limits = self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches
+        self._start_evaluation(limits, validation=True, test=self.trainer.state.fn == TrainerFn.FITTING)
 
     def on_test_epoch_start(self) -> None:
-        """Forget the scores of the last evaluation."""
+        """Hand the clients to the engine; forget the scores of the last evaluation."""
+        self._start_evaluation(self.trainer.num_test_batches, validation=False, test=True)
+
+    def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
         self.validation_scores, self.test_scores = {}, {}
+        tasks = (
+            (
+                self.clients.model_of(client),
+                self._evaluation_task(client, self.round, validation=validation, test=test),
+            )
+            for client in self.data.evaluated_clients()[: int(limits[0])]
+        )
+        self._evaluations = self.local_fit.evaluate(tasks, self.environment)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate each client on its validation part and, during a fit, on its test part."""
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
-        for client in batch.tolist():
-            self._evaluate(client, validation=True, test=fitting)
+        self._evaluate(batch.tolist())
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate each client on its test part."""
-        for client in batch.tolist():
-            self._evaluate(client, validation=False, test=True)
+        self._evaluate(batch.tolist())
+
+    # Evaluation under inference_mode would forbid the fine-tuning of a client's model, and would leave tensors behind
+    # that no later fit could use.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _evaluate(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            result = next(self._evaluations, None)
+            if result is None or result.client != client:
+                raise FederationError(
+                    f"the outer Trainer asks for client {client}, the evaluation goes on with "
+                    f"{'nobody' if result is None else f'client {result.client}'}; leave the order of the data "
+                    "module's loaders as it is"
+                )
+            self._warn_if_not_tuned(result.not_tuned)
+            if result.validation is not None:
+                self.validation_scores[client] = result.validation
+            if result.test is not None:
+                self.test_scores[client] = result.test
+
+    @staticmethod
+    def _warn_if_not_tuned(error: ClientError | None) -> None:
+        if error is not None:
+            warnings.warn(f"evaluated without fine-tuning: {error}", stacklevel=3)
 
     def on_validation_epoch_end(self) -> None:
         """Log ``accuracy/*`` (validation parts) and, during a fit, ``test_accuracy/*``."""
@@ -246,34 +347,6 @@ class Federation(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         """Log ``test_accuracy/*``."""
         self._log_scores("test_", self.test_scores)
-
-    # Evaluation under inference_mode would forbid the fine-tuning of a client's model, and would leave tensors behind
-    # that no later fit could use.
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _own_model(self, client: int) -> FederatedClient:
-        """The shared module as the client's own model, fine-tuned, in evaluation mode, until the next use."""
-        model = self.load_client(client, self.round)
-        if model.personalization_phases():
-            context = FitContext(client, self.round, self.fit_data(client))
-            try:
-                with torch.enable_grad():
-                    self.local_fit.personalize(model, context, self.environment)
-            except ClientError as error:
-                warnings.warn(f"evaluated without fine-tuning: {error}", stacklevel=2)
-                self.load_client(client, self.round)
-        return model.eval()
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _evaluate(self, client: int, *, validation: bool, test: bool) -> None:
-        model = self._own_model(client)
-        parts = self.data.client_data(client)
-        size, environment = self.data.eval_batch_size, self.environment
-        if validation and len(parts.validation):
-            self.validation_scores[client] = score_part(model, parts.validation, size, environment)
-        if test and len(parts.test):
-            self.test_scores[client] = score_part(model, parts.test, size, environment)
 
     def _log_scores(self, prefix: str, scores: Scores) -> None:
         if not scores:

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.local_fit.base import FitEnvironment
 from pfl_lightning.local_fit.fabric import HOOKS_NOT_TAKEN, HOOKS_TAKEN
+from pfl_lightning.local_fit.tasks import FitEnvironment
 
 __all__ = [
     "CannotVectorizeError",

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ClientError
-from pfl_lightning.local_fit.base import FitEnvironment, FitTask, begin, enter_phase
+from pfl_lightning.local_fit.base import begin, enter_phase
 from pfl_lightning.local_fit.fabric import frozen_features
+from pfl_lightning.local_fit.tasks import FitEnvironment, FitTask
 from pfl_lightning.messages import State
 from pfl_lightning.seeding import derive_seed, torch_seed
 from pfl_lightning.state import TensorDict

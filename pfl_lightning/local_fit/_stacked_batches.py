@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfl_lightning.client import Phase
 from pfl_lightning.local_fit._stack import Member
-from pfl_lightning.local_fit.base import FitEnvironment
+from pfl_lightning.local_fit.tasks import FitEnvironment
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["Batches", "StackedBatches", "Stream"]

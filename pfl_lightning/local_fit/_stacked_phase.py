@@ -17,8 +17,8 @@ from pfl_lightning.local_fit._stack import Stack
 from pfl_lightning.local_fit._stacked_batches import StackedBatches, Stream
 from pfl_lightning.local_fit._stacked_optimizer import StackedOptimizer, clip_per_client
 from pfl_lightning.local_fit._stacked_step import LoopedStep, StackedStep, VectorizedStep
-from pfl_lightning.local_fit.base import FitEnvironment
 from pfl_lightning.local_fit.fabric import passed_through
+from pfl_lightning.local_fit.tasks import FitEnvironment
 
 __all__ = ["Clipping", "run_stacked_phase"]
 

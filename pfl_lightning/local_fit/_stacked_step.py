@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.local_fit._limits import CannotVectorizeError, PythonState, explain, python_state, refuse_changes
 from pfl_lightning.local_fit._stacked_batches import Batches
-from pfl_lightning.local_fit.base import FitEnvironment
+from pfl_lightning.local_fit.tasks import FitEnvironment
 from pfl_lightning.state import norm_names
 
 __all__ = ["LoopedStep", "StackedStep", "VectorizedStep"]

@@ -4,106 +4,32 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FitData
+from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
-from pfl_lightning.messages import Broadcast, ClientUpdate, State
+from pfl_lightning.local_fit.evaluation import load_own_state, score_part
+from pfl_lightning.local_fit.tasks import (
+    EvaluationResult,
+    EvaluationTask,
+    FitEnvironment,
+    FitResult,
+    FitTask,
+    Losses,
+)
+from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.seeding import derive_seed, torch_seed
 from pfl_lightning.state import load_state, matching, select_state
 
-__all__ = ["FitEnvironment", "FitResult", "FitTask", "LocalFit", "Losses"]
-
-Losses = dict[str, float]
-"""Means over the steps of a fit, by the name of the loss term."""
-
-
-@dataclass(frozen=True)
-class FitEnvironment:
-    """What the outer Trainer gives to every local fit.
-
-    Attributes:
-        seed: The run's seed.
-        device: Where clients train.
-        precision: Lightning's precision plugin; ``None`` trains in the module's own precision.
-        precision_name: What an inner Trainer is given, such as ``"bf16-mixed"``.
-    """
-
-    seed: int = 0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    precision: Precision | None = None
-    precision_name: str = "32-true"
-
-    def forward_context(self) -> AbstractContextManager[object]:
-        """The context of every forward pass."""
-        return nullcontext() if self.precision is None else self.precision.forward_context()
-
-    def convert_input(self, data: Any) -> Any:
-        """Inputs in the type that the precision asks for, such as double under ``64-true``."""
-        return data if self.precision is None else self.precision.convert_input(data)
-
-    def fit_context(self) -> AbstractContextManager[object]:
-        """The context of a local fit, which leaves the outer Trainer's autocast.
-
-        It then holds in the forward passes alone, and no cast of a weight outlives the step that changes the weight.
-        """
-        return torch.autocast(self.device.type, enabled=False, cache_enabled=False)
-
-
-@dataclass(frozen=True)
-class FitTask:
-    """One client's fit in one round: everything it needs, and nothing of another client.
-
-    Attributes:
-        broadcast: What the server sent; it names the client and the round.
-        personal: The client's personal state, as it was stored.
-        data: The client's own training data.
-    """
-
-    broadcast: Broadcast
-    personal: State
-    data: FitData
-
-    @property
-    def client(self) -> int:
-        """Number of the client."""
-        return self.broadcast.client
-
-    @property
-    def round(self) -> int:
-        """Number of the round, from 0."""
-        return self.broadcast.round
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """What came of a :class:`FitTask`.
-
-    Attributes:
-        client: Number of the client.
-        round: Number of the round.
-        update: The upload; ``None`` when the fit failed.
-        personal: The personal state after the fit; empty when the fit failed.
-        losses: Means over the steps of a phase, averaged over the phases that have the term, by name.
-        seconds: Wall time of the fit.
-        error: Why the fit failed.
-    """
-
-    client: int
-    round: int
-    update: ClientUpdate | None
-    personal: State
-    losses: Losses
-    seconds: float
-    error: ClientError | None = None
+__all__ = ["LocalFit"]
 
 
 class LocalFit(ABC):
@@ -116,7 +42,7 @@ class LocalFit(ABC):
     """
 
     clients_per_batch: int = 1
-    """How many clients the outer Trainer should hand over at once."""
+    """How many clients are taken at once."""
 
     def __init__(self, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm") -> None:
         if gradient_clip_algorithm not in ("norm", "value"):
@@ -125,6 +51,72 @@ class LocalFit(ABC):
             raise ValueError(f"gradient_clip_val must be positive or null, got {gradient_clip_val}")
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
+
+    def start(  # noqa: B027
+        self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
+    ) -> None:
+        """Called before the first task of a fit, a validation or a test, for engines that hold more than themselves.
+
+        Args:
+            models: The module of each architecture.
+            data: Every client's data.
+            environment: What the outer Trainer gives.
+        """
+
+    def stop(self) -> None:  # noqa: B027
+        """Let go of what :meth:`start` took; called when the fit, the validation or the test is over or has failed."""
+
+    def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
+        """Run the local fits of a round, each with the module of its architecture.
+
+        Tasks are taken, and results yielded, one by one and in the same order, so that neither broadcasts nor updates
+        of a whole cohort need be held. A result's personal state is valid until the next result is asked for.
+        """
+        waiting = iter(tasks)
+        while group := list(islice(waiting, self.clients_per_batch)):
+            models = {id(model): model for model, _ in group}
+            if len(models) == 1:
+                yield from self.fit(group[0][0], [task for _, task in group], environment)
+                continue
+            found: dict[int, FitResult] = {}
+            for model in models.values():
+                for result in self.fit(model, [task for own, task in group if own is model], environment):
+                    found[result.client] = _kept(result)
+            yield from (found[task.client] for _, task in group)
+
+    def evaluate(
+        self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
+    ) -> Iterator[EvaluationResult]:
+        """Judge clients by their own models, fine-tuned where their method does so; results in the tasks' order."""
+        for client, task in tasks:
+            error = self.load_own_model(client, task, environment)
+            size = task.data.eval_batch_size
+            scores = [
+                score_part(client, part, size, environment) if part is not None and len(part) else None
+                for part in (task.validation, task.test)
+            ]
+            yield EvaluationResult(task.client, *scores, not_tuned=error)
+
+    def load_own_model(
+        self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment
+    ) -> ClientError | None:
+        """Bring the module to a client's own model, fine-tuned, in evaluation mode.
+
+        Returns:
+            Why it was not fine-tuned, if that failed.
+        """
+        load_own_state(client, task)
+        error = None
+        if client.personalization_phases():
+            context = FitContext(task.client, task.round, task.data)
+            try:
+                with torch.enable_grad():
+                    self.personalize(client, context, environment)
+            except ClientError as found:
+                error = found
+                load_own_state(client, task)
+        client.eval()
+        return error
 
     @abstractmethod
     def run_phase(
@@ -191,6 +183,11 @@ class LocalFit(ABC):
         if trains(client.encoder):
             context.data.forget_features()
         return losses
+
+
+def _kept(result: FitResult) -> FitResult:
+    """The result with a personal state of its own."""
+    return replace(result, personal={name: value.clone() for name, value in result.personal.items()})
 
 
 def begin(client: FederatedClient, task: FitTask) -> None:

@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.local_fit.base import FitEnvironment, LocalFit, Losses, check_finite_losses, means, trains
+from pfl_lightning.local_fit.base import LocalFit, check_finite_losses, means, trains
 from pfl_lightning.local_fit.optimizers import unpack_optimizers
+from pfl_lightning.local_fit.tasks import FitEnvironment, Losses
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["FabricFit"]

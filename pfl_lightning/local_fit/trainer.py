@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import NonFiniteLossError
-from pfl_lightning.local_fit.base import FitEnvironment, LocalFit, Losses, check_finite_losses, means
+from pfl_lightning.local_fit.base import LocalFit, check_finite_losses, means
+from pfl_lightning.local_fit.tasks import FitEnvironment, Losses
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["TrainerFit"]

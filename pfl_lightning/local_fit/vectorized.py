@@ -17,17 +17,9 @@ from pfl_lightning.errors import ClientError
 from pfl_lightning.local_fit._limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.local_fit._stack import Member, Stack, prepare, put_state
 from pfl_lightning.local_fit._stacked_phase import Clipping, run_stacked_phase
-from pfl_lightning.local_fit.base import (
-    FitEnvironment,
-    FitResult,
-    FitTask,
-    LocalFit,
-    Losses,
-    conclude,
-    enter_phase,
-    trains,
-)
+from pfl_lightning.local_fit.base import LocalFit, conclude, enter_phase, trains
 from pfl_lightning.local_fit.fabric import FabricFit, frozen_features
+from pfl_lightning.local_fit.tasks import FitEnvironment, FitResult, FitTask, Losses
 from pfl_lightning.seeding import derive_seed, torch_seed
 
 __all__ = ["VectorizedFit"]

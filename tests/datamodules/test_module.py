@@ -158,8 +158,8 @@ def test_loaders_give_client_ids_and_the_rounds_cohort():
     assert [batch.tolist() for batch in data.train_dataloader()] == [[0], [1], [2], [3], [4]]
     assert [batch.tolist() for batch in data.val_dataloader()] == [[0], [1], [2], [3], [4]]
     assert len(data.test_dataloader()) == 5
-    data.cohort, data.group_size = (lambda round_: [4, 0, 2]), 2
-    assert [batch.tolist() for batch in data.train_dataloader()] == [[4, 0], [2]]
+    data.cohort = lambda round_: [4, 0, 2]
+    assert [batch.tolist() for batch in data.train_dataloader()] == [[4], [0], [2]]
     data.cohort = lambda round_: [7]
     with pytest.raises(IndexError, match=r"the cohort \[7\] names clients outside 0 to 4"):
         list(data.train_dataloader())

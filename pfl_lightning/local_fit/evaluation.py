@@ -6,11 +6,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import PartSource
-from pfl_lightning.local_fit import FitEnvironment
+from pfl_lightning.local_fit.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.metrics import PartScore
+from pfl_lightning.state import load_state
 
-__all__ = ["score_part"]
+__all__ = ["load_own_state", "score_part"]
 
 
 def score_part(model: nn.Module, part: PartSource, batch_size: int, environment: FitEnvironment) -> PartScore:
@@ -30,3 +32,16 @@ def score_part(model: nn.Module, part: PartSource, batch_size: int, environment:
         right += (scores.argmax(1) == y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
     return PartScore(float(right) / len(part), float(loss) / len(part), len(part))
+
+
+def load_own_state(client: FederatedClient, task: EvaluationTask) -> None:
+    """Put the model that a client is evaluated with into the module of its architecture, before any fine-tuning.
+
+    It is the client's personal state under what the server would send now; or, for a method that evaluates the trained
+    models, the client's model after its last local fit.
+    """
+    if not task.trained:
+        load_state(client, task.stored)
+    client.receive(task.broadcast)
+    if task.trained:
+        load_state(client, task.stored)  # over the received weights; what else was received stays
