@@ -91,11 +91,11 @@ class LocalFit(ABC):
         for client, task in tasks:
             error = self.load_own_model(client, task, environment)
             size = task.data.eval_batch_size
-            scores = [
+            validation, test = (
                 score_part(client, part, size, environment) if part is not None and len(part) else None
                 for part in (task.validation, task.test)
-            ]
-            yield EvaluationResult(task.client, *scores, not_tuned=error)
+            )
+            yield EvaluationResult(task.client, validation, test, error)
 
     def load_own_model(
         self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment
