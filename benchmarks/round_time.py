@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from pfl_lightning import FabricFit, Federation, TrainerFit
+from pfl_lightning import FabricFit, Federation, LocalFit, TrainerFit
 from pfl_lightning import methods as m
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, FromDatasets
@@ -75,7 +75,7 @@ def plain_round(inputs: torch.Tensor, labels: torch.Tensor, clients: int, args: 
 
 
 def package_rounds(
-    method: type[m.FedAvg], data: FromDatasets, engine: FabricFit | TrainerFit, rounds: int, args: argparse.Namespace
+    method: type[m.FedAvg], data: FromDatasets, engine: LocalFit, rounds: int, args: argparse.Namespace
 ) -> float:
     """Seconds of the last of ``rounds`` rounds through the outer Trainer."""
     timer = RoundTimer()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -219,6 +219,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         if ids and not 0 <= min(ids) <= max(ids) < self.num_clients:
             raise IndexError(f"the cohort {ids} names clients outside 0 to {self.num_clients - 1}")
         return ids
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the Trainer and what it set: what another process needs of the data."""
+        return {**self.__dict__, "trainer": None, "cohort": None}
 
     def evaluated_clients(self) -> list[int]:
         """The ids of the clients that are evaluated, in order."""

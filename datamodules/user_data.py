@@ -49,6 +49,11 @@ class FromDatasets(FederatedDataModule):
         self.test = test
         self.given_names = class_names
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the data sets once they are read."""
+        read = {"train": None, "test": None} if self._ready is not None else {}
+        return {**super().__getstate__(), **read}
+
     def load(self) -> Samples:
         """Read every item once.
 
@@ -85,6 +90,11 @@ class FromLightning(FederatedDataModule):
         super().__init__(partition, batch_size, **kwargs)
         self.datamodule = datamodule
         self.given_names = class_names
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the module once it is read."""
+        read = {"datamodule": None} if self._ready is not None else {}
+        return {**super().__getstate__(), **read}
 
     def load(self) -> Samples:
         """Prepare the module and read its data sets once.

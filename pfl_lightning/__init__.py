@@ -2,7 +2,7 @@
 
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.federation import Federation
-from pfl_lightning.local_fit import FabricFit, LocalFit, TrainerFit, VectorizedFit
+from pfl_lightning.local_fit import FabricFit, LocalFit, RayFit, TrainerFit, VectorizedFit
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.server import Aggregator, AveragingAggregator
 
@@ -20,6 +20,7 @@ __all__ = [
     "FitContext",
     "LocalFit",
     "Phase",
+    "RayFit",
     "TrainerFit",
     "VectorizedFit",
 ]

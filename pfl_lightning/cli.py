@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, ResultsWriter, architecture_table
 from pfl_lightning.checkpoints import AtomicCheckpointIO, BestRound
-from pfl_lightning.cli_parser import CLIParser
+from pfl_lightning.cli_parser import CLIParser, choose_engine, with_engine
 from pfl_lightning.cli_tables import encoders_table, methods_table
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import FederationError
@@ -79,6 +79,8 @@ class FederatedCLI(LightningCLI):
     """LightningCLI for a :class:`~pfl_lightning.Federation`, with the loop, results and checkpoints in place."""
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+        if args is None or isinstance(args, list):
+            args = with_engine(sys.argv[1:] if args is None else args)
         super().__init__(
             Federation,
             FederatedDataModule,
@@ -106,6 +108,12 @@ class FederatedCLI(LightningCLI):
         parser.add_argument(
             "--run_dir", type=str, default="runs", help="Folder of the runs; each gets version_N in it."
         )
+        parser.add_argument(
+            "--fit",
+            type=Literal["fabric", "vectorized", "ray", "trainer"] | None,
+            default=None,
+            help="How local fits run, short for --model.local_fit; its options follow as --model.local_fit.NAME.",
+        )
         parser.add_lightning_class_args(FederatedLoop, "loop")
         parser.add_lightning_class_args(ResultsWriter, "results")
         parser.add_lightning_class_args(BestRound, "checkpoint")
@@ -123,6 +131,7 @@ class FederatedCLI(LightningCLI):
         if self.subcommand is None:
             return
         config = self.config[self.subcommand]
+        choose_engine(config)
         runs = RunFolder(Path(config.run_dir))
         self.run_folder = runs.next()
         if self.subcommand == "partition":

@@ -7,14 +7,17 @@ import importlib
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from pfl_lightning import datamodules, local_fit, methods
 from pfl_lightning.encoders import encoder_names
+from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["CLIParser"]
+__all__ = ["CLIParser", "choose_engine", "with_engine"]
 
 
 def _subclasses(module: Any, base: type) -> list[str]:
@@ -58,6 +61,43 @@ def _options(message: str) -> str:
     near = difflib.get_close_matches(wrong.group(1), options, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}options of {name}: {', '.join(sorted(options))}"
+
+
+ENGINES = {"fabric": "FabricFit", "vectorized": "VectorizedFit", "ray": "RayFit", "trainer": "TrainerFit"}
+"""What ``--fit`` stands for."""
+
+
+def with_engine(args: Sequence[str]) -> list[str]:
+    """``--fit NAME`` written out as ``--model.local_fit CLASS``, which the options of that class may follow."""
+    found: list[str] = []
+    waiting = list(args)
+    while waiting:
+        word = waiting.pop(0)
+        option, equals, name = word.partition("=")
+        if option == "--fit" and not equals and waiting:
+            name = waiting.pop(0)
+        engine = ENGINES.get(name) if option == "--fit" else None
+        if engine is not None:
+            found += ["--model.local_fit", engine]
+        else:  # the parser says what is wrong with it
+            found += [option, name] if option == "--fit" and not equals and name else [word]
+    return found
+
+
+def choose_engine(config: Namespace) -> None:
+    """``fit: NAME`` of a config file, put in the place of ``model.local_fit``.
+
+    Raises:
+        ConfigurationError: There is another engine.
+    """
+    if config.fit is None:
+        return
+    own = config.model.local_fit
+    if own is None:
+        config.model.local_fit = Namespace(class_path=f"pfl_lightning.{ENGINES[config.fit]}", init_args=Namespace())
+    elif own.class_path.rpartition(".")[2] != ENGINES[config.fit]:
+        raise ConfigurationError(f"fit is {config.fit!r}, model.local_fit is {own.class_path}: give one of them")
+    config.fit = None
 
 
 class CLIParser(LightningArgumentParser):

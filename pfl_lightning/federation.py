@@ -29,6 +29,7 @@ from pfl_lightning.local_fit import (
     LocalFit,
 )
 from pfl_lightning.local_fit.evaluation import load_own_state
+from pfl_lightning.local_fit.tasks import fit_data
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import PartScore, summarize
 from pfl_lightning.seeding import global_seed
@@ -198,18 +199,7 @@ class Federation(L.LightningModule):
 
     def fit_data(self, client: int) -> FitData:
         """The client's training part with the settings of its local fit."""
-        data, environment = self.data, self.environment
-        return FitData(
-            data.client_data(client).train,
-            data.batch_size,
-            data.drop_last,
-            data.augment,
-            self.clients.model_of(client).views,
-            data.eval_batch_size,
-            self.device,
-            environment.forward_context,
-            environment.convert_input,
-        )
+        return fit_data(self.data, client, self.clients.model_of(client), self.environment)
 
     def start_round(self, send: Callable[[int], Broadcast]) -> None:
         """Hand the cohort of the round to the engine, which takes one client after the other as it needs them.

@@ -8,8 +8,8 @@ counted by kind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -59,6 +59,18 @@ class Message:
             elif value is not None:
                 for name, tensor in value.items():
                     yield f"{declared.name}.{name}", kind, tensor
+
+    def to(self, device: torch.device) -> Self:
+        """The message with its content on a device; itself if all of it is there."""
+        if all(tensor.device == device for _, _, tensor in self.tensors()):
+            return self
+        moved: dict[str, Any] = {}
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if declared.metadata.get("kind") is not None and value is not None:
+                whole = isinstance(value, Tensor)
+                moved[declared.name] = value.to(device) if whole else {n: t.to(device) for n, t in value.items()}
+        return replace(self, **moved)
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Size of the content in bytes, by kind (``"weights"``, ``"statistics"``).

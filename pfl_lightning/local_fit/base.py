@@ -81,7 +81,7 @@ class LocalFit(ABC):
             found: dict[int, FitResult] = {}
             for model in models.values():
                 for result in self.fit(model, [task for own, task in group if own is model], environment):
-                    found[result.client] = _kept(result)
+                    found[result.client] = with_own_state(result)
             yield from (found[task.client] for _, task in group)
 
     def evaluate(
@@ -185,7 +185,7 @@ class LocalFit(ABC):
         return losses
 
 
-def _kept(result: FitResult) -> FitResult:
+def with_own_state(result: FitResult) -> FitResult:
     """The result with a personal state of its own."""
     return replace(result, personal={name: value.clone() for name, value in result.personal.items()})
 

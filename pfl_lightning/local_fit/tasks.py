@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
-from pfl_lightning.data import FitData, PartSource
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData, FitData, PartSource
 from pfl_lightning.errors import ClientError
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import PartScore
 
-__all__ = ["EvaluationResult", "EvaluationTask", "FitEnvironment", "FitResult", "FitTask", "Losses"]
+__all__ = ["EvaluationResult", "EvaluationTask", "FitEnvironment", "FitResult", "FitTask", "Losses", "fit_data"]
 
 Losses = dict[str, float]
 """Means over the steps of a fit, by the name of the loss term."""
@@ -50,6 +51,28 @@ class FitEnvironment:
         It then holds in the forward passes alone, and no cast of a weight outlives the step that changes the weight.
         """
         return torch.autocast(self.device.type, enabled=False, cache_enabled=False)
+
+
+def fit_data(data: FederatedData, client: int, model: FederatedClient, environment: FitEnvironment) -> FitData:
+    """A client's training part with the settings of its local fit.
+
+    Args:
+        data: Every client's data.
+        client: Number of the client.
+        model: The module of its architecture.
+        environment: Where and in which precision it trains.
+    """
+    return FitData(
+        data.client_data(client).train,
+        data.batch_size,
+        data.drop_last,
+        data.augment,
+        model.views,
+        data.eval_batch_size,
+        environment.device,
+        environment.forward_context,
+        environment.convert_input,
+    )
 
 
 @dataclass(frozen=True)

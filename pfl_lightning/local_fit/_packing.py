@@ -1,0 +1,133 @@
+"""Objects as bytes, tensors as buffers beside them, and tensors that the receiver has already as references.
+
+Ray's own pickling copies tensors twice and sends them in every message that holds them. Here a tensor becomes a buffer
+that Ray puts into shared memory as it is, with its layout (the order of its dimensions in memory), since that decides
+the order of sums and with it the last bits of a result.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["Packed", "pack", "unpack"]
+
+Place = tuple[int, int]
+"""A tensor that the receiver has: number of its bundle, position in it."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An object as bytes.
+
+    Attributes:
+        content: The object without its buffers.
+        buffers: Contents of its tensors and arrays, bytes.
+    """
+
+    content: bytes
+    buffers: tuple[NDArray[np.uint8], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return len(self.content) + sum(buffer.nbytes for buffer in self.buffers)
+
+
+def pack(value: Any, known: Mapping[int, Place] | None = None) -> Packed:
+    """Make bytes of an object; whatever cannot be pickled by reference (lambdas, classes of a script) goes by value.
+
+    Args:
+        value: The object.
+        known: Where the receiver finds a tensor, by the ``id`` of the tensor; it must not have changed.
+
+    Returns:
+        The bytes; its buffers share the memory of the tensors, which must not change before they have been sent.
+    """
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _pickler(file, buffers, known or {}).dump(value)
+    return Packed(file.getvalue(), tuple(np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers))
+
+
+def unpack(packed: Packed, known: Mapping[int, Sequence[Tensor]] | None = None, *, copy: bool = True) -> Any:
+    """The object again.
+
+    Args:
+        packed: What :func:`pack` returned.
+        known: The bundles that it refers to.
+        copy: Whether tensors get memory of their own. Otherwise they share that of the buffers, which may be read-only
+            memory of another process: who writes into such a tensor crashes.
+    """
+    buffers: list[Any] = [bytearray(buffer.data) if copy else buffer for buffer in packed.buffers]
+    return _Unpickler(io.BytesIO(packed.content), buffers, known or {}, copy).load()
+
+
+def _pickler(file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: Mapping[int, Place]) -> Any:
+    from ray import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Tensors by buffer or by reference."""
+
+        def persistent_id(self, value: Any) -> Place | None:
+            return known.get(id(value)) if type(value) is Tensor else None
+
+        def reducer_override(self, value: Any) -> Any:
+            if type(value) is Tensor and value.layout is torch.strided and not value.is_quantized:
+                return _tensor, _as_array(value)
+            return super().reducer_override(value)
+
+    return Pickler(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, buffers: list[Any], known: Mapping[int, Sequence[Tensor]], copy: bool) -> None:
+        super().__init__(file, buffers=buffers)
+        self._known, self._copy = known, copy
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        bundle, position = pid
+        found: Tensor = self._known[bundle][position]
+        return found
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Tensors of their own are in torch's memory: its alignment may decide the last bits of a product."""
+        found = super().find_class(module, name)
+        return _own_tensor if found is _tensor and self._copy else found
+
+
+def _as_array(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype, tuple[int, ...], bool]:
+    value = tensor.detach().cpu().resolve_conj().resolve_neg()
+    strides = value.stride()
+    order = tuple(sorted(range(value.ndim), key=lambda d: (-strides[d], d)))
+    dense = value.permute(order)
+    if not dense.is_contiguous():  # an excerpt of something: its layout is of no use
+        order, dense = tuple(range(value.ndim)), value.contiguous()
+    # NumPy knows fewer types: the bytes travel as integers of the same size.
+    integers = _INTEGERS.get(dense.element_size())
+    array = dense.numpy() if integers is None else dense.view(integers).numpy()
+    return array, value.dtype, order, tensor.requires_grad
+
+
+def _tensor(array: NDArray[Any], dtype: torch.dtype, order: tuple[int, ...], requires_grad: bool) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        value = torch.from_numpy(array)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    value = (value if value.dtype == dtype else value.view(dtype)).permute(inverse)
+    return value.requires_grad_() if requires_grad else value
+
+
+def _own_tensor(array: NDArray[Any], dtype: torch.dtype, order: tuple[int, ...], requires_grad: bool) -> Tensor:
+    value = _tensor(array, dtype, order, False).clone()
+    return value.requires_grad_() if requires_grad else value

@@ -1,0 +1,105 @@
+"""A Ray of one's own on this machine, or the way to one that runs already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import warnings
+from typing import Any
+
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["Cluster", "require_ray"]
+
+
+def require_ray() -> Any:
+    """The module ``ray``.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    # Ray reports how it is used to its makers unless told not to; that is for the user to decide, not for us.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigurationError(
+            "RayFit needs Ray, which is not installed: pip install 'pfl-lightning[ray]'"
+        ) from error
+    return ray
+
+
+class Cluster:
+    """The connection to Ray: started here, joined by address, or the one that this process has already.
+
+    Args:
+        address: Of a running cluster (``"auto"``, ``"host:6379"``); ``None`` starts one on this machine.
+        num_workers: Workers that are wanted; ``None`` for one for each share of the cores.
+        cpus_per_worker: Cores of a worker.
+        gpus_per_worker: GPUs of a worker; ``None`` divides those there are if ``on_gpu``.
+        on_gpu: Whether the outer Trainer is on a GPU.
+
+    Raises:
+        ConfigurationError: Ray is not installed, the address does not answer, or there are too few GPUs.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        num_workers: int | None,
+        cpus_per_worker: int,
+        gpus_per_worker: float | None,
+        on_gpu: bool,
+    ) -> None:
+        self.ray = require_ray()
+        self._own = not self.ray.is_initialized()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if self._own and address is None:
+            wanted = num_workers or max(1, cores // cpus_per_worker)
+            self._init(address="local", num_cpus=max(1, wanted * cpus_per_worker), include_dashboard=False)
+        elif self._own:
+            self._connect(str(address))
+        elif address is not None:
+            warnings.warn(f"this process is connected to Ray already; address={address!r} is not used", stacklevel=2)
+        there = self.ray.cluster_resources()
+        cpus = cores if self._own and address is None else int(there.get("CPU", 0))
+        self.num_workers = num_workers or max(1, cpus // cpus_per_worker)
+        if self.num_workers * cpus_per_worker > cpus:
+            warnings.warn(
+                f"{self.num_workers} workers of {cpus_per_worker} cores each were asked for, there are {cpus} cores: "
+                "they will get in each other's way, or wait for one another",
+                stacklevel=2,
+            )
+        gpus = float(there.get("GPU", 0))
+        self.gpus_per_worker = (
+            (gpus / self.num_workers if on_gpu else 0.0) if gpus_per_worker is None else gpus_per_worker
+        )
+        if self.gpus_per_worker > gpus:
+            raise ConfigurationError(f"gpus_per_worker is {self.gpus_per_worker}, Ray finds {gpus:g} GPUs")
+
+    def _connect(self, address: str) -> None:
+        try:
+            _knock(address)  # Ray itself would try for minutes, and end this process
+            self._init(address=address)
+        except Exception as error:
+            raise ConfigurationError(
+                f"no Ray cluster can be reached at address={address!r} ({type(error).__name__}: {error}); start one "
+                "with `ray start --head`, or leave the address away for workers on this machine"
+            ) from error
+
+    def _init(self, **options: Any) -> None:
+        self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
+
+    def close(self) -> None:
+        """Leave; a Ray that was started here ends with its processes."""
+        if self._own and self.ray.is_initialized():
+            self.ray.shutdown()
+
+
+def _knock(address: str, seconds: float = 10.0) -> None:
+    """Look whether anybody listens at ``host:port``; other addresses are Ray's to judge."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()

@@ -1,0 +1,244 @@
+"""What runs in a worker process: local fits and evaluations of parcels of clients, by an ordinary engine."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData
+from pfl_lightning.local_fit._packing import Packed, pack, unpack
+from pfl_lightning.local_fit.base import LocalFit, with_own_state
+from pfl_lightning.local_fit.tasks import EvaluationTask, FitEnvironment, FitTask, fit_data
+from pfl_lightning.messages import Broadcast, State
+
+__all__ = ["ClientWork", "Notice", "Parcel", "Reply", "Setup", "Worker", "versions"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker has from the start, besides the data.
+
+    Attributes:
+        models: The module of each architecture.
+        engine: What trains and evaluates the clients.
+        environment: Of the outer Trainer; the device is the worker's own.
+    """
+
+    models: tuple[FederatedClient, ...]
+    engine: LocalFit
+    environment: FitEnvironment
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What travels for a client: all of a task but the data and the architecture.
+
+    Attributes:
+        model: Which architecture it has.
+        broadcast: What the server sent.
+        state: The client's stored state.
+        trained: For an evaluation, see :class:`~pfl_lightning.local_fit.EvaluationTask`.
+        validation: Whether the validation part is asked for.
+        test: Whether the test part is asked for.
+    """
+
+    model: int
+    broadcast: Broadcast
+    state: State
+    trained: bool = False
+    validation: bool = False
+    test: bool = False
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Clients for a worker.
+
+    Attributes:
+        work: A tuple of :class:`ClientWork`.
+        bundles: Tensors that several parcels have in common: the bundles' numbers and where Ray keeps them.
+        alive: Numbers of all bundles that parcels may still refer to; a worker forgets the others.
+    """
+
+    work: Packed
+    bundles: tuple[tuple[int, Any], ...] = ()
+    alive: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A warning, or a line of the package's log (which has no category)."""
+
+    text: str
+    category: type[Warning] | None = None
+    level: int = logging.WARNING
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What comes back.
+
+    Attributes:
+        value: The results; nothing when there was an error.
+        error: The error.
+        traceback: Where it happened.
+        notices: What was warned of and logged.
+    """
+
+    value: Packed | None
+    error: Packed | None = None
+    traceback: str = ""
+    notices: tuple[Notice, ...] = ()
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide whether workers compute what this process would."""
+    from pfl_lightning import __version__
+
+    own = {"pfl_lightning": __version__, "torch": torch.__version__, "lightning": L.__version__}
+    return own | {"Python": ".".join(platform.python_version_tuple()[:2])}
+
+
+class Worker:
+    """Fits and evaluates the clients that it is sent.
+
+    Args:
+        threads: Threads of a fit.
+        path: Where else to look for modules.
+        get: Gets what is kept under a reference; by default Ray's.
+    """
+
+    def __init__(self, threads: int, path: Sequence[str] = (), get: Callable[[Any], Any] | None = None) -> None:
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        torch.set_num_threads(threads)
+        self._bundles: dict[int, Sequence[Tensor]] = {}
+        self._get = get or _ray_get
+        self._models: tuple[FederatedClient, ...]
+        self._data: FederatedData
+        self._engine: LocalFit
+        self._environment: FitEnvironment
+
+    def prepare(self, setup: Sequence[Any], data: Sequence[Any], device: str) -> Reply:
+        """Take the setup and the data, each in a sequence of one reference (which Ray would resolve otherwise)."""
+        return self._answer(lambda: self._prepare(self._get(setup[0]), self._get(data[0]), torch.device(device)))
+
+    def fit(self, parcel: Parcel) -> Reply:
+        """Fit the clients of a parcel; the value is a list of their results."""
+        return self._answer(lambda: self._fit(parcel))
+
+    def evaluate(self, parcel: Parcel) -> Reply:
+        """Evaluate the clients of a parcel; the value is a list of their results."""
+        return self._answer(lambda: self._evaluate(parcel))
+
+    def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> dict[str, str]:
+        found: Setup = unpack(setup)
+        self._data = unpack(data, copy=False)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
+        self._environment = replace(
+            found.environment, device=device, precision=_on_device(found.environment.precision, device)
+        )
+        self._models = tuple(model.to(device) for model in found.models)
+        self._engine = found.engine
+        self._engine.start(self._models, self._data, self._environment)
+        return versions()
+
+    def _fit(self, parcel: Parcel) -> list[Any]:
+        environment = self._environment
+        tasks = [
+            (model, FitTask(work.broadcast.to(environment.device), work.state, data))
+            for work, model, data in self._clients(parcel)
+        ]
+        results = self._engine.run(tasks, environment)
+        # What is packed shares the memory of the result, and a personal state is valid until the next one is asked for.
+        return [result if len(tasks) == 1 else with_own_state(result) for result in results]
+
+    @torch.no_grad()
+    def _evaluate(self, parcel: Parcel) -> list[Any]:
+        environment, tasks = self._environment, []
+        for work, model, data in self._clients(parcel):
+            parts = self._data.client_data(work.broadcast.client)
+            broadcast = work.broadcast.to(environment.device)
+            validation, test = parts.validation if work.validation else None, parts.test if work.test else None
+            tasks.append((model, EvaluationTask(broadcast, work.state, work.trained, data, validation, test)))
+        return list(self._engine.evaluate(tasks, environment))
+
+    def _clients(self, parcel: Parcel) -> Iterator[tuple[ClientWork, FederatedClient, Any]]:
+        self._bundles = {number: kept for number, kept in self._bundles.items() if number in parcel.alive}
+        for number, reference in parcel.bundles:
+            if number not in self._bundles:
+                self._bundles[number] = unpack(self._get(reference))
+        for work in unpack(parcel.work, self._bundles):
+            model = self._models[work.model]
+            yield work, model, fit_data(self._data, work.broadcast.client, model, self._environment)
+
+    @staticmethod
+    def _answer(compute: Callable[[], Any]) -> Reply:
+        with _noted() as notices:
+            try:
+                value, error, where = pack(compute()), None, ""
+            except Exception as found:
+                where = traceback.format_exc()  # before the error loses its frames
+                value, error = None, _packed_error(found)
+        return Reply(value, error, where, tuple(notices()))
+
+
+def _ray_get(reference: Any) -> Any:
+    import ray
+
+    return ray.get(reference)
+
+
+def _packed_error(error: Exception) -> Packed:
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        packed = pack(error)
+        unpack(packed)
+        return packed
+    except Exception:  # an exception that does not survive pickling
+        likeness = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            likeness.add_note(note)
+        return pack(likeness)
+
+
+def _on_device(precision: Precision | None, device: torch.device) -> Precision | None:
+    """A mixed precision names its device."""
+    if isinstance(precision, MixedPrecision) and precision.device != device.type:
+        return MixedPrecision("16-mixed" if precision.precision == "16-mixed" else "bf16-mixed", device.type)
+    return precision
+
+
+@contextmanager
+def _noted() -> Iterator[Callable[[], list[Notice]]]:
+    """Collect warnings and the package's log, for the process that the user watches."""
+    logger, lines = logging.getLogger("pfl_lightning"), list[Notice]()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(Notice(record.getMessage(), level=record.levelno))  # type: ignore[method-assign]
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield lambda: [
+                *lines,
+                *(Notice(str(w.message), w.category, file=w.filename, line=w.lineno) for w in caught),
+            ]
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -1,0 +1,23 @@
+"""RayFit without Ray: everything but the processes."""
+
+from ray_helpers import FakeRay
+
+from pfl_lightning import RayFit
+from pfl_lightning.local_fit import ray_fit
+
+
+class FakeCluster:
+    """In the place of :class:`pfl_lightning.local_fit._ray_cluster.Cluster`."""
+
+    def __init__(self, ray, num_workers):
+        self.ray, self.num_workers, self.gpus_per_worker, self.closed = ray, num_workers, 0.0, 0
+
+    def close(self):
+        self.closed += 1
+
+
+def fake_ray_fit(monkeypatch, workers=2, deaths=(), **options):
+    """A RayFit whose workers live in this process, and the Ray that they have."""
+    ray = FakeRay(deaths)
+    monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(ray, workers))
+    return RayFit(workers=workers, **options), ray

@@ -1,0 +1,146 @@
+"""Engines that misbehave inside a worker process, and a Ray that runs in this one."""
+
+import os
+import signal
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+
+from pfl_lightning import FabricFit
+
+
+class DiesOnce(FabricFit):
+    """Kills its process in the middle of a client's fit, the first time; a file remembers it."""
+
+    def __init__(self, folder, client, times=1):
+        super().__init__()
+        self.folder, self.client, self.times = str(folder), client, times
+
+    def run_phase(self, client, phase, context, environment, purpose):
+        losses = super().run_phase(client, phase, context, environment, purpose)
+        marks = [Path(self.folder, f"died-{time}") for time in range(self.times)]
+        fresh = next((mark for mark in marks if not mark.exists()), None)
+        if context.client == self.client and context.round == 1 and fresh is not None:
+            fresh.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return losses
+
+
+class Sleeps(FabricFit):
+    """Takes a long time, after it has left a file that says so."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = str(folder)
+
+    def run_phase(self, client, phase, context, environment, purpose):
+        Path(self.folder, "sleeping").touch()
+        time.sleep(600)
+
+
+class Unlucky(Exception):
+    """An exception that does not survive pickling."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class Raises(FabricFit):
+    """Fails with an exception of its own."""
+
+    def run_phase(self, client, phase, context, environment, purpose):
+        if context.client == 2:
+            raise Unlucky("wind", "rain")
+        return super().run_phase(client, phase, context, environment, purpose)
+
+
+class NotHere:
+    """Cannot be unpickled."""
+
+    def __reduce__(self):
+        return __import__, ("a_module_of_the_users_that_is_not_there",)
+
+
+class Locked:
+    """Cannot be pickled."""
+
+    def __reduce__(self):
+        raise TypeError("cannot pickle 'lock' object")
+
+
+class Reference:
+    """What Ray gives for an object or a result to come."""
+
+    def __init__(self, compute):
+        self.compute = compute
+
+
+class FakeRay:
+    """Enough of Ray for a WorkerPool, in this process: a call runs when its result is asked for.
+
+    The actors' answers come in an order of their own: the last call that was made is ready first (``newest_first``).
+
+    Args:
+        deaths: How often a worker dies on a parcel, by how many parcels were handed out before.
+    """
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    def __init__(self, deaths=()):
+        self.deaths, self.calls, self.actors, self.killed = deque(deaths), 0, 0, 0
+        self.puts, self.newest_first = [], True
+
+    def put(self, value):
+        self.puts.append(value)
+        return Reference(lambda: value)
+
+    def get(self, reference):
+        return reference.compute()
+
+    def wait(self, references, num_returns, timeout):
+        return ([references[-1]], references[:-1]) if self.newest_first else (references[:1], references[1:])
+
+    def kill(self, actor):
+        self.killed += 1
+
+    def available_resources(self):
+        return {"CPU": 0.0}
+
+    def remote(self, cls):
+        ray = self
+
+        class Handle:
+            def __init__(self, *args):
+                ray.actors += 1
+                threads = torch.get_num_threads()
+                self.worker = cls(threads, *args[1:], get=ray.get)
+                self.dead = False
+
+            def __getattr__(self, name):
+                def remote(*args):
+                    counted = name != "prepare"
+                    ray.calls += counted
+                    dies = counted and bool(ray.deaths) and ray.deaths[0] == ray.calls
+                    if dies:
+                        ray.deaths.popleft()
+
+                    def compute():
+                        if self.dead or dies:
+                            self.dead = True
+                            raise ray.exceptions.RayError("the worker was killed")
+                        return getattr(self.worker, name)(*args)
+
+                    return Reference(compute)
+
+                return type("Method", (), {"remote": staticmethod(remote)})
+
+        class Maker:
+            @staticmethod
+            def options(**options):
+                return type("Options", (), {"remote": staticmethod(Handle)})
+
+        return Maker
