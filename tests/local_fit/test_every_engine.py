@@ -6,7 +6,18 @@ import pytest
 import torch
 from fake_cluster import fake_ray_fit
 from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import CLIENTS, Toy, assert_same, for_toy, linear_encoder, normed_encoder, run, tiny_encoder, whole_state
+from toy import (
+    CLIENTS,
+    Toy,
+    assert_same,
+    dropout_encoder,
+    for_toy,
+    linear_encoder,
+    normed_encoder,
+    run,
+    tiny_encoder,
+    whole_state,
+)
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedBN, FedPAC, FedProto, FedRep
@@ -83,6 +94,27 @@ def test_engines_agree_whatever_the_clients_have(fit, options, make, reference, 
     more = {"encoder": options.get("encoder", tiny_encoder), "cohorts": COHORTS}
     got = run(fit, 2, local_fit=make(monkeypatch), data=Toy(**data), **more)
     assert_alike(got, run(fit, 2, local_fit=reference(), data=Toy(**data), **more), atol)
+
+
+@ENGINE
+@pytest.mark.parametrize(
+    ("fit", "encoder"),
+    [
+        (partial(FedPAC, lr=0.05, epochs=1, fine_tune="head"), tiny_encoder),
+        (partial(FedAvg, lr=0.05, epochs=1, evaluated="trained"), dropout_encoder),
+    ],
+    ids=["FedPAC", "dropout"],
+)
+def test_stop_and_resume_is_exact_under_each_engine(fit, encoder, tmp_path, make, reference, atol, monkeypatch):
+    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    options = {"cohorts": COHORTS, "encoder": encoder}
+    whole = run(fit, 3, local_fit=make(monkeypatch), **options)
+    options["enable_checkpointing"] = True
+    run(fit, 2, local_fit=make(monkeypatch), callbacks=[saver], **options)
+    torch.manual_seed(5)
+    resumed = run(fit, 3, local_fit=make(monkeypatch), ckpt_path=str(tmp_path / "epoch=1.ckpt"), **options)
+    assert_same(whole_state(resumed), whole_state(whole))
+    assert resumed.test_scores == whole.test_scores
 
 
 @pytest.mark.parametrize("first", ENGINES, ids=ENGINES)
