@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from typing import Any
@@ -10,26 +9,15 @@ from typing import Any
 import lightning as L
 import numpy as np
 
+from pfl_lightning.callbacks.sampling import check_number_of_clients, draw_clients, number_of_clients
+from pfl_lightning.callbacks.traffic import Traffic
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.local_fit import FitResult
-from pfl_lightning.messages import Broadcast, Message
+from pfl_lightning.messages import Broadcast
 from pfl_lightning.seeding import derive_seed
 
-__all__ = ["FederatedLoop", "Traffic"]
-
-
-class Traffic:
-    """Bytes that travelled, up (clients to server) and down (server to clients), by kind of content."""
-
-    def __init__(self) -> None:
-        self.up: dict[str, int] = {}
-        self.down: dict[str, int] = {}
-
-    def count(self, direction: dict[str, int], message: Message) -> None:
-        """Add a message to one direction."""
-        for kind, size in message.bytes_by_kind().items():
-            direction[kind] = direction.get(kind, 0) + size
+__all__ = ["FederatedLoop"]
 
 
 class FederatedLoop(L.Callback):
@@ -41,22 +29,23 @@ class FederatedLoop(L.Callback):
         cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
         everybody_in_last_round: Whether all clients take part in the last round (round ``max_epochs`` - 1).
         min_clients: The run fails when fewer updates than this can be aggregated in a round.
+        evaluated: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
+            random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
     """
 
-    def __init__(self, cohort: int | float = 1.0, everybody_in_last_round: bool = False, min_clients: int = 1) -> None:
-        if (
-            isinstance(cohort, bool)
-            or not isinstance(cohort, int | float)
-            or cohort <= 0
-            or (isinstance(cohort, float) and cohort > 1)
-        ):
-            raise ConfigurationError(
-                f"cohort must be a share in (0, 1] or a number of clients of at least 1, got {cohort!r}; "
-                "an empty cohort has nothing to aggregate"
-            )
+    def __init__(
+        self,
+        cohort: int | float = 1.0,
+        everybody_in_last_round: bool = False,
+        min_clients: int = 1,
+        evaluated: int | float = 1.0,
+    ) -> None:
+        check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
+        check_number_of_clients("evaluated", evaluated, "to evaluate nobody, set the Trainer's limit_val_batches to 0")
         if min_clients < 1:
             raise ConfigurationError(f"min_clients must be at least 1, got {min_clients}")
         self.cohort, self.everybody_in_last_round, self.min_clients = cohort, everybody_in_last_round, min_clients
+        self.evaluated = self._evaluated_before = evaluated
         self.traffic = Traffic()
         self.rounds, self.seconds = 0, 0.0
         self._start = 0.0
@@ -72,23 +61,25 @@ class FederatedLoop(L.Callback):
         Raises:
             ConfigurationError: More clients than there are.
         """
-        if isinstance(self.cohort, float):
-            return max(1, math.ceil(self.cohort * num_clients - 1e-9))
-        if self.cohort > num_clients:
-            raise ConfigurationError(f"cohort is {self.cohort} clients, there are {num_clients}")
-        return self.cohort
+        return number_of_clients("cohort", self.cohort, num_clients)
 
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.everybody_in_last_round and max_rounds is not None and round == max_rounds - 1
         size = num_clients if last else self.cohort_size(num_clients)
-        if size == num_clients:
-            return list(range(num_clients))
-        rng = np.random.default_rng(derive_seed(seed, "cohort", round))
-        return sorted(rng.choice(num_clients, size, replace=False).tolist())
+        return draw_clients(size, num_clients, derive_seed(seed, "cohort", round))
+
+    def sample_evaluated(self, num_clients: int, seed: int) -> list[int]:
+        """The clients that are evaluated after every round, ascending; a pure function of its arguments.
+
+        Raises:
+            ConfigurationError: More clients than there are.
+        """
+        size = number_of_clients("evaluated", self.evaluated, num_clients)
+        return draw_clients(size, num_clients, derive_seed(seed, "evaluated clients"))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let the data module deliver the cohort of each round."""
+        """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
         if not isinstance(pl_module, Federation):
             raise ConfigurationError(f"FederatedLoop drives a Federation, got {type(pl_module).__name__}")
         if stage != "fit":
@@ -100,8 +91,29 @@ class FederatedLoop(L.Callback):
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
             )
         data.cohort = lambda round: self.sample_cohort(round, data.num_clients, pl_module.seed, trainer.max_epochs)
+        data.evaluated = self.sample_evaluated(data.num_clients, pl_module.seed)
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say if the run so far evaluated others."""
+        if self.evaluated != self._evaluated_before:
+            warnings.warn(
+                f"the checkpoint's run evaluated {self._evaluated_before!r} of the clients, this one evaluates "
+                f"{self.evaluated!r}: figures of rounds before and after are of different clients, and the best round "
+                "is chosen among both",
+                stacklevel=2,
+            )
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """From now on all clients are evaluated."""
+        self._evaluate_all(trainer)
+
+    @staticmethod
+    def _evaluate_all(trainer: L.Trainer) -> None:
+        data: Any = getattr(trainer, "datamodule", None)
+        if hasattr(data, "evaluated"):
+            data.evaluated = None
 
     # ------------------------------------------------------------------ a round
 
@@ -121,6 +133,7 @@ class FederatedLoop(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Let the engine go: Lightning calls no ``teardown`` after an error."""
+        self._evaluate_all(trainer)
         if isinstance(pl_module, Federation):
             pl_module.stop_engine()
 
@@ -210,6 +223,7 @@ class FederatedLoop(L.Callback):
         """Counters, for the checkpoint."""
         return {
             "in_round": self._in_round,
+            "evaluated": self.evaluated,
             "rounds": self.rounds,
             "seconds": self.seconds,
             "up": dict(self.traffic.up),
@@ -229,4 +243,5 @@ class FederatedLoop(L.Callback):
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
+        self._evaluated_before = state_dict.get("evaluated", self.evaluated)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])

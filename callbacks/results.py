@@ -38,7 +38,7 @@ class ResultsWriter(L.Callback):
 
     Three choices are kept apart: the last evaluated round; the round of the highest mean validation accuracy (what one
     may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are test
-    accuracies in [0, 1].
+    accuracies in [0, 1], of the clients that were evaluated; the others have empty fields in ``clients.csv``.
 
     Args:
         dirpath: Folder for ``results.json`` and ``clients.csv``; ``None`` is the logger's folder, or else the Trainer's
@@ -60,7 +60,7 @@ class ResultsWriter(L.Callback):
         validation = {client: score.accuracy for client, score in pl_module.validation_scores.items()}
         test = {client: score.accuracy for client, score in pl_module.test_scores.items()}
         round = trainer.current_epoch
-        entry = {"round": float(round)}
+        entry = {"round": float(round), "clients": float(len(validation.keys() | test.keys()))}
         if test:
             entry["test_accuracy"] = summarize(list(test), list(test.values())).mean
             self.chosen["last"] = _Chosen(round, float(round), validation, test)
@@ -119,6 +119,7 @@ class ResultsWriter(L.Callback):
             "method": federation.method_name,
             "rounds": loop.rounds,
             "num_clients": federation.personal.num_clients,
+            "evaluated_clients": self.evaluated_clients,
             "seed": federation.seed,
             "accuracy": {name: self._summary(name) for name in CHOICES},
             "bytes": {
@@ -130,6 +131,11 @@ class ResultsWriter(L.Callback):
             "seconds_per_round": loop.seconds / loop.rounds if loop.rounds else None,
             "history": self.history,
         }
+
+    @property
+    def evaluated_clients(self) -> int:
+        """How many clients the last evaluation had."""
+        return int(self.history[-1]["clients"]) if self.history else 0
 
     def summaries(self) -> dict[str, AccuracySummary]:
         """Test accuracies over clients in the chosen rounds, by choice, as far as there are any."""

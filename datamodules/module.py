@@ -55,6 +55,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Attributes:
         cohort: Maps the round to the ids of its clients, set by the federation; None for all clients in order.
+        evaluated: The ids of the clients that are evaluated during a fit, set by the federation; None for all in order.
         augment: Whether training batches are augmented, whatever was given.
         augmentations: What is applied to a training batch, in this order; of the class: what ``augment=True`` chooses.
     """
@@ -99,6 +100,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.drop_last = drop_last
         self.seed = seed
         self.cohort: Callable[[int], Sequence[int]] | None = None
+        self.evaluated: Sequence[int] | None = None
         self._ready: LoadedData | None = None
 
     @abstractmethod
@@ -215,10 +217,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """The ids of the current round's clients."""
         if self.cohort is None:
             return list(range(self.num_clients))
-        ids = [int(client) for client in self.cohort(current_round(self.trainer))]
-        if ids and not 0 <= min(ids) <= max(ids) < self.num_clients:
-            raise IndexError(f"the cohort {ids} names clients outside 0 to {self.num_clients - 1}")
-        return ids
+        return self._checked("the cohort", self.cohort(current_round(self.trainer)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the Trainer and what it set: what another process needs of the data."""
@@ -226,7 +225,15 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def evaluated_clients(self) -> list[int]:
         """The ids of the clients that are evaluated, in order."""
-        return list(range(self.num_clients))
+        if self.evaluated is None:
+            return list(range(self.num_clients))
+        return self._checked("evaluated:", self.evaluated)
+
+    def _checked(self, what: str, clients: Sequence[int]) -> list[int]:
+        ids = [int(client) for client in clients]
+        if ids and not 0 <= min(ids) <= max(ids) < self.num_clients:
+            raise IndexError(f"{what} {ids} names clients outside 0 to {self.num_clients - 1}")
+        return ids
 
     @property
     def _loaded(self) -> LoadedData:

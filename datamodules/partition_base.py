@@ -17,6 +17,9 @@ from pfl_lightning.datamodules.views import ClientView
 RULE_STREAM, TEST_STREAM, VALIDATION_STREAM, POOL_STREAM, QUANTITY_STREAM, SHIFT_STREAM = range(6)
 
 
+_PLAIN_VIEW = ClientView()  # one object, however many clients have it
+
+
 class PartitionError(ValueError):
     """A partition that cannot be met, with the class or client that is short and what to change."""
 
@@ -124,7 +127,7 @@ class Partitioner(ABC):
             client: Id from 0.
             num_classes: Number of classes C of the data.
         """
-        return ClientView()
+        return _PLAIN_VIEW
 
     @property
     def fixed_test(self) -> bool:

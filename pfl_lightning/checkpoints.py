@@ -78,7 +78,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and then renames it, so that a kill leaves the old one or the new one.
 
     Lightning's own writes to the folder for temporary files and moves from there, which is a copy where that folder is
-    another file system.
+    another file system. It also gathers the whole checkpoint in memory first, and reads it whole. Here tensors are
+    written from where they are, and read when they are needed: what thousands of clients have stored need not fit into
+    memory.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -97,6 +99,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load from a local path; from elsewhere as Lightning does.
+
+        Args:
+            path: Where the checkpoint is.
+            map_location: See ``torch.load``; ``None`` is the CPU.
+            weights_only: See ``torch.load``.
+        """
+        where: Any = map_location or "cpu"
+        if not Path(path).is_file():
+            return super().load_checkpoint(path, where, weights_only)
+        found: dict[str, Any] = torch.load(path, map_location=where, mmap=True, weights_only=weights_only)
+        return found
 
 
 class BestRound(ModelCheckpoint):

@@ -184,7 +184,9 @@ class FederatedCLI(LightningCLI):
         writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
         if not writer.chosen or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        table = Table(title=f"{self.model.method_name}: test accuracy over {self.datamodule.num_clients} clients, in %")
+        some, every = writer.evaluated_clients, self.datamodule.num_clients
+        clients = f"{every} clients" if some == every else f"{some} of {every} clients"
+        table = Table(title=f"{self.model.method_name}: test accuracy over {clients}, in %")
         for column in ("choice", "round", "mean", "std", "worst decile", "best", "worst"):
             table.add_column(column, justify="left" if column == "choice" else "right")
         for choice, summary in writer.summaries().items():

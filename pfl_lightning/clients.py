@@ -63,4 +63,4 @@ class Clients:
             CheckpointError: Other clients, other architectures or another dealing of them.
         """
         self.personal.load_state_dict(state["personal"])
-        self._fixed = [dict(fixed) for fixed in state["fixed"]]
+        self._fixed = [{name: tensor.clone() for name, tensor in fixed.items()} for fixed in state["fixed"]]

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from pfl_lightning.architectures import ArchitectureSummary, EncoderChoice, MethodFactory, as_deal, build_clients
 from pfl_lightning.checkpoints import check_fits
+from pfl_lightning.checks import check_number
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.client_states import rest_on_disk_beyond
 from pfl_lightning.clients import Clients
 from pfl_lightning.data import FederatedData, FitData
 from pfl_lightning.errors import CheckpointError, ClientError, ConfigurationError, FederationError
@@ -56,6 +58,12 @@ class Federation(L.LightningModule):
             the clients round-robin; or a deal of :mod:`pfl_lightning.encoders` (by share, by client).
         local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.local_fit.FabricFit`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set, or 0.
+        store_limit_gb: What clients have stored rests in memory, unless that of all clients together would take more
+            than this many gigabytes (10^9 bytes): then it rests in temporary files, of which the operating system keeps
+            in memory what it has room for. ``None`` for never, 0 for always. The results are the same.
+        store_folder: Where such files lie, best on a local disk; ``None`` is the system's folder for temporary files
+            (which some systems keep in memory: then name another). They have no names (``ls`` does not show them,
+            ``df`` does), grow with the clients that take part, and are gone when the process is, however it ends.
     """
 
     def __init__(
@@ -64,6 +72,8 @@ class Federation(L.LightningModule):
         encoder: EncoderChoice,
         local_fit: LocalFit | None = None,
         seed: int | None = None,
+        store_limit_gb: float | None = 4.0,
+        store_folder: str | None = None,
     ) -> None:
         super().__init__()
         if not callable(method):
@@ -73,6 +83,9 @@ class Federation(L.LightningModule):
         self.automatic_optimization = False
         self.local_fit = local_fit or FabricFit()
         self.seed = global_seed() if seed is None else seed
+        if store_limit_gb is not None:
+            check_number("store_limit_gb", store_limit_gb)
+        self.store_limit_gb, self.store_folder = store_limit_gb, store_folder
         self._make_client, self._deal = method, as_deal(encoder)
         self.models = nn.ModuleList()  # one for each architecture, which its clients use in turn
         self.clients: Clients
@@ -156,6 +169,8 @@ class Federation(L.LightningModule):
         self.clients = Clients([cast(FederatedClient, model) for model in self.models], self._deal.labels, groups)
         self.server = cast(Aggregator, convert(self.clients.models[0].configure_aggregator(data.num_clients)))
         self.server.seed = self.seed
+        stores = [*self.personal.stores, *self.server.client_states()]
+        rest_on_disk_beyond(self.store_limit_gb, stores, self.store_folder)
         self._fingerprint = data.fingerprint
 
     def configure_optimizers(self) -> None:

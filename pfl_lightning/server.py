@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.client_states import ClientStates
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.state import TensorDict, select_state
@@ -45,6 +48,10 @@ class Aggregator(nn.Module):
     def aggregate(self) -> None:
         """Combine what was received since the last call; without any update nothing changes."""
         raise NotImplementedError
+
+    def client_states(self) -> Sequence[ClientStates]:
+        """What the server keeps for every client, if anything; the federation says whether it rests on disk."""
+        return ()
 
 
 class AveragingAggregator(Aggregator):

@@ -1,4 +1,4 @@
-"""Named parts of a model's state: selecting, loading, and keeping them for every client."""
+"""Named parts of a model's state: selecting, loading, and keeping them in a module."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.errors import CheckpointError, ConfigurationError
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import State
 
-__all__ = ["ClientStates", "TensorDict", "load_state", "matching", "norm_names", "select_state"]
+__all__ = ["TensorDict", "load_state", "matching", "norm_names", "select_state"]
 
 
 def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -101,81 +101,6 @@ class TensorDict(nn.Module):
         if self._persistent:
             found = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
             device = next((b.device for b in self._buffers.values() if b is not None), None)
-            self.assign({k.replace("/", "."): v.to(device) if device else v for k, v in found.items()})
+            # A copy: the checkpoint's tensors may be views of its file.
+            self.assign({k.replace("/", "."): v.to(device or v.device, copy=True) for k, v in found.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class ClientStates:
-    """A part of the state for every client, at rest in host memory: one array per name, one row per client.
-
-    A client that never stored anything has the initial value and costs no memory: rows are allocated by the operating
-    system when first written.
-
-    Args:
-        initial: What every client starts from; may be empty.
-        num_clients: Number of clients, m.
-    """
-
-    def __init__(self, initial: State, num_clients: int) -> None:
-        self.num_clients = num_clients
-        self.initial = {name: tensor.detach().cpu().clone() for name, tensor in initial.items()}
-        # torch.empty does not touch the memory, so that it becomes resident row by row.
-        self._rows = {name: torch.empty((num_clients, *t.shape), dtype=t.dtype) for name, t in self.initial.items()}
-        self._written = torch.zeros(num_clients, dtype=torch.bool)
-
-    def __len__(self) -> int:
-        return self.num_clients
-
-    def written(self, client: int) -> bool:
-        """Whether the client's state was ever stored."""
-        return bool(self._written[client])
-
-    def get(self, client: int) -> dict[str, Tensor]:
-        """The client's state; views into the store, not to be changed."""
-        if not self._written[client]:
-            return dict(self.initial)
-        return {name: rows[client] for name, rows in self._rows.items()}
-
-    def set(self, client: int, state: State) -> None:
-        """Store a copy of the client's state."""
-        for name, rows in self._rows.items():
-            rows[client].copy_(state[name])
-        if self._rows:
-            self._written[client] = True
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the written rows take."""
-        row = sum(t.numel() * t.element_size() for t in self.initial.values())
-        return row * int(self._written.sum())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Content for a checkpoint: only the rows that were written."""
-        written = self._written.nonzero().flatten()
-        whole = len(written) == self.num_clients
-        rows = {name: r if whole else r[written] for name, r in self._rows.items()}
-        return {"num_clients": self.num_clients, "written": written, "rows": rows, "initial": dict(self.initial)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            CheckpointError: Another number of clients, other names or other shapes.
-        """
-        if state["num_clients"] != self.num_clients:
-            raise CheckpointError(
-                f"the checkpoint holds {state['num_clients']} clients, this federation has {self.num_clients}; "
-                "use the partition that the checkpoint was made with"
-            )
-        shapes = {name: tuple(t.shape) for name, t in self.initial.items()}
-        found = {name: tuple(t.shape) for name, t in state["initial"].items()}
-        if shapes != found:
-            raise CheckpointError(
-                f"the checkpoint's personal state has shapes {found}, this federation's has {shapes}; "
-                "use the method and the encoder that the checkpoint was made with"
-            )
-        self.initial = {name: tensor.clone() for name, tensor in state["initial"].items()}
-        self._written.zero_()
-        self._written[state["written"]] = True
-        for name, rows in state["rows"].items():
-            self._rows[name][state["written"]] = rows

@@ -221,7 +221,8 @@ class TestGroupedStates:
         ("initials", "groups", "message"),
         [
             (initials, (1, 0, 1), "holds 4 clients, this federation has 3"),
-            (initials, (1, 0, 1, 0), r"deals its architectures as \[1, 0, 1, 1\], this federation as \[1, 0, 1, 0\]"),
+            (initials, (1, 0, 1, 0), r"deals its architectures to \[1, 3\] clients, this federation to \[2, 2\]"),
+            (initials, (1, 1, 0, 1), r"to \[1, 3\] clients, this federation to \[1, 3\], and not to the same ones"),
             ((*initials, {}), groups, "deals its architectures"),
             (initials[::-1], groups, "personal state has shapes"),
         ],

@@ -133,7 +133,7 @@ def wider_encoder(input_shape):
 
 
 OTHERS = {
-    "another dealing": (ByClient(BOTH, [0, 1, 0, 1, 1]), "deals its architectures as"),
+    "another dealing": (ByClient(BOTH, [0, 1, 0, 1, 1]), "deals its architectures to"),
     "swapped": (BOTH[::-1], "of another encoder"),
     "the first alone": (tiny_encoder, "of another encoder: it has .*models.1"),
     "one more": ([*BOTH, tiny_encoder], "of another encoder: models.2"),

@@ -1,17 +1,11 @@
-"""Named parts of a state, and every client's part at rest."""
-
-import os
-import subprocess
-import sys
+"""Named parts of a state."""
 
 import pytest
 import torch
 from torch import nn
-from toy import Toy, run
 
-from pfl_lightning.errors import CheckpointError, ConfigurationError
-from pfl_lightning.methods import FedAvg, FedPAC, FedPer
-from pfl_lightning.state import ClientStates, TensorDict, load_state, matching, select_state
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state import TensorDict, load_state, matching, select_state
 
 NAMES = ["encoder.conv.weight", "encoder.conv.bias", "encoder.norm.running_mean", "head.weight", "head.bias"]
 
@@ -79,88 +73,3 @@ class TestTensorDict:
 
     def test_what_is_not_persistent_is_not_saved(self):
         assert TensorDict({"a": torch.ones(2)}, persistent=False).state_dict() == {}
-
-
-class TestClientStates:
-    initial = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}  # noqa: RUF012
-
-    def test_a_client_has_the_initial_state_until_it_stores_one(self):
-        states = ClientStates(self.initial, 3)
-        new = {"w": torch.tensor([5.0, 6.0]), "n": torch.tensor(9)}
-        states.set(1, new)
-        new["w"].zero_()
-        assert [states.get(k)["w"].tolist() for k in range(3)] == [[1, 2], [5, 6], [1, 2]]
-        assert [int(states.get(k)["n"]) for k in range(3)] == [3, 9, 3]
-        assert states.get(1)["n"].dtype == torch.int64
-        assert len(states) == 3
-        assert states.num_bytes == 16
-
-    def test_the_initial_state_is_a_copy(self):
-        given = {"w": torch.ones(2)}
-        states = ClientStates(given, 2)
-        given["w"].zero_()
-        assert states.get(0)["w"].tolist() == [1, 1]
-
-    @pytest.mark.parametrize("written", [[], [2], [0, 1, 2]])
-    def test_round_trip(self, written):
-        states = ClientStates(self.initial, 3)
-        for client in written:
-            states.set(client, {"w": torch.full((2,), float(client)), "n": torch.tensor(client)})
-        other = ClientStates({"w": torch.zeros(2), "n": torch.tensor(0)}, 3)
-        other.set(0, {"w": torch.full((2,), -1.0), "n": torch.tensor(-1)})
-        other.load_state_dict(states.state_dict())
-        for client in range(3):
-            assert {n: t.tolist() for n, t in other.get(client).items()} == {
-                n: t.tolist() for n, t in states.get(client).items()
-            }
-        assert other.num_bytes == states.num_bytes == 16 * len(written)
-
-    def test_another_number_of_clients_is_refused(self):
-        with pytest.raises(CheckpointError, match="holds 3 clients, this federation has 4"):
-            ClientStates(self.initial, 4).load_state_dict(ClientStates(self.initial, 3).state_dict())
-
-    @pytest.mark.parametrize("other", [{}, {"w": torch.zeros(3), "n": torch.tensor(0)}, {"w": torch.zeros(2)}])
-    def test_another_state_is_refused(self, other):
-        with pytest.raises(CheckpointError, match="personal state has shapes"):
-            ClientStates(other, 3).load_state_dict(ClientStates(self.initial, 3).state_dict())
-
-    def test_an_empty_state_stays_empty(self):
-        states = ClientStates({}, 5)
-        states.set(2, {})
-        assert states.get(2) == {}
-        assert states.num_bytes == 0
-
-
-# ---------------------------------------------------------------------- memory
-
-
-def test_a_thousand_clients_with_a_shared_model_make_a_small_checkpoint(tmp_path):
-    def size(method, clients):
-        federation = run(method, data=Toy([[0, 1]] * clients), cohorts=[[0, 1]], limit_val_batches=1)
-        path = tmp_path / "all.ckpt"
-        federation.trainer.save_checkpoint(path)
-        return path.stat().st_size
-
-    for method in (FedAvg, FedPer, FedPAC):
-        assert size(method, 1000) < size(method, 20) + 40_000
-
-
-MEASURE = """
-import resource, torch
-from pfl_lightning.state import ClientStates
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-states = ClientStates({"w": torch.ones(250_000)}, 1000)  # a gigabyte, if it were written
-for client in range(1000):
-    states.get(client)
-for client in range(5):
-    states.set(client, {"w": torch.zeros(250_000)})
-states.state_dict()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes on Linux")
-def test_unwritten_rows_cost_no_memory():
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    grown = subprocess.run([sys.executable, "-c", MEASURE], env=environment, capture_output=True, text=True, check=True)
-    assert int(grown.stdout) < 60_000  # kilobytes; twelve rows of one megabyte, and room

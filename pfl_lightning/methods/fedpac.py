@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.client_states import ClientStates
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.functional import (
     ClassStatistics,
@@ -22,7 +23,7 @@ from pfl_lightning.functional import (
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods.class_means import class_statistics
 from pfl_lightning.server import Aggregator
-from pfl_lightning.state import ClientStates, TensorDict, select_state
+from pfl_lightning.state import TensorDict, select_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +264,12 @@ class FedPACAggregator(Aggregator):
         for row, update in enumerate(cohort):
             self.heads.set(update.client, {name: rows[row] for name, rows in combined.items()})
 
+    def client_states(self) -> tuple[ClientStates, ...]:
+        """The heads."""
+        return (self.heads,)
+
     def get_extra_state(self) -> dict[str, Any]:
-        """The heads of all clients, for the checkpoint; they rest in host memory and are no buffers."""
+        """The combined heads, for the checkpoint; they rest in host memory and are no buffers."""
         return self.heads.state_dict()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:

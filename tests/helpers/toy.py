@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -165,10 +165,11 @@ def run(
     callbacks: Sequence[L.Callback] = (),
     ckpt_path: str | None = None,
     seed: int = SEED,
+    store: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Federation:
-    """Fit a federation on the toy data."""
-    federation = Federation(method, encoder, local_fit=local_fit, seed=seed)
+    """Fit a federation on the toy data; ``store`` says where clients' states rest."""
+    federation = Federation(method, encoder, local_fit=local_fit, seed=seed, **(store or {}))
     trainer = quiet_trainer(rounds, loop or GivenCohorts(*cohorts), *callbacks, **options)
     trainer.fit(federation, datamodule=data or Toy(), ckpt_path=ckpt_path)
     return federation

@@ -1,0 +1,53 @@
+"""How many clients, and which."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["check_number_of_clients", "draw_clients", "number_of_clients"]
+
+
+def check_number_of_clients(name: str, value: int | float, because: str) -> None:
+    """Refuse what is neither a share of all clients nor a number of clients.
+
+    Args:
+        name: Name of the argument.
+        value: A share (a float in (0, 1]) or a number.
+        because: Why there must be clients.
+
+    Raises:
+        ConfigurationError: Names the argument and the value.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not value > 0
+        or (isinstance(value, float) and value > 1)
+    ):
+        raise ConfigurationError(
+            f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
+        )
+
+
+def number_of_clients(name: str, value: int | float, num_clients: int) -> int:
+    """The number of clients that a share, rounded up, or a number means.
+
+    Raises:
+        ConfigurationError: More clients than there are.
+    """
+    if isinstance(value, float):
+        return max(1, math.ceil(value * num_clients - 1e-9))
+    if value > num_clients:
+        raise ConfigurationError(f"{name} is {value} clients, there are {num_clients}")
+    return value
+
+
+def draw_clients(size: int, num_clients: int, seed: int) -> list[int]:
+    """Distinct clients, ascending; a pure function of its arguments."""
+    if size == num_clients:
+        return list(range(num_clients))
+    return sorted(np.random.default_rng(seed).choice(num_clients, size, replace=False).tolist())
