@@ -109,7 +109,7 @@ def test_stop_and_resume_is_exact_under_each_engine(fit, encoder, tmp_path, make
     saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     options = {"cohorts": COHORTS, "encoder": encoder}
     whole = run(fit, 3, local_fit=make(monkeypatch), **options)
-    options["enable_checkpointing"] = True
+    options |= {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
     run(fit, 2, local_fit=make(monkeypatch), callbacks=[saver], **options)
     torch.manual_seed(5)
     resumed = run(fit, 3, local_fit=make(monkeypatch), ckpt_path=str(tmp_path / "epoch=1.ckpt"), **options)
@@ -126,7 +126,7 @@ def test_a_run_goes_on_under_another_engine(tmp_path, first, then, monkeypatch):
     def make(name):
         return FabricFit() if name == "FabricFit" else ENGINES[name][0](monkeypatch)
 
-    options = {"cohorts": COHORTS, "enable_checkpointing": True}
+    options = {"cohorts": COHORTS, "enable_checkpointing": True, "default_root_dir": str(tmp_path)}
     whole = run(fit, 3, local_fit=FabricFit(), cohorts=COHORTS)
     run(fit, 1, local_fit=make(first), callbacks=[saver], **options)
     resumed = run(fit, 3, local_fit=make(then), ckpt_path=str(tmp_path / "epoch=0.ckpt"), **options)
