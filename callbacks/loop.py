@@ -27,6 +27,7 @@ class FederatedLoop(L.Callback):
 
     Args:
         cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
+            Novel clients of the data module are not counted: they never take part.
         everybody_in_last_round: Whether all clients take part in the last round (round ``max_epochs`` - 1).
         min_clients: The run fails when fewer updates than this can be aggregated in a round.
         evaluated: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
@@ -85,13 +86,19 @@ class FederatedLoop(L.Callback):
         if stage != "fit":
             return
         data: Any = pl_module.data
-        size = self.cohort_size(data.num_clients)
+        clients = data.participating
+        size = self.cohort_size(len(clients))
         if self.min_clients > size:
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
             )
-        data.cohort = lambda round: self.sample_cohort(round, data.num_clients, pl_module.seed, trainer.max_epochs)
-        data.evaluated = self.sample_evaluated(data.num_clients, pl_module.seed)
+
+        def cohort(round: int) -> list[int]:
+            places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
+            return [clients[place] for place in places]
+
+        data.cohort = cohort
+        data.evaluated = [clients[place] for place in self.sample_evaluated(len(clients), pl_module.seed)]
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
 

@@ -119,6 +119,7 @@ class ResultsWriter(L.Callback):
             "method": federation.method_name,
             "rounds": loop.rounds,
             "num_clients": federation.personal.num_clients,
+            "novel_clients": list(federation.data.novel),
             "evaluated_clients": self.evaluated_clients,
             "seed": federation.seed,
             "accuracy": {name: self._summary(name) for name in CHOICES},

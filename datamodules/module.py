@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from zlib import crc32
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules.augmentation_base import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.augmentation_geometry import RandomCrop, RandomFlip
-from pfl_lightning.datamodules.cohort import CohortSampler, current_round
+from pfl_lightning.datamodules.cohort import CohortSampler, current_round, draw_novel_clients
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.division import check_batches, divide
 from pfl_lightning.datamodules.loaded import LoadedData
@@ -50,10 +51,13 @@ class FederatedDataModule(LightningDataModule, ABC):
             floats too, whatever ``normalize`` says; None to measure both or do without.
         std: Standard deviation of each channel, see ``mean``.
         drop_last: Whether a last, smaller training batch is left out.
+        novel_clients: Clients that never train, a share (rounded up) or a number, drawn by ``seed``; they are evaluated
+            (after a personalization, if there is one) and reported apart.
         seed: Seed of the validation and test splits. The partition rule has its own, and ``seed_everything`` sets
             neither, so that runs of several seeds can share one division.
 
     Attributes:
+        novel: The ids of the clients that never train, ascending.
         cohort: Maps the round to the ids of its clients, set by the federation; None for all clients in order.
         evaluated: The ids of the clients that are evaluated during a fit, set by the federation; None for all in order.
         augment: Whether training batches are augmented, whatever was given.
@@ -76,6 +80,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         mean: list[float] | None = None,
         std: list[float] | None = None,
         drop_last: bool = False,
+        novel_clients: int | float = 0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -99,6 +104,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.std = std
         self.drop_last = drop_last
         self.seed = seed
+        self.novel_clients = novel_clients
+        self.novel = draw_novel_clients(novel_clients, partition.num_clients, seed)
         self.cohort: Callable[[int], Sequence[int]] | None = None
         self.evaluated: Sequence[int] | None = None
         self._ready: LoadedData | None = None
@@ -141,6 +148,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self.partition.num_clients
 
     @property
+    def participating(self) -> list[int]:
+        """The ids of the clients that take part in the training, ascending."""
+        novel = set(self.novel)
+        return [client for client in range(self.num_clients) if client not in novel]
+
+    @property
     def num_classes(self) -> int:
         """Number of classes C."""
         return len(self.class_names)
@@ -167,8 +180,12 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of every client's indices and views and of the number of samples, equal after FromFile."""
-        return self._loaded.fingerprint
+        """A short hash of every client's indices and views and of the number of samples, equal after FromFile.
+
+        The novel clients are part of it: a checkpoint's encoder may have been trained on them.
+        """
+        own = self._loaded.fingerprint
+        return f"{own}-{crc32(str(self.novel).encode()):08x}" if self.novel else own
 
     def class_counts(self) -> Ints:
         """Training samples of each class at each client, shape (m, C)."""
@@ -216,7 +233,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     def current_cohort(self) -> list[int]:
         """The ids of the current round's clients."""
         if self.cohort is None:
-            return list(range(self.num_clients))
+            return self.participating
         return self._checked("the cohort", self.cohort(current_round(self.trainer)))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pfl_lightning.datamodules.counting import Ints, apportion, class_counts
 from pfl_lightning.datamodules.views import ClientView
 
 # Streams of random numbers drawn from one seed, so that one purpose never disturbs another.
-RULE_STREAM, TEST_STREAM, VALIDATION_STREAM, POOL_STREAM, QUANTITY_STREAM, SHIFT_STREAM = range(6)
+RULE_STREAM, TEST_STREAM, VALIDATION_STREAM, POOL_STREAM, QUANTITY_STREAM, SHIFT_STREAM, NOVEL_STREAM = range(7)
 
 
 _PLAIN_VIEW = ClientView()  # one object, however many clients have it

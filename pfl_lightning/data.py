@@ -88,10 +88,16 @@ class FederatedData(Protocol):
     eval_batch_size: int
     drop_last: bool
     augment: bool
+    novel: list[int]
 
     @property
     def fingerprint(self) -> str:
         """Tells partitions apart."""
+        ...
+
+    @property
+    def participating(self) -> list[int]:
+        """The clients that take part in the training; the others are in ``novel``."""
         ...
 
     def client_data(self, client: int) -> ClientParts:

@@ -354,6 +354,12 @@ class Federation(L.LightningModule):
         self._log_scores("test_", self.test_scores)
 
     def _log_scores(self, prefix: str, scores: Scores) -> None:
+        """Novel clients, which never train, are reported apart: ``novel_accuracy/*``, ``novel_test_accuracy/*``."""
+        novel = set(self.data.novel)
+        self._log_group(prefix, {client: score for client, score in scores.items() if client not in novel})
+        self._log_group(f"novel_{prefix}", {client: score for client, score in scores.items() if client in novel})
+
+    def _log_group(self, prefix: str, scores: Scores) -> None:
         if not scores:
             return
         summary = summarize(list(scores), [score.accuracy for score in scores.values()])
