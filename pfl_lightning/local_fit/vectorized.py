@@ -15,9 +15,10 @@ from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ClientError
 from pfl_lightning.local_fit._limits import CannotVectorizeError, guarded_attributes, reason_against
-from pfl_lightning.local_fit._stack import Member, Stack, prepare, put_state
+from pfl_lightning.local_fit._stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.local_fit._stacked_phase import Clipping, run_stacked_phase
-from pfl_lightning.local_fit.base import LocalFit, conclude, enter_phase, trains
+from pfl_lightning.local_fit._vectorized_evaluation import VectorizedEvaluation
+from pfl_lightning.local_fit.base import conclude, enter_phase, trains
 from pfl_lightning.local_fit.fabric import FabricFit, frozen_features
 from pfl_lightning.local_fit.tasks import FitEnvironment, FitResult, FitTask, Losses
 from pfl_lightning.seeding import derive_seed, torch_seed
@@ -30,7 +31,7 @@ SMALL = 50_000
 _log = logging.getLogger(__name__)
 
 
-class VectorizedFit(LocalFit):
+class VectorizedFit(VectorizedEvaluation):
     """Trains many clients of one architecture at once, by ``torch.func``.
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
@@ -69,10 +70,9 @@ class VectorizedFit(LocalFit):
         cache_features: bool = True,
         forward: str = "auto",
     ) -> None:
-        super().__init__(gradient_clip_val, gradient_clip_algorithm)
         if clients_per_batch < 1:
             raise ValueError(f"clients_per_batch must be at least 1, got {clients_per_batch}")
-        self.clients_per_batch = clients_per_batch
+        super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm)
         self.cache_features = cache_features
         check_choice("forward", forward, ("auto", "vmap", "loop"))
         self.forward = forward
@@ -148,17 +148,13 @@ class VectorizedFit(LocalFit):
 
     def _train(self, client: FederatedClient, group: Sequence[FitTask], environment: FitEnvironment) -> list[Member]:
         """Train a group through all phases; the members hold their trained states."""
-        members, kinds = list[Member](), dict[Any, list[Member]]()
+        members = list[Member]()
         with guarded_attributes(client) as refuse_changes:
             for task in group:
                 members.append(prepare(client, task, environment, self.cache_features))
                 refuse_changes("receive, before_fit or phases")
-            for member in members:
-                if member.error is None:
-                    kinds.setdefault(member.kind, []).append(member)
-            for alike in kinds.values():
-                put_state(client, alike[0].state)
-                self._train_stack(client, alike, environment, refuse_changes)
+            for alike in by_kind(member for member in members if member.error is None):
+                self._train_stack(client, alike, environment, refuse_changes, "fit")
         return members
 
     def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
@@ -176,17 +172,19 @@ class VectorizedFit(LocalFit):
         members: list[Member],
         environment: FitEnvironment,
         refuse_changes: Callable[[str], None],
+        purpose: str,
     ) -> None:
+        put_state(client, members[0].state)
         vectorize = self.vectorizes_forward(client, environment)
         stack = Stack(members, keep_layout=not vectorize)
         numbers = [member.task.client for member in members]
-        seed = derive_seed(environment.seed, "fit/stack", members[0].task.round, *numbers)
+        seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].task.round, *numbers)
         with environment.fit_context(), torch_seed(seed):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
-                run_stacked_phase(client, phase, stack, environment, f"fit/{index}", self._clipping, vectorize)
+                run_stacked_phase(client, phase, stack, environment, f"{purpose}/{index}", self._clipping, vectorize)
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:
