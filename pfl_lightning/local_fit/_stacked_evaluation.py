@@ -103,7 +103,7 @@ class _StackedEvaluation:
         """Scores of the clients, in order."""
         device, places = self._environment.device, 2 * len(tasks)
         right = torch.zeros(places, dtype=torch.int64, device=device)
-        losses = torch.zeros(places, device=device)
+        losses = torch.zeros(places, dtype=torch.float32, device=device)
         for pieces in self._groups(tasks):
             for batch in gather(pieces, device):
                 index = torch.tensor([2 * piece.row + piece.part for piece in batch.pieces], device=device)

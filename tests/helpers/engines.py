@@ -29,7 +29,7 @@ def trained(fit, **options):
 
 
 def evaluate(federation, engine, clients=None):
-    """Judge clients on both parts, as the federation lets its own engine do."""
+    """Judge clients on both parts, as the federation lets its own engine do, in the Trainer's precision."""
     chosen = range(federation.num_clients) if clients is None else clients
     tasks = (
         (
@@ -38,7 +38,7 @@ def evaluate(federation, engine, clients=None):
         )
         for client in chosen
     )
-    with torch.no_grad():
+    with torch.no_grad(), federation.trainer.precision_plugin.val_step_context():
         return list(engine.evaluate(tasks, federation.environment))
 
 
