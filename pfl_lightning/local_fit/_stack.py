@@ -135,11 +135,11 @@ def put_state(client: FederatedClient, state: State) -> None:
     Parameters and persistent buffers are the module's own and are written into. Non-persistent buffers are replaced:
     they may be a broadcast's tensors (:class:`~pfl_lightning.state.TensorDict` does not copy).
     """
-    own = client.state_dict()
+    own, places = client.state_dict(), places_of(client)
     for prefix, module in client.named_modules():
         for key in list(module._buffers):
             name = f"{prefix}.{key}" if prefix else key
-            if name in own or name in state or module._buffers[key] is None:
+            if name in own or places.get(name, name) in state or module._buffers[key] is None:
                 continue
             if isinstance(module, TensorDict):
                 delattr(module, key)
@@ -149,8 +149,10 @@ def put_state(client: FederatedClient, state: State) -> None:
         if name in own:
             own[name].copy_(value)
         else:
-            prefix, _, key = name.rpartition(".")
-            client.get_submodule(prefix).register_buffer(key, value.clone(), persistent=False)
+            fresh = value.clone()
+            for place in {name, *(place for place, held in places.items() if held == name and place not in own)}:
+                prefix, _, key = place.rpartition(".")
+                client.get_submodule(prefix).register_buffer(key, fresh, persistent=False)
 
 
 class Stack:

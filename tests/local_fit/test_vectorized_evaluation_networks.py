@@ -9,7 +9,7 @@ import torch
 from engines import UNEQUAL, assert_evaluations_agree, evaluate, trained
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import CLIENTS, FEATURES, Toy, dropout_encoder, for_toy, tiny_encoder
+from toy import FEATURES, Toy, dropout_encoder, for_toy, tiny_encoder
 
 from pfl_lightning import FabricFit, VectorizedFit
 from pfl_lightning.local_fit import _stacked_evaluation
@@ -77,26 +77,6 @@ def test_samples_that_depend_on_their_batch_are_not_padded(encoder, method, monk
 @pytest.mark.parametrize("method", [FedAvg, FedBN, DualFed, LocalOnly], ids=lambda method: method.__name__)
 def test_networks_agree(encoder, method):
     assert_evaluations_agree(for_toy(method, lr=0.01), encoder=encoder, data=Toy(batch_size=9, **UNEQUAL))
-
-
-class Tied(torch.nn.Module):
-    """A weight of two layers, and a layer that is found under two names."""
-
-    out_features = FEATURES
-
-    def __init__(self, inputs):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(inputs, FEATURES), torch.nn.Linear(inputs, FEATURES)
-        self.second.weight = self.first.weight
-        self.last = self.again = torch.nn.Linear(FEATURES, FEATURES)
-
-    def forward(self, inputs):
-        return self.again(torch.tanh(self.last(self.first(inputs) - self.second(inputs).abs())))
-
-
-def test_tied_weights_agree(stacked):
-    assert_evaluations_agree(partial(LocalOnly, lr=0.05), encoder=lambda shape: Tied(shape[0]))
-    assert stacked == [CLIENTS]
 
 
 # ---------------------------------------------------------------------- precision
