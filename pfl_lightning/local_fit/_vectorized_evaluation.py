@@ -128,11 +128,12 @@ class VectorizedEvaluation(LocalFit):
     def _goes_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> bool:
-        return (
-            len(group) > 1
-            and client not in self._evaluated_alone
-            and (self._vectorizes_scores(client, environment) or bool(client.personalization_phases()))
-        )
+        if len(group) == 1 or client in self._evaluated_alone:
+            return False
+        if client.personalization_phases():
+            # Where forward passes are not vectorised, "auto" tunes one by one: an optimizer shared gains nothing.
+            return self.forward == "loop" or self.vectorizes_forward(client, environment)
+        return self._vectorizes_scores(client, environment)
 
     def _vectorizes_scores(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         """Whether the forward passes without gradients are vectorised.

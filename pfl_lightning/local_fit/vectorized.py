@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class VectorizedFit(VectorizedEvaluation):
-    """Trains many clients of one architecture at once, by ``torch.func``.
+    """Trains and evaluates many clients of one architecture at once, by ``torch.func``.
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
     other engines call is vectorised over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
@@ -42,24 +42,31 @@ class VectorizedFit(VectorizedEvaluation):
 
     The results are those of :class:`~pfl_lightning.local_fit.FabricFit` up to rounding. Where the forward pass is
     random (dropout), they are equally distributed, but the draws are others, and they depend on which clients are
-    trained together.
+    trained together. (So are those of the model that ``Federation.client`` fine-tunes, alone.)
+
+    An evaluation fine-tunes clients together, where their method does so, and vectorises ``forward`` over pieces of
+    their parts of ``eval_batch_size`` samples at most; what is equal for all clients is not stacked. Smaller pieces are
+    filled up, unless a sample's scores depend on the others of its batch, and as many samples go together as a training
+    step has, or an evaluation batch.
 
     A client that cannot be vectorised runs as under ``FabricFit``, and the reason is logged once: it overrides hooks,
     optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
     the batches that are computed together, or returns a loss term in some steps, only. So does precision ``16-mixed``,
-    and a client alone in its group. Other objects that are changed in place are not noticed. Augmentation, ``receive``,
-    ``before_fit``, ``make_update``, evaluation and the fine-tuning before it go client by client.
+    and a client alone in its group. A ``forward`` that does such things, is random in evaluation mode, or changes
+    buffers, is evaluated client by client. Other objects that are changed in place are not noticed. Augmentation,
+    ``receive``, ``before_fit`` and ``make_update`` always go client by client.
 
     Args:
-        clients_per_batch: How many clients are trained together at most. Memory on the device grows with it; after an
-            out-of-memory error the group is halved and trained again.
+        clients_per_batch: How many clients are trained, or evaluated, together at most. Memory on the device grows with
+            it; after an out-of-memory error the group is halved and starts again.
         gradient_clip_val: See :class:`~pfl_lightning.local_fit.LocalFit`; each client's gradients are clipped alone.
         gradient_clip_algorithm: See :class:`~pfl_lightning.local_fit.LocalFit`.
         cache_features: See :class:`~pfl_lightning.local_fit.FabricFit`.
         forward: ``"vmap"`` vectorises the forward and backward pass; ``"loop"`` goes client by client and vectorises
             the optimizer alone; ``"auto"`` does the latter on a CPU, unless the model is small and without
-            convolutions (``python benchmarks/engines.py --forward vmap`` times the other choice).
+            convolutions (``python benchmarks/engines.py --forward vmap`` times the other choice). There it also leaves
+            the forward passes of an evaluation, and fine-tunings that it would not vectorise, to ``FabricFit``.
     """
 
     def __init__(

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 from engines import FORWARDS, assert_scores_agree, evaluate, trained
-from toy import linear_encoder, run, tiny_encoder
+from toy import CLIENTS, linear_encoder, run, tiny_encoder
 
 from pfl_lightning import FabricFit, VectorizedFit
-from pfl_lightning.local_fit import _stacked_phase, _vectorized_evaluation
+from pfl_lightning.local_fit import _stacked_phase, _vectorized_evaluation, vectorized
 from pfl_lightning.methods import FedAvg, FedBABU, LocalOnly
 
 # ---------------------------------------------------------------------- left to FabricFit
@@ -151,18 +151,24 @@ def test_a_bug_is_raised_as_it_is():
         run(Broken, local_fit=VectorizedFit(forward="vmap"))
 
 
-def test_on_a_cpu_scores_are_computed_one_by_one_unless_asked_for(monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        _vectorized_evaluation,
-        "score_stack",
-        lambda *args, start=_vectorized_evaluation.score_stack: calls.append(1) or start(*args),
-    )
+def test_what_is_evaluated_together_on_a_cpu(stacked, monkeypatch):
+    """Under "auto" the fine-tunings of small networks alone."""
+    tuned = []
+
+    def counted(self, *args, start=VectorizedFit._train_stack):
+        tuned.append(len(args[1]))
+        return start(self, *args)
+
+    monkeypatch.setattr(VectorizedFit, "_train_stack", counted)
     federation = trained(partial(FedBABU, lr=0.02))
-    for forward, expected in (("auto", 0), ("loop", 0), ("vmap", 1)):
-        calls.clear()
-        assert_scores_agree(evaluate(federation, VectorizedFit(forward=forward)), evaluate(federation, FabricFit()))
-        assert len(calls) == expected
+    expected = evaluate(federation, FabricFit())
+    for forward, small, together in (("auto", True, 1), ("auto", False, 0), ("loop", True, 1), ("vmap", True, 2)):
+        tuned.clear()
+        stacked.clear()
+        monkeypatch.setattr(vectorized, "SMALL", 50_000 if small else 1)
+        assert_scores_agree(evaluate(federation, VectorizedFit(forward=forward)), expected)
+        assert tuned == [CLIENTS] * (together > 0)
+        assert stacked == [CLIENTS] * (together > 1)
 
 
 # ---------------------------------------------------------------------- memory
@@ -213,7 +219,7 @@ def test_the_engine_can_be_pickled():
     evaluate(trained(Branches), engine)
     assert len(engine._forward_alone) == 1
     pickled = pickle.dumps(engine)
-    assert b"Branches" not in pickled  # modules stay where they are
+    assert b"_parameters" not in pickled  # modules stay where they are
     copy = pickle.loads(pickled)
     assert (copy.clients_per_batch, len(copy._forward_alone), len(copy._evaluated_alone)) == (7, 0, 0)
 
