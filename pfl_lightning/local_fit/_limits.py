@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.local_fit.fabric import HOOKS_NOT_TAKEN, HOOKS_TAKEN
 from pfl_lightning.local_fit.tasks import FitEnvironment
 
@@ -44,11 +44,12 @@ ENGINE = str(Path(__file__).parent)
 
 
 class CannotVectorizeError(Exception):
-    """The clients cannot be trained together; the reason is said once, and they are trained one by one.
+    """The clients cannot be trained, or evaluated, together; the reason is said once, and they go one by one.
 
     Args:
         reason: Why.
-        silent: Whether the reason needs no mention, since training one by one ends in an error that says it better.
+        silent: Whether the reason needs no mention: it was said before, or going one by one ends in an error that says
+            it better.
     """
 
     def __init__(self, reason: str, silent: bool = False) -> None:
@@ -152,7 +153,7 @@ def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> 
     Raises:
         CannotVectorizeError: Names the first such attribute and ``where`` it changed.
     """
-    changed = _changed(before, python_state(client))
+    changed = [] if _untouched(client, before) else _changed(before, python_state(client))
     if changed:
         raise CannotVectorizeError(
             f"{type(client).__name__} changes the attribute {changed[0]!r} in {where}, where clients trained together "
@@ -170,7 +171,7 @@ def guarded_attributes(client: FederatedClient) -> Iterator[Callable[[str], None
     before = python_state(client)
     try:
         yield lambda where: refuse_changes(client, before, where)
-    except (CannotVectorizeError, torch.OutOfMemoryError):
+    except (CannotVectorizeError, ClientError, torch.OutOfMemoryError):
         after = python_state(client)
         for name in _changed(before, after):
             key = name.rpartition(".")[2]
@@ -179,6 +180,21 @@ def guarded_attributes(client: FederatedClient) -> Iterator[Callable[[str], None
             else:
                 del vars(after[name].module)[key]
         raise
+
+
+def _untouched(client: FederatedClient, before: PythonState) -> bool:
+    """Whether there are the very same objects, with the same content: mostly so, and quickly found."""
+    count = 0
+    for prefix, module in client.named_modules():
+        for key, value in vars(module).items():
+            if key not in ENGINES_OWN:
+                known = before.get(f"{prefix}.{key}" if prefix else key)
+                if known is None or known.value is not value:
+                    return False
+                if known.content is not None and (known.content or value) and not _same_content(known.content, value):
+                    return False
+                count += 1
+    return count == len(before)
 
 
 def _changed(before: PythonState, after: PythonState) -> list[str]:
@@ -209,8 +225,8 @@ def _same(one: Any, other: Any) -> bool:
 # ---------------------------------------------------------------------- where it went wrong
 
 
-def explain(error: Exception, client: FederatedClient) -> Exception:
-    """What to raise in place of an error inside the vectorised training step; it names the user's line."""
+def explain(error: Exception, client: FederatedClient, method: str = "training_step") -> Exception:
+    """What to raise in place of an error inside a vectorised method of the client; it names the user's line."""
     name = type(client).__name__
     frame = _users_frame(error.__traceback__)
     if isinstance(error, _LoggedError):
@@ -222,7 +238,7 @@ def explain(error: Exception, client: FederatedClient) -> Exception:
         return error
     said = str(error).strip().splitlines() or [type(error).__name__]
     one_sample = str(error).startswith("Expected more than 1 value per channel")
-    return CannotVectorizeError(f"{name}.training_step, {frame}: {_first_sentence(said[0])}", silent=one_sample)
+    return CannotVectorizeError(f"{name}.{method}, {frame}: {_first_sentence(said[0])}", silent=one_sample)
 
 
 def _first_sentence(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,22 +13,22 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ClientError
 from pfl_lightning.local_fit.base import begin, enter_phase
 from pfl_lightning.local_fit.fabric import frozen_features
-from pfl_lightning.local_fit.tasks import FitEnvironment, FitTask
+from pfl_lightning.local_fit.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.messages import State
 from pfl_lightning.seeding import derive_seed, torch_seed
 from pfl_lightning.state import TensorDict
 
-__all__ = ["Member", "Stack", "full_state", "prepare", "put_state"]
+__all__ = ["Member", "Stack", "by_kind", "full_state", "places_of", "prepare", "put_state"]
 
 
 @dataclass(eq=False)
 class Member:
-    """A client on its way through a vectorised fit.
+    """A client on its way through a vectorised fit, or through the fine-tuning before a vectorised evaluation.
 
     Attributes:
-        task: What is to be fitted.
+        task: What is to be fitted or evaluated.
         context: Whose fit it is.
-        phases: The client's phases.
+        phases: The client's phases, of the fit or of the fine-tuning.
         before: What ``before_fit`` returned.
         state: All parameters and buffers: at the start until they are stacked, and again after the training, then as
             views of the stack.
@@ -38,7 +38,7 @@ class Member:
         error: Why the fit failed, if it did.
     """
 
-    task: FitTask
+    task: FitTask | EvaluationTask
     context: FitContext
     phases: tuple[Phase, ...] = ()
     before: Any = None
@@ -58,6 +58,14 @@ class Member:
         """Members of the same kind can be stacked."""
         shapes = tuple((name, value.shape, value.dtype) for name, value in self.state.items())
         return (self.phases, shapes, self.features is not None)
+
+
+def by_kind(members: Iterable[Member]) -> list[list[Member]]:
+    """The members that can be stacked together."""
+    kinds: dict[tuple[Any, ...], list[Member]] = {}
+    for member in members:
+        kinds.setdefault(member.kind, []).append(member)
+    return list(kinds.values())
 
 
 def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment, cache_features: bool) -> Member:
@@ -89,6 +97,21 @@ def full_state(client: FederatedClient) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
+def places_of(client: FederatedClient) -> dict[str, str]:
+    """Every place that holds a parameter or a buffer, and the name under which :func:`full_state` has it.
+
+    A tensor has several places where it is tied. A module that is found under several names has its places once: under
+    a second name, ``functional_call`` would leave it with what it was given.
+    """
+    names, places = dict[int, str](), dict[str, str]()
+    for prefix, module in client.named_modules():
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                place = f"{prefix}.{key}" if prefix else key
+                places[place] = names.setdefault(id(tensor), place)
+    return places
+
+
 def _renew_buffers(client: FederatedClient) -> None:
     """Give the module copies of its non-persistent buffers: ``before_fit`` may have returned the tensors themselves.
 
@@ -112,11 +135,11 @@ def put_state(client: FederatedClient, state: State) -> None:
     Parameters and persistent buffers are the module's own and are written into. Non-persistent buffers are replaced:
     they may be a broadcast's tensors (:class:`~pfl_lightning.state.TensorDict` does not copy).
     """
-    own = client.state_dict()
+    own, places = client.state_dict(), places_of(client)
     for prefix, module in client.named_modules():
         for key in list(module._buffers):
             name = f"{prefix}.{key}" if prefix else key
-            if name in own or name in state or module._buffers[key] is None:
+            if name in own or places.get(name, name) in state or module._buffers[key] is None:
                 continue
             if isinstance(module, TensorDict):
                 delattr(module, key)
@@ -126,8 +149,10 @@ def put_state(client: FederatedClient, state: State) -> None:
         if name in own:
             own[name].copy_(value)
         else:
-            prefix, _, key = name.rpartition(".")
-            client.get_submodule(prefix).register_buffer(key, value.clone(), persistent=False)
+            fresh = value.clone()
+            for place in {name, *(place for place, held in places.items() if held == name and place not in own)}:
+                prefix, _, key = place.rpartition(".")
+                client.get_submodule(prefix).register_buffer(key, fresh, persistent=False)
 
 
 class Stack:

@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.local_fit._limits import CannotVectorizeError, PythonState, explain, python_state, refuse_changes
+from pfl_lightning.local_fit._stack import places_of
 from pfl_lightning.local_fit._stacked_batches import Batches
 from pfl_lightning.local_fit.tasks import FitEnvironment
 from pfl_lightning.state import norm_names
@@ -34,12 +35,11 @@ class StackedStep(ABC):
     def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
         self._client, self._environment = client, environment
         self._module = _TrainingStep(client)
+        self._places = places_of(client)
         parameters, buffers = dict(client.named_parameters()), dict(client.named_buffers())
         self.trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self.frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
         self.buffers = list(buffers)
-        doubles = (client.named_parameters(remove_duplicate=False), client.named_buffers(remove_duplicate=False))
-        self._tied = sum(len(list(names)) for names in doubles) > len(parameters) + len(buffers)
         self._attributes: PythonState | None = python_state(client)
         self._used: frozenset[str] | None = None
         self._terms: frozenset[str] | None = None
@@ -73,9 +73,10 @@ class StackedStep(ABC):
         self, trained: Tensors, frozen: Tensors, buffers: Tensors, batch: Any, index: int
     ) -> tuple[Terms, dict[str, Tensor]]:
         """The loss terms of one client, and the buffers to which the step assigned new tensors."""
-        given = {f"client.{name}": tensor for name, tensor in {**frozen, **trained, **buffers}.items()}
+        state = {**frozen, **trained, **buffers}
+        given = {f"client.{place}": state[name] for place, name in self._places.items()}
         with self._environment.forward_context():
-            output, after = functional_call(self._module, dict(given), (batch, index), tie_weights=self._tied)
+            output, after = functional_call(self._module, dict(given), (batch, index), tie_weights=False)
         if output is None:
             raise CannotVectorizeError(f"{type(self._client).__name__}.training_step returned None to skip a batch")
         terms = output if isinstance(output, dict) else {"loss": output}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
-from pfl_lightning.local_fit.evaluation import load_own_state, score_part
+from pfl_lightning.local_fit.evaluation import load_own_state, score_parts
 from pfl_lightning.local_fit.tasks import (
     EvaluationResult,
     EvaluationTask,
@@ -90,12 +90,7 @@ class LocalFit(ABC):
         """Judge clients by their own models, fine-tuned where their method does so; results in the tasks' order."""
         for client, task in tasks:
             error = self.load_own_model(client, task, environment)
-            size = task.data.eval_batch_size
-            validation, test = (
-                score_part(client, part, size, environment) if part is not None and len(part) else None
-                for part in (task.validation, task.test)
-            )
-            yield EvaluationResult(task.client, validation, test, error)
+            yield EvaluationResult(task.client, *score_parts(client, task, environment), error)
 
     def load_own_model(
         self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment

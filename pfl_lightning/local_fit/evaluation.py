@@ -12,7 +12,10 @@ from pfl_lightning.local_fit.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.metrics import PartScore
 from pfl_lightning.state import load_state
 
-__all__ = ["load_own_state", "score_part"]
+__all__ = ["PartScores", "load_own_state", "score_part", "score_parts"]
+
+PartScores = tuple[PartScore | None, PartScore | None]
+"""Of the validation and the test part; ``None`` where there is none."""
 
 
 def score_part(model: nn.Module, part: PartSource, batch_size: int, environment: FitEnvironment) -> PartScore:
@@ -32,6 +35,16 @@ def score_part(model: nn.Module, part: PartSource, batch_size: int, environment:
         right += (scores.argmax(1) == y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
     return PartScore(float(right) / len(part), float(loss) / len(part), len(part))
+
+
+def score_parts(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
+    """Scores of the model that the module holds, in evaluation mode, on the parts that are asked for."""
+    size = task.data.eval_batch_size
+    validation, test = (
+        score_part(client, part, size, environment) if part is not None and len(part) else None
+        for part in (task.validation, task.test)
+    )
+    return validation, test
 
 
 def load_own_state(client: FederatedClient, task: EvaluationTask) -> None:

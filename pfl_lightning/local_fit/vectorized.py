@@ -15,9 +15,10 @@ from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ClientError
 from pfl_lightning.local_fit._limits import CannotVectorizeError, guarded_attributes, reason_against
-from pfl_lightning.local_fit._stack import Member, Stack, prepare, put_state
+from pfl_lightning.local_fit._stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.local_fit._stacked_phase import Clipping, run_stacked_phase
-from pfl_lightning.local_fit.base import LocalFit, conclude, enter_phase, trains
+from pfl_lightning.local_fit._vectorized_evaluation import VectorizedEvaluation
+from pfl_lightning.local_fit.base import conclude, enter_phase, trains
 from pfl_lightning.local_fit.fabric import FabricFit, frozen_features
 from pfl_lightning.local_fit.tasks import FitEnvironment, FitResult, FitTask, Losses
 from pfl_lightning.seeding import derive_seed, torch_seed
@@ -30,8 +31,8 @@ SMALL = 50_000
 _log = logging.getLogger(__name__)
 
 
-class VectorizedFit(LocalFit):
-    """Trains many clients of one architecture at once, by ``torch.func``.
+class VectorizedFit(VectorizedEvaluation):
+    """Trains and evaluates many clients of one architecture at once, by ``torch.func``.
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
     other engines call is vectorised over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
@@ -41,24 +42,31 @@ class VectorizedFit(LocalFit):
 
     The results are those of :class:`~pfl_lightning.local_fit.FabricFit` up to rounding. Where the forward pass is
     random (dropout), they are equally distributed, but the draws are others, and they depend on which clients are
-    trained together.
+    trained together. (So are those of the model that ``Federation.client`` fine-tunes, alone.)
+
+    An evaluation fine-tunes clients together, where their method does so, and vectorises ``forward`` over pieces of
+    their parts of ``eval_batch_size`` samples at most; what is equal for all clients is not stacked. Smaller pieces are
+    filled up, unless a sample's scores depend on the others of its batch, and as many samples go together as a training
+    step has, or an evaluation batch.
 
     A client that cannot be vectorised runs as under ``FabricFit``, and the reason is logged once: it overrides hooks,
     optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
     the batches that are computed together, or returns a loss term in some steps, only. So does precision ``16-mixed``,
-    and a client alone in its group. Other objects that are changed in place are not noticed. Augmentation, ``receive``,
-    ``before_fit``, ``make_update``, evaluation and the fine-tuning before it go client by client.
+    and a client alone in its group. A ``forward`` that does such things, is random in evaluation mode, or changes
+    buffers, is evaluated client by client. Other objects that are changed in place are not noticed. Augmentation,
+    ``receive``, ``before_fit`` and ``make_update`` always go client by client.
 
     Args:
-        clients_per_batch: How many clients are trained together at most. Memory on the device grows with it; after an
-            out-of-memory error the group is halved and trained again.
+        clients_per_batch: How many clients are trained, or evaluated, together at most. Memory on the device grows with
+            it; after an out-of-memory error the group is halved and starts again.
         gradient_clip_val: See :class:`~pfl_lightning.local_fit.LocalFit`; each client's gradients are clipped alone.
         gradient_clip_algorithm: See :class:`~pfl_lightning.local_fit.LocalFit`.
         cache_features: See :class:`~pfl_lightning.local_fit.FabricFit`.
         forward: ``"vmap"`` vectorises the forward and backward pass; ``"loop"`` goes client by client and vectorises
             the optimizer alone; ``"auto"`` does the latter on a CPU, unless the model is small and without
-            convolutions (``python benchmarks/engines.py --forward vmap`` times the other choice).
+            convolutions (``python benchmarks/engines.py --forward vmap`` times the other choice). There it also leaves
+            the forward passes of an evaluation, and fine-tunings that it would not vectorise, to ``FabricFit``.
     """
 
     def __init__(
@@ -69,10 +77,9 @@ class VectorizedFit(LocalFit):
         cache_features: bool = True,
         forward: str = "auto",
     ) -> None:
-        super().__init__(gradient_clip_val, gradient_clip_algorithm)
         if clients_per_batch < 1:
             raise ValueError(f"clients_per_batch must be at least 1, got {clients_per_batch}")
-        self.clients_per_batch = clients_per_batch
+        super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm)
         self.cache_features = cache_features
         check_choice("forward", forward, ("auto", "vmap", "loop"))
         self.forward = forward
@@ -148,17 +155,13 @@ class VectorizedFit(LocalFit):
 
     def _train(self, client: FederatedClient, group: Sequence[FitTask], environment: FitEnvironment) -> list[Member]:
         """Train a group through all phases; the members hold their trained states."""
-        members, kinds = list[Member](), dict[Any, list[Member]]()
+        members = list[Member]()
         with guarded_attributes(client) as refuse_changes:
             for task in group:
                 members.append(prepare(client, task, environment, self.cache_features))
                 refuse_changes("receive, before_fit or phases")
-            for member in members:
-                if member.error is None:
-                    kinds.setdefault(member.kind, []).append(member)
-            for alike in kinds.values():
-                put_state(client, alike[0].state)
-                self._train_stack(client, alike, environment, refuse_changes)
+            for alike in by_kind(member for member in members if member.error is None):
+                self._train_stack(client, alike, environment, refuse_changes, "fit")
         return members
 
     def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
@@ -176,17 +179,19 @@ class VectorizedFit(LocalFit):
         members: list[Member],
         environment: FitEnvironment,
         refuse_changes: Callable[[str], None],
+        purpose: str,
     ) -> None:
+        put_state(client, members[0].state)
         vectorize = self.vectorizes_forward(client, environment)
         stack = Stack(members, keep_layout=not vectorize)
         numbers = [member.task.client for member in members]
-        seed = derive_seed(environment.seed, "fit/stack", members[0].task.round, *numbers)
+        seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].task.round, *numbers)
         with environment.fit_context(), torch_seed(seed):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
-                run_stacked_phase(client, phase, stack, environment, f"fit/{index}", self._clipping, vectorize)
+                run_stacked_phase(client, phase, stack, environment, f"{purpose}/{index}", self._clipping, vectorize)
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:

@@ -53,22 +53,29 @@ def _runs(sizes: Sequence[int]) -> list[Any]:
     return [np.arange(start, end, dtype=np.int64) for start, end in itertools.pairwise(ends)]
 
 
+def _each(sizes: int | Sequence[int], clients: Sequence[Any]) -> Sequence[int]:
+    return [sizes] * len(clients) if isinstance(sizes, int) else sizes
+
+
 class Toy(FederatedDataModule):
-    """Noisy class means. Every client has 5 validation samples and 8 test samples of its own classes."""
+    """Noisy class means. Every client has validation and test samples of its own classes, as many as given."""
 
     def __init__(
         self,
         labels: Sequence[Sequence[int]] = LABELS,
         batch_size: int = BATCH,
         *,
-        validation: int = 5,
+        validation: int | Sequence[int] = 5,
+        test: int | Sequence[int] = 8,
         change: Callable[[Tensor, Tensor], None] | None = None,
         **options: Any,
     ) -> None:
         rng = np.random.default_rng(0)
         self.labels = [list(own) for own in labels]
-        self.validation_labels = [rng.choice(own, validation).tolist() for own in self.labels]
-        self.test_labels = [rng.choice(own, 8).tolist() for own in self.labels]
+        self.validation_labels, self.test_labels = (
+            [rng.choice(own, size).tolist() for own, size in zip(self.labels, _each(sizes, labels), strict=True)]
+            for sizes in (validation, test)
+        )
         sizes = [[len(own) for own in part] for part in (self.labels, self.validation_labels, self.test_labels)]
         super().__init__(GivenParts(*sizes), batch_size, eval_batch_size=7, **options)
         self.change = change

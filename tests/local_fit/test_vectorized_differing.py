@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 from engines import FORWARDS, assert_agree
 from torch import nn
-from toy import FEATURES, Toy
+from toy import FEATURES, Toy, tiny_encoder
 
+from pfl_lightning.local_fit._limits import CannotVectorizeError, python_state, refuse_changes
 from pfl_lightning.methods import FedAvg
 
 # ---------------------------------------------------------------------- Python attributes
@@ -74,6 +75,26 @@ class Counts(Scaled):
 @FORWARDS
 def test_attributes_of_a_first_try_are_taken_back(forward):
     assert "Counts changes the attribute" in assert_agree(partial(Counts, lr=0.005), forward)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda client: vars(client).pop("scale"),
+        lambda client: setattr(client, "other", 1),
+        lambda client: client.seen.append(1),
+        lambda client: client.encoder.insert(1, nn.Identity()),
+        lambda client: setattr(client.encoder, "0", nn.Linear(6, FEATURES)),
+    ],
+    ids=["lost", "new", "filled", "layer", "replaced"],
+)
+def test_every_change_of_an_attribute_is_found(change):
+    client = Scaled(tiny_encoder((6,)), 5)
+    before = python_state(client)
+    refuse_changes(client, before, "nothing")
+    change(client)
+    with pytest.raises(CannotVectorizeError, match="Scaled changes the attribute"):
+        refuse_changes(client, before, "the change")
 
 
 # ---------------------------------------------------------------------- steps that differ
