@@ -1,11 +1,13 @@
 """RayFit with real worker processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from functools import partial
 from pathlib import Path
 
@@ -27,14 +29,23 @@ ENCODERS = [tiny_encoder, linear_encoder]
 HELPERS = Path(__file__).parent.parent / "helpers"
 
 
-def processes_of_ray():
-    """Command lines of workers and of Ray's own processes that belong to this user."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if "ray::Worker" in line or "/raylet" in line or "gcs_server" in line]
+@pytest.fixture
+def left_behind(monkeypatch):
+    """How many other processes have inherited this test's environment; counted where there is a /proc."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("PFL_TEST_MARK", mark)
+
+    def count():
+        found = 0
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                found += f"PFL_TEST_MARK={mark}".encode() in entry.read_bytes()
+        return found  # this process itself shows the environment that it was started with
+
+    return count
 
 
-def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, caplog):
-    before = len(processes_of_ray())
+def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, caplog, left_behind):
     engine = RayFit(workers=2, engine=DiesOnce(tmp_path, client=2))
     got = run(FIT, 3, encoder=ENCODERS, local_fit=engine)
     assert (tmp_path / "died-0").exists()
@@ -43,7 +54,7 @@ def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, ca
     assert_same(whole_state(got), whole_state(expected))
     assert got.test_scores == expected.test_scores
     assert not ray.is_initialized()
-    assert len(processes_of_ray()) <= before
+    _wait_until(lambda: left_behind() == 0, 30)
 
 
 def test_a_connection_of_the_users_stays(tmp_path):
@@ -96,8 +107,7 @@ def test_an_address_that_nobody_answers():
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_ctrl_c_leaves_no_process_behind(tmp_path):
-    before = len(processes_of_ray())
+def test_ctrl_c_leaves_no_process_behind(tmp_path, left_behind):
     program = f"""
 from functools import partial
 from ray_helpers import Sleeps
@@ -118,12 +128,13 @@ run(FedAvg, 1, local_fit=RayFit(workers=2, engine=Sleeps({str(tmp_path)!r})))
     try:
         _wait_until(lambda: (tmp_path / "sleeping").exists() or process.poll() is not None, 120)
         assert process.poll() is None
+        assert left_behind() > 3 or not Path("/proc").exists()
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert "KeyboardInterrupt" in said
-    _wait_until(lambda: len(processes_of_ray()) <= before, 30)
+    _wait_until(lambda: left_behind() == 0, 30)
 
 
 def _wait_until(condition, seconds):
