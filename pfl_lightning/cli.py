@@ -1,4 +1,4 @@
-"""The command line: ``pfl fit | validate | test | partition | methods``."""
+"""The command line: ``pfl fit | validate | test | personalize | partition | methods``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from rich.table import Table
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, ResultsWriter, architecture_table
 from pfl_lightning.checkpoints import AtomicCheckpointIO, BestRound
 from pfl_lightning.cli_parser import CLIParser, choose_engine, with_engine
+from pfl_lightning.cli_personalize import personalization_table, write_personalization
 from pfl_lightning.cli_tables import encoders_table, methods_table
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.phases import Personalization
 from pfl_lightning.runs import RunFolder
 
 __all__ = ["FederatedCLI", "main"]
@@ -53,6 +55,26 @@ class _Trainer(L.Trainer):
         plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups)
         datamodule.save_partition(str(folder / "partition.npz"))
         print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
+
+    personalization = Personalization()
+
+    def personalize(
+        self,
+        model: Federation,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Let every client adapt a trained model to its own data (--personalize), and evaluate it.
+
+        Args:
+            model: The federation.
+            datamodule: The data.
+            ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
+            weights_only: Whether nothing but tensors and plain values is loaded.
+        """
+        with model.personalized(self.personalization):
+            self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, verbose=False)
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -101,7 +123,7 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Trainer methods that are subcommands, with the arguments that the CLI itself provides."""
         names = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "predict"}
-        return {**names, "partition": {"model", "datamodule"}}
+        return {**names, "partition": {"model", "datamodule"}, "personalize": {"model", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's folder and the callbacks that every run has."""
@@ -113,6 +135,12 @@ class FederatedCLI(LightningCLI):
             type=Literal["fabric", "vectorized", "ray", "trainer"] | None,
             default=None,
             help="How local fits run, short for --model.local_fit; its options follow as --model.local_fit.NAME.",
+        )
+        parser.add_argument(
+            "--personalize",
+            type=Personalization | None,
+            default=None,
+            help="What every client adapts to its own data after the training; null for nothing.",
         )
         parser.add_lightning_class_args(FederatedLoop, "loop")
         parser.add_lightning_class_args(ResultsWriter, "results")
@@ -179,8 +207,30 @@ class FederatedCLI(LightningCLI):
                 )
             )
 
-    def after_fit(self) -> None:
+    def before_personalize(self) -> None:
+        """Take what the config says; Calibre's settings otherwise."""
+        self.trainer.personalization = self._personalization() or Personalization()  # type: ignore[attr-defined]
+
+    def after_personalize(self) -> None:
         """Say how it went and where to look."""
+        settings = self.trainer.personalization  # type: ignore[attr-defined]
+        Console().print(personalization_table(self.model, settings))
+        write_personalization(self.model, settings, self.run_folder)
+        print(f"Results: {self.run_folder}/personalized.json, personalized.csv")
+
+    def _personalization(self) -> Personalization | None:
+        settings: Personalization | None = self.config_init[self.subcommand].personalize
+        return settings
+
+    def after_fit(self) -> None:
+        """Say how it went and where to look; then personalize, if the config says how."""
+        self._report_fit()
+        if self._personalization() is not None and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self.before_personalize()
+            self.trainer.personalize(self.model, self.datamodule)  # type: ignore[attr-defined]
+            self.after_personalize()
+
+    def _report_fit(self) -> None:
         writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
         if not writer.chosen or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return

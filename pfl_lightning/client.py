@@ -17,6 +17,7 @@ from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.data import FitData
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.state import load_state, matching, norm_names, select_state
 
 if TYPE_CHECKING:
@@ -37,23 +38,6 @@ class Citation:
     authors: str
     venue: str
     year: int
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of a local fit in which a named part of the model trains and the rest is frozen.
-
-    Attributes:
-        name: What messages and ``training_step`` call it.
-        train: Patterns of the parameter names that train, such as ``("head.*",)``.
-        epochs: Passes over the client's training data.
-        lr: Learning rate; ``None`` keeps what ``configure_optimizers`` says.
-    """
-
-    name: str = "fit"
-    train: tuple[str, ...] = ("*",)
-    epochs: int = 1
-    lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +135,7 @@ class FederatedClient(L.LightningModule):
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
+        self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
         self._recorder: dict[str, list[Tensor]] | None = None
 
@@ -168,6 +153,8 @@ class FederatedClient(L.LightningModule):
 
     def personalization_phases(self) -> tuple[Phase, ...]:
         """The phases in which a client adapts the model that it is evaluated with; none by default."""
+        if self.personalization is not None:
+            return (self.personalization.phase(self.heads),)
         if self.fine_tune is None:
             return ()
         train = self.heads if self.fine_tune == "head" else ("*",)
@@ -222,17 +209,25 @@ class FederatedClient(L.LightningModule):
         loss = cast(Tensor, sum(terms.values()))
         return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
+    def steps_on_features(self) -> bool:
+        """Whether the step of the current phase is the base's: encoder, then loss terms of features and labels.
+
+        Where the encoder is frozen, the engines then compute the features once.
+        """
+        return type(self).training_step is FederatedClient.training_step
+
     def configure_optimizers(self) -> Any:
         """SGD over the parameters that train in the current phase, at the phase's rate."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        if self._make_optimizer is not None:
-            optimizer = self._make_optimizer(parameters)
+        make = self.phase.optimizer or self._make_optimizer
+        if make is not None:
+            optimizer = make(parameters)
         else:
             optimizer = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         if self.phase.lr is not None:
             for group in optimizer.param_groups:
                 group["lr"] = self.phase.lr
-        if self._make_scheduler is None:
+        if self._make_scheduler is None or self.phase.optimizer is not None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
 

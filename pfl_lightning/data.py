@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -140,6 +140,19 @@ class FitData:
     convert_input: Callable[[Tensor], Tensor] = lambda inputs: inputs
     _plain: BatchSource | None = field(default=None, repr=False)
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
+
+    def for_phase(self, batch_size: int | None = None, plain: bool = False) -> FitData:
+        """The data with the settings of a phase; itself where the phase has none of its own.
+
+        Args:
+            batch_size: Samples in a batch; ``None`` keeps it.
+            plain: Whether batches are single views without augmentation.
+        """
+        size = self.batch_size if batch_size is None else batch_size
+        augment, views = (False, 1) if plain else (self.augment, self.views)
+        if (size, augment, views) == (self.batch_size, self.augment, self.views):
+            return self
+        return replace(self, batch_size=size, drop_last=self.drop_last and not plain, augment=augment, views=views)
 
     @property
     def num_samples(self) -> int:

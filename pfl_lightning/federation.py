@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import lightning as L
@@ -34,6 +35,8 @@ from pfl_lightning.local_fit.evaluation import load_own_state
 from pfl_lightning.local_fit.tasks import fit_data
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import PartScore, summarize
+from pfl_lightning.personalization import PersonalizationStage
+from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
 
@@ -94,6 +97,8 @@ class Federation(L.LightningModule):
         self._fits: Iterator[FitResult] = iter(())
         self._evaluations: Iterator[EvaluationResult] = iter(())
         self.finished: list[FitResult] = []
+        self._personalization: Personalization | None = None
+        self._stage: PersonalizationStage | None = None
         self.validation_scores: dict[int, PartScore] = {}
         self.test_scores: dict[int, PartScore] = {}
 
@@ -192,8 +197,28 @@ class Federation(L.LightningModule):
         """Let the engine get ready."""
         self._start_engine()
 
+    @torch.inference_mode(False)  # whose tensors could not train
     def _start_engine(self) -> None:
-        self.local_fit.start(self.clients.models, self.data, self.environment)
+        models = self.clients.models
+        if self._personalization is not None:
+            self._stage = PersonalizationStage(self._personalization, self.clients, self.seed)
+            models = self._stage.modules
+        self.local_fit.start(models, self.data, self.environment)
+
+    @contextmanager
+    def personalized(self, personalization: Personalization) -> Iterator[None]:
+        """Inside, ``trainer.test`` lets every client adapt its model to its own data before it is evaluated.
+
+        What the clients adapt is evaluated and then forgotten; the federation stays as it is.
+
+        Args:
+            personalization: What is adapted, and how.
+        """
+        self._personalization = personalization
+        try:
+            yield
+        finally:
+            self._personalization = None
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""
@@ -203,6 +228,9 @@ class Federation(L.LightningModule):
         """Drop what is under way and let the engine go."""
         self._fits, self._evaluations = iter(()), iter(())
         self.local_fit.stop()
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
 
     # ------------------------------------------------------------------ a round
 
@@ -303,13 +331,15 @@ class Federation(L.LightningModule):
 
     def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
         self.validation_scores, self.test_scores = {}, {}
-        tasks = (
-            (
-                self.clients.model_of(client),
-                self._evaluation_task(client, self.round, validation=validation, test=test),
-            )
-            for client in self.data.evaluated_clients()[: int(limits[0])]
-        )
+        clients = self.data.evaluated_clients()[: int(limits[0])]
+
+        def task(client: int) -> EvaluationTask:
+            return self._evaluation_task(client, self.round, validation=validation, test=test)
+
+        if self._stage is not None:
+            tasks = self._stage.tasks(clients, task)
+        else:
+            tasks = ((self.clients.model_of(client), task(client)) for client in clients)
         self._evaluations = self.local_fit.evaluate(tasks, self.environment)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:

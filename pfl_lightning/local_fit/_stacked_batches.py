@@ -35,7 +35,7 @@ class Stream:
 
     def __init__(self, member: Member, phase: Phase, environment: FitEnvironment, purpose: str) -> None:
         context = member.context
-        self._data = context.data
+        self._data = context.data.for_phase(phase.batch_size, phase.plain)
         self._generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = self._data.loader(self._generator)
         self._loader = loader if member.features is None else loader.with_inputs(member.features)

@@ -173,6 +173,7 @@ class LocalFit(ABC):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> Losses:
         enter_phase(client, phase)
+        context = replace(context, data=context.data.for_phase(phase.batch_size, phase.plain))
         with _explained(context):
             losses = self.run_phase(client, phase, context, environment, purpose)
         if trains(client.encoder):

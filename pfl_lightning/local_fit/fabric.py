@@ -176,15 +176,16 @@ def _features_in_place_of_inputs(
 
 def frozen_features(client: FederatedClient, context: FitContext) -> Tensor | None:
     """The features of the client's samples, if the current phase may run on them in place of the inputs."""
+    data = context.data.for_phase(client.phase.batch_size, client.phase.plain)
     usable = (
-        not context.data.augment
-        and context.data.views == 1
+        not data.augment
+        and data.views == 1
         and not trains(client.encoder)
-        and type(client).training_step is FederatedClient.training_step
+        and client.steps_on_features()
         and not is_overridden("on_after_batch_transfer", client)
         and _is_as_in_evaluation(client.encoder, context)
     )
-    return context.data.features(client.encoder)[0] if usable else None
+    return data.features(client.encoder)[0] if usable else None
 
 
 @contextmanager

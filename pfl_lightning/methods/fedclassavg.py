@@ -130,12 +130,13 @@ class FedClassAvg(FederatedClient):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss (4) of two views x', x'' of a batch, inputs of shape (B, 2, ...); of one view without contrast."""
         inputs, labels = batch
-        if self.contrastive:
+        contrastive = self.contrastive and not self.phase.plain  # a personalization has one view
+        if contrastive:
             first, second = self.encoder(inputs.transpose(0, 1).flatten(0, 1)).chunk(2)  # one pass for both views
         else:
             first = self.encoder(inputs)
         terms = {"cross_entropy": F.cross_entropy(self.classify(first), labels)}  # CE(g(f(x')), y)
-        if self.contrastive:
+        if contrastive:
             terms["contrastive"] = supervised_contrastive_loss(  # SupCon(f(x'), f(x''))
                 torch.stack([first, second], dim=1), labels, self.temperature, self.base_temperature, self.normalize
             )

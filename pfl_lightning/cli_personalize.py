@@ -1,0 +1,68 @@
+"""``pfl personalize``, and what it leaves behind: the clients' accuracies after they adapted the trained model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pfl_lightning.federation import Federation
+from pfl_lightning.metrics import AccuracySummary, PartScore, summarize
+from pfl_lightning.phases import Personalization
+
+__all__ = ["personalization_table", "write_personalization"]
+
+
+def _summaries(federation: Federation) -> dict[str, tuple[int, AccuracySummary]]:
+    """Number of clients and summary of those that took part in the training, and of the novel ones."""
+    novel = set(federation.data.novel)
+    groups: dict[str, Mapping[int, PartScore]] = {
+        "participating": {c: s for c, s in federation.test_scores.items() if c not in novel},
+        "novel": {c: s for c, s in federation.test_scores.items() if c in novel},
+    }
+    return {
+        name: (len(scores), summarize(list(scores), [score.accuracy for score in scores.values()]))
+        for name, scores in groups.items()
+        if scores
+    }
+
+
+def personalization_table(federation: Federation, personalization: Personalization) -> Table:
+    """Mean, spread and extremes of the test accuracies, in %."""
+    what = {"linear": "a linear head", "head": "the head", "all": "the whole model"}[personalization.train]
+    epochs = f"{personalization.epochs} epoch" + ("s" if personalization.epochs > 1 else "")
+    table = Table(title=f"{federation.method_name}, personalized ({what}, {epochs}): test accuracy, in %")
+    for column in ("clients", "number", "mean", "std", "variance", "worst decile", "best", "worst"):
+        table.add_column(column, justify="left" if column == "clients" else "right")
+    for name, (number, found) in _summaries(federation).items():
+        figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
+        extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
+        table.add_row(name, str(number), *(f"{figure:.2f}" for figure in (*figures, *extremes)))
+    return table
+
+
+def write_personalization(federation: Federation, personalization: Personalization, folder: Path) -> None:
+    """Write ``personalized.json`` (accuracies in [0, 1]) and ``personalized.csv`` (a row for each client)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {
+        "method": federation.method_name,
+        "seed": federation.seed,
+        "round": federation.round,
+        "personalization": asdict(personalization),
+    }
+    for name, (number, found) in _summaries(federation).items():
+        content[name] = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
+    (folder / "personalized.json").write_text(json.dumps(content, indent=2) + "\n")
+    novel = set(federation.data.novel)
+    with (folder / "personalized.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", "novel", "train_samples", "test_samples", "test_accuracy", "test_loss"])
+        for client, score in federation.test_scores.items():
+            samples = len(federation.data.client_data(client).train)
+            row = [client, int(client in novel), samples, score.num_samples, score.accuracy, score.loss]
+            writer.writerow(row)

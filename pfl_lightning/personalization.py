@@ -1,0 +1,98 @@
+"""The stage after the training: every client adapts the trained model to its own data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.clients import Clients
+from pfl_lightning.local_fit import EvaluationTask
+from pfl_lightning.local_fit.evaluation import load_own_state
+from pfl_lightning.messages import Broadcast
+from pfl_lightning.phases import Personalization
+from pfl_lightning.seeding import derive_seed, torch_seed
+
+__all__ = ["LinearProbe", "PersonalizationStage"]
+
+
+class LinearProbe(FederatedClient):
+    """A new linear head on the features of a trained encoder, which stays as it is (Calibre, stage 2)."""
+
+    shared: tuple[str, ...] = ()
+    heads = ("head.*",)
+
+
+class PersonalizationStage:
+    """Gives the engine the modules and the tasks of an evaluation after a personalization.
+
+    With ``train="linear"`` the modules are linear probes, one for each architecture, and a client's task brings the
+    encoder that it would be evaluated with; all clients start from the same new head. Otherwise they are the method's
+    own modules, which fine-tune as the personalization says until the stage is closed.
+
+    Args:
+        personalization: What is trained, and how.
+        clients: The trained clients.
+        seed: The run's seed.
+    """
+
+    def __init__(self, personalization: Personalization, clients: Clients, seed: int) -> None:
+        self._settings, self._clients = personalization, clients
+        self._linear = personalization.train == "linear"
+        self._encoders: dict[int, dict[str, Tensor]] = {}
+        self.modules: list[FederatedClient]
+        if self._linear:
+            with torch_seed(derive_seed(seed, "personalize/head")):
+                self.modules = [
+                    LinearProbe(copy.deepcopy(model.encoder), model.num_classes).to(model.device)
+                    for model in clients.models
+                ]
+            self._heads = [
+                {f"head.{name}": value.clone() for name, value in probe.head.state_dict().items()}
+                for probe in self.modules
+            ]
+        else:
+            self.modules = clients.models
+
+        for module in self.modules:
+            module.personalization = personalization
+
+    def close(self) -> None:
+        """Let the method's own modules fine-tune as they do without the stage."""
+        for module in self.modules:
+            module.personalization = None
+
+    def module_of(self, client: int) -> FederatedClient:
+        """What the client is evaluated with."""
+        return self.modules[self._clients.architecture_of[client]]
+
+    def tasks(
+        self, clients: Iterable[int], task_of: Callable[[int], EvaluationTask]
+    ) -> Iterator[tuple[FederatedClient, EvaluationTask]]:
+        """The tasks of the engine.
+
+        Args:
+            clients: Clients to evaluate.
+            task_of: Gives what would be evaluated without a personalization.
+        """
+        for client in clients:
+            task = task_of(client)
+            yield self.module_of(client), self._with_own_encoder(client, task) if self._linear else task
+
+    def _with_own_encoder(self, client: int, task: EvaluationTask) -> EvaluationTask:
+        state = {**self._encoder_of(client, task), **self._heads[self._clients.architecture_of[client]]}
+        return replace(task, broadcast=Broadcast(client=client, round=task.round), stored=state, trained=False)
+
+    def _encoder_of(self, client: int, task: EvaluationTask) -> dict[str, Tensor]:
+        """The encoder that the client is evaluated with; where nothing of it is personal, it is looked up once."""
+        architecture, model = self._clients.architecture_of[client], self._clients.model_of(client)
+        if architecture in self._encoders:
+            return self._encoders[architecture]
+        load_own_state(model, task)
+        state = {f"encoder.{name}": value.clone() for name, value in model.encoder.state_dict().items()}
+        if not any(name.startswith("encoder.") for name in model.kept_names()):
+            self._encoders[architecture] = state
+        return state

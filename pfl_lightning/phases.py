@@ -1,0 +1,78 @@
+"""What a client trains: the phases of a local fit, and the adaptation of a trained model to a client's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+
+from pfl_lightning.checks import check_at_least, check_choice, check_number
+
+__all__ = ["Personalization", "Phase"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a local fit in which a named part of the model trains and the rest is frozen.
+
+    Attributes:
+        name: What messages and ``training_step`` call it.
+        train: Patterns of the parameter names that train, such as ``("head.*",)``.
+        epochs: Passes over the client's training data.
+        lr: Learning rate; ``None`` keeps what ``configure_optimizers`` says.
+        batch_size: Samples in a batch; ``None`` keeps what the data module says.
+        plain: Whether batches are single views without augmentation, whatever the data module and the method say.
+        optimizer: Makes the optimizer from the trainable parameters; ``None`` keeps the client's.
+    """
+
+    name: str = "fit"
+    train: tuple[str, ...] = ("*",)
+    epochs: int = 1
+    lr: float | None = None
+    batch_size: int | None = None
+    plain: bool = False
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+
+
+@dataclass(frozen=True)
+class Personalization:
+    """How every client, those that never trained included, adapts a trained model to its own data.
+
+    The second stage of Calibre (Peng et al., ICDCS 2024), with its settings as defaults, and of FedAvg-FT and FedBABU.
+    Batches are single views without augmentation.
+
+    Attributes:
+        train: ``"linear"`` fits a new linear head on the features of the trained encoder, which stays as it is
+            (Calibre); ``"head"`` goes on with the method's own head or heads, ``"all"`` with the whole model.
+        epochs: Passes over the client's training data.
+        lr: Learning rate of SGD.
+        momentum: Its momentum.
+        weight_decay: Its weight decay.
+        batch_size: Samples in a batch.
+    """
+
+    train: Literal["linear", "head", "all"] = "linear"
+    epochs: int = 10
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        check_choice("personalize.train", self.train, ("linear", "head", "all"))
+        check_at_least("personalize.epochs", self.epochs, 1)
+        check_at_least("personalize.batch_size", self.batch_size, 1)
+        check_number("personalize.lr", self.lr, strict=True)
+        check_number("personalize.momentum", self.momentum)
+        check_number("personalize.weight_decay", self.weight_decay)
+
+    def phase(self, heads: tuple[str, ...]) -> Phase:
+        """The phase that trains ``heads``, or everything."""
+        make = partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        train = ("*",) if self.train == "all" else heads
+        return Phase("fine_tune", train, self.epochs, None, self.batch_size, plain=True, optimizer=make)
