@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ENGINES = {"fabric": "FabricFit", "vectorized": "VectorizedFit"}
+ENGINES = {"fabric": "FabricFit", "vectorized": "VectorizedFit", "ray": "RayFit"}
 METHODS = ("FedAvg", "FedPer", "LocalOnly")
 SAMPLES, WIDTH, CLASSES, EVALUATED = 20, 32, 10, 50
 
