@@ -1,4 +1,4 @@
-"""Pure functions on tensors: averages, losses, class statistics and combination weights.
+"""Pure functions on tensors: averages, losses, class statistics, combination weights, clusters.
 
 Nothing here keeps state between rounds; whoever calls owns the state.
 """
@@ -10,20 +10,38 @@ from pfl_lightning.functional.class_gaussians import (
     sample_class_gaussians,
 )
 from pfl_lightning.functional.class_summaries import feature_variance, weighted_class_means
+from pfl_lightning.functional.cluster_prototypes import (
+    cluster_means,
+    divergence_rate,
+    inverse_divergence_weights,
+    prototype_contrastive_loss,
+    prototype_meta_loss,
+)
 from pfl_lightning.functional.combination import combination_weights
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
+from pfl_lightning.functional.kmeans import Clustering, fit_kmeans, kmeans
 from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, proximal_term
+from pfl_lightning.functional.nearest_neighbour import nearest_neighbour_accuracy
 from pfl_lightning.functional.statistics import ClassStatistics
 
 __all__ = [
     "ClassStatistics",
+    "Clustering",
     "RunningAverage",
     "alignment_loss",
     "balanced_softmax_loss",
+    "cluster_means",
     "combination_weights",
     "covariance_factors",
     "covariances_from_factors",
+    "divergence_rate",
     "feature_variance",
+    "fit_kmeans",
+    "inverse_divergence_weights",
+    "kmeans",
+    "nearest_neighbour_accuracy",
+    "prototype_contrastive_loss",
+    "prototype_meta_loss",
     "proximal_term",
     "sample_class_gaussians",
     "supervised_contrastive_loss",

@@ -1,12 +1,14 @@
-"""Numerical tools: where and how double-precision sums are computed, and a square root that can be differentiated."""
+"""Numerical tools: in which precision sums and products are computed, and what can be differentiated at zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -34,3 +36,54 @@ def safe_sqrt(values: Tensor) -> Tensor:
     positive = values > 0
     # Both branches of the outer where are differentiated, so the root must be harmless where it is not taken.
     return torch.where(positive, torch.where(positive, values, 1.0).sqrt(), 0.0)
+
+
+def unit_rows(vectors: Tensor) -> Tensor:
+    """Divide rows by their L2 norm; a zero row is zero, in value and gradient."""
+    norms = safe_sqrt(vectors.square().sum(dim=1, keepdim=True))
+    positive = norms > 0
+    return torch.where(positive, vectors / torch.where(positive, norms, 1.0), 0.0)
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    """Half precision as single precision, everything else as it is."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which products are computed in the precision of their factors."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+class _Product(Function):
+    """X Y in the precision of X and Y, whatever autocast is in force.
+
+    A Function, because `torch.func.grad` runs the backward pass where it is called, which may be under autocast: that
+    would compute the products of the backward pass in half precision.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(left: Tensor, right: Tensor) -> Tensor:
+        with without_autocast(left.device):
+            return left @ right
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        with without_autocast(left.device):
+            for_left = gradient @ right.T if ctx.needs_input_grad[0] else None
+            for_right = left.T @ gradient if ctx.needs_input_grad[1] else None
+        return for_left, for_right
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix product in the precision of the factors, forward and backward, also under autocast."""
+    return cast(Tensor, _Product.apply(left, right))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pfl_lightning.functional._numerics import safe_sqrt
+from pfl_lightning.functional._numerics import at_least_single, unit_rows, without_autocast
 
 
 def supervised_contrastive_loss(
@@ -19,6 +18,7 @@ def supervised_contrastive_loss(
     temperature: float = 0.07,
     base_temperature: float | None = None,
     normalize: bool = True,
+    present: Tensor | None = None,
 ) -> Tensor:
     """Pull views of the same class together and push all others apart (Khosla et al. 2020, eq. 2, L_out).
 
@@ -40,41 +40,42 @@ def supervised_contrastive_loss(
         base_temperature: the loss is multiplied by temperature / base_temperature, as in the code published with the
             paper (0.07 there); None does not scale.
         normalize: divide features by their L2 norm. A zero vector stays zero and gets no gradient.
+        present: (N,) bool, False for samples that are left out, as anchors and as contrast: the loss is that of the
+            other ones alone, without a shape that depends on data. Their features may be anything, NaN included, and
+            get no gradient. None: every sample is present.
 
     Returns:
-        A scalar, in single precision for half-precision features. The mean is over all M anchors, also those without
-        positives, so that the weight of a sample does not depend on which others are in its batch; zero for an empty
-        batch and for a single view, which has no contrast.
+        A scalar, in single precision for half-precision features. The mean is over all M anchors that are present, also
+        those without positives, so that the weight of a sample does not depend on which others are in its batch; zero
+        for an empty batch and for a single view, which has no contrast.
 
     Raises:
-        ValueError: if shapes do not fit together, features are not floating point, labels are not integers, there is
-            neither a label nor a second view, or a temperature is not finite and positive.
+        ValueError: if shapes do not fit together, features are not floating point, labels are not integers, present is
+            not boolean, there is neither a label nor a second view, or a temperature is not finite and positive.
     """
-    _check_contrastive_inputs(features, labels)
+    _check_contrastive_inputs(features, labels, present)
     scale = _temperature_scale(temperature, base_temperature)
     samples, views = features.shape[0], features.shape[1] if features.ndim == 3 else 1
     groups = torch.arange(samples, device=features.device) if labels is None else labels
     groups = groups.unsqueeze(1).expand(samples, views).reshape(-1)
-    flat = features.reshape(-1, features.shape[-1])
-    if flat.dtype in (torch.float16, torch.bfloat16):
-        flat = flat.float()
-    itself = torch.eye(samples * views, dtype=torch.bool, device=features.device)
-    positives = (groups.unsqueeze(1) == groups.unsqueeze(0)) & ~itself
+    flat = at_least_single(features.reshape(-1, features.shape[-1]))
+    left_out = torch.eye(samples * views, dtype=torch.bool, device=features.device)  # a view is no contrast to itself
+    anchors: Tensor | int = max(samples * views, 1)
+    if present is not None:
+        there = present.unsqueeze(1).expand(samples, views).reshape(-1)
+        # Selected, not multiplied by zero: NaN times zero is NaN, and so would be the gradient.
+        flat = torch.where(there.unsqueeze(1), flat, 0.0)
+        left_out = left_out | ~(there.unsqueeze(1) & there.unsqueeze(0))
+        anchors = there.sum().clamp(min=1)
+    positives = (groups.unsqueeze(1) == groups.unsqueeze(0)) & ~left_out
     if normalize:
-        flat = _unit(flat)
+        flat = unit_rows(flat)
     similarities = _gram(flat) / temperature
     # The lowest finite number and not -inf, which is NaN in the gradient of an anchor without any contrast.
-    log_shares = similarities.masked_fill(itself, torch.finfo(flat.dtype).min).log_softmax(dim=1)
+    log_shares = similarities.masked_fill(left_out, torch.finfo(flat.dtype).min).log_softmax(dim=1)
     chosen = torch.where(positives, log_shares, 0.0).sum(dim=1)
     losses = -chosen / positives.sum(dim=1).clamp(min=1)
-    return scale * losses.sum() / max(samples * views, 1)
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    """Divide rows by their L2 norm; a zero row is zero, in value and gradient."""
-    norms = safe_sqrt(vectors.square().sum(dim=1, keepdim=True))
-    positive = norms > 0
-    return torch.where(positive, vectors / torch.where(positive, norms, 1.0), 0.0)
+    return scale * losses.sum() / anchors
 
 
 class _Gram(Function):
@@ -88,7 +89,7 @@ class _Gram(Function):
 
     @staticmethod
     def forward(rows: Tensor) -> Tensor:
-        with _without_autocast(rows.device):
+        with without_autocast(rows.device):
             return rows @ rows.T
 
     @staticmethod
@@ -98,19 +99,13 @@ class _Gram(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        with _without_autocast(rows.device):
+        with without_autocast(rows.device):
             product: Tensor = (gradient + gradient.T) @ rows
         return product
 
 
 def _gram(rows: Tensor) -> Tensor:
     return cast(Tensor, _Gram.apply(rows))
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def _temperature_scale(temperature: float, base_temperature: float | None) -> float:
@@ -120,11 +115,16 @@ def _temperature_scale(temperature: float, base_temperature: float | None) -> fl
     return 1.0 if base_temperature is None else temperature / base_temperature
 
 
-def _check_contrastive_inputs(features: Tensor, labels: Tensor | None) -> None:
+def _check_contrastive_inputs(features: Tensor, labels: Tensor | None, present: Tensor | None) -> None:
     if features.ndim not in (2, 3) or not features.is_floating_point():
         raise ValueError(
             "features must be floating point of shape (N, d) or (N, V, d), "
             f"got {features.dtype} of shape {tuple(features.shape)}"
+        )
+    if present is not None and (present.shape != features.shape[:1] or present.dtype != torch.bool):
+        raise ValueError(
+            f"present must be a bool tensor of shape ({features.shape[0]},), "
+            f"got {present.dtype} of shape {tuple(present.shape)}"
         )
     if labels is None:
         if features.ndim == 2 or features.shape[1] < 2:
