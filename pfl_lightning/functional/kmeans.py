@@ -137,7 +137,7 @@ def fit_kmeans(
 
 def _centre(batched: Tensor) -> tuple[Points, Tensor]:
     """Move data sets to the origin, for the sake of precision; also their means (B, 1, d)."""
-    values = at_least_single(batched.detach())
+    values = at_least_single(batched)
     mean = values.mean(1, keepdim=True)
     values = values - mean
     return Points(values, values.square().sum(-1)), mean

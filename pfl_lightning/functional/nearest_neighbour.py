@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional._numerics import float64_device, without_autocast
+from pfl_lightning.functional._numerics import float64_device
 
 BLOCK_ELEMENTS = 2**22  # distances that are held at once, 32 MiB
 
@@ -49,16 +49,18 @@ def nearest_neighbour_accuracy(features: Tensor, labels: Tensor, test_features: 
     centre = known.mean(dim=0)  # moved to the origin, so that as little as possible cancels
     known = known - centre
     rows = max(1, BLOCK_ELEMENTS // len(known))
-    with without_autocast(device):
-        for block, truth in zip(test_features.split(rows), expected.split(rows), strict=True):
-            queries = block.to(device, torch.float64) - centre
-            right = (classes[_nearest(known, queries)] == truth) & queries.isfinite().all(dim=1)
-            correct += right.sum()
+    for block, truth in zip(test_features.split(rows), expected.split(rows), strict=True):
+        queries = block.to(device, torch.float64) - centre
+        right = (classes[_nearest(known, queries)] == truth) & queries.isfinite().all(dim=1)
+        correct += right.sum()
     return correct / len(expected)
 
 
 def _nearest(known: Tensor, queries: Tensor) -> Tensor:
-    """Index (M,) of the row of `known` that is nearest to each query, the first one where several are."""
+    """Index (M,) of the row of `known` that is nearest to each query, the first one where several are.
+
+    In double precision, which autocast leaves alone.
+    """
     squares, own = known.square().sum(dim=1), queries.square().sum(dim=1, keepdim=True)
     distances = squares - 2 * (queries @ known.T)  # but for ||q||^2, which is the same for all
     # A product may round equal rows differently, by where they lie in it: none whose distance may be the least is out.

@@ -62,6 +62,25 @@ def test_an_iteration_is_that_of_scikit_learn(empty, seed):
     torch.testing.assert_close(in_order(found[:empty]), in_order(expected[:empty]))
 
 
+def test_a_cluster_that_loses_its_only_point_stays_where_it_was():
+    values = torch.tensor([[60.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    centroids = torch.tensor([[100.0, 0.0], [1000.0, 1000.0], [0.5, 0.0]])  # the second is empty
+    points = steps.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
+    found = steps.improve(points, centroids[None, None])[0, 0]
+    torch.testing.assert_close(found, torch.tensor([[100.0, 0.0], [60.0, 0.0], [0.0, 0.0]]))
+    once_more = steps.improve(points, found[None, None])[0, 0]
+    torch.testing.assert_close(once_more[1], values[0])
+    assert once_more[0].norm().item() == pytest.approx(1.0)  # one of the others
+
+
+def test_weights_of_draws_are_not_negative():
+    values = 100 * draw(50, 100).float()
+    points = steps.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
+    own = values[None, None]
+    assert steps._square_distances(points, own).min() < 0  # of a point to itself, by rounding
+    assert steps._square_distances_in_blocks(points, own).min() == 0
+
+
 def test_a_step_finds_what_scikit_learn_finds_with_many_starts():
     encodings = digit_encodings()
     ratios = []
