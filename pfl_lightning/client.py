@@ -101,6 +101,11 @@ class FederatedClient(L.LightningModule):
     """Which model of a client is evaluated: its personal state under what the server would send now (``"aggregated"``),
     or the model as it was after the client's last local fit, before the averaging (``"trained"``)."""
 
+    judged_by: Literal["classifier", "nearest_neighbour"] = "classifier"
+    """What an evaluation looks at: the class scores; or, where no head trains beside the encoder, whether the nearest of
+    the client's own training samples in the space of features has the right class. After a personalization or a
+    fine-tuning it is the class scores in any case."""
+
     equal_features: bool = False
     """Whether all clients need features of one width although they share no weights (prototypes, class means)."""
 
@@ -248,6 +253,10 @@ class FederatedClient(L.LightningModule):
             self.log(name, value, *args, **kwargs)
 
     # ------------------------------------------------------------------ for the engines
+
+    def is_judged_by_neighbours(self) -> bool:
+        """Whether an evaluation now looks at nearest neighbours: no head was trained for it."""
+        return self.judged_by == "nearest_neighbour" and not self.personalization_phases()
 
     def shared_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that travel."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -394,7 +395,9 @@ class Federation(L.LightningModule):
             return
         summary = summarize(list(scores), [score.accuracy for score in scores.values()])
         values = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
-        values[f"{prefix}loss/mean"] = sum(score.loss for score in scores.values()) / len(scores)
+        loss = sum(score.loss for score in scores.values()) / len(scores)
+        if not (math.isnan(loss) and self.clients.models[0].judged_by == "nearest_neighbour"):  # which have none
+            values[f"{prefix}loss/mean"] = loss
         # During a fit the loop logs them against the round; Lightning would count local fits.
         outside = self.trainer.state.fn != TrainerFn.FITTING
         self.log_dict(values, logger=outside, batch_size=1)

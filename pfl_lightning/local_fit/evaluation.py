@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import PartSource
+from pfl_lightning.data import FitData, PartSource
+from pfl_lightning.functional import nearest_neighbour_accuracy
 from pfl_lightning.local_fit.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.metrics import PartScore
 from pfl_lightning.state import load_state
 
-__all__ = ["PartScores", "load_own_state", "score_part", "score_parts"]
+__all__ = ["PartScores", "load_own_state", "score_neighbours", "score_part", "score_parts"]
 
 PartScores = tuple[PartScore | None, PartScore | None]
 """Of the validation and the test part; ``None`` where there is none."""
@@ -39,12 +42,36 @@ def score_part(model: nn.Module, part: PartSource, batch_size: int, environment:
 
 def score_parts(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
     """Scores of the model that the module holds, in evaluation mode, on the parts that are asked for."""
-    size = task.data.eval_batch_size
-    validation, test = (
-        score_part(client, part, size, environment) if part is not None and len(part) else None
-        for part in (task.validation, task.test)
-    )
-    return validation, test
+
+    def score(part: PartSource | None) -> PartScore | None:
+        if part is None or not len(part):
+            return None
+        if client.is_judged_by_neighbours():
+            return score_neighbours(client, part, task.data, environment)
+        return score_part(client, part, task.data.eval_batch_size, environment)
+
+    return score(task.validation), score(task.test)
+
+
+def score_neighbours(
+    client: FederatedClient, part: PartSource, data: FitData, environment: FitEnvironment
+) -> PartScore:
+    """Accuracy of the nearest of the client's training samples, in the space of the features; there is no loss (NaN).
+
+    Args:
+        client: The model, in evaluation mode.
+        part: The samples; at least one.
+        data: The client's own training data.
+        environment: Device and precision.
+    """
+    known, classes = data.features(client.encoder)
+    right = 0.0
+    for piece in part.split(data.eval_batch_size):
+        inputs, targets = piece.loader(data.eval_batch_size, device=environment.device).tensors()
+        with environment.forward_context():
+            features = client.encoder(environment.convert_input(inputs))
+        right += len(piece) * float(nearest_neighbour_accuracy(known.float(), classes, features.float(), targets))
+    return PartScore(right / len(part), math.nan, len(part))
 
 
 def load_own_state(client: FederatedClient, task: EvaluationTask) -> None:
