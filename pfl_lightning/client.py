@@ -102,7 +102,7 @@ class FederatedClient(L.LightningModule):
     or the model as it was after the client's last local fit, before the averaging (``"trained"``)."""
 
     judged_by: Literal["classifier", "nearest_neighbour"] = "classifier"
-    """What an evaluation looks at: the class scores; or, where no head trains beside the encoder, whether the nearest of
+    """What an evaluation looks at: class scores; or, where no head trains beside the encoder, whether the nearest of
     the client's own training samples in the space of features has the right class. After a personalization or a
     fine-tuning it is the class scores in any case."""
 
