@@ -51,13 +51,15 @@ def _options(message: str) -> str:
     cls = getattr(importlib.import_module(module), name, None)
     if cls is None:
         return ""
-    options = {
-        option
-        for base in cls.__mro__
-        if "__init__" in vars(base) and base.__module__.startswith("pfl_lightning")
-        for option, parameter in inspect.signature(base.__init__).parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD and option not in ("self", "encoder", "num_classes")
-    }
+    options: set[str] = set()
+    for base in cls.__mro__:  # as far as each passes options on to the next
+        if "__init__" not in vars(base) or not base.__module__.startswith("pfl_lightning"):
+            continue
+        parameters = inspect.signature(base.__init__).parameters
+        options |= {name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
+            break
+    options -= {"self", "encoder", "num_classes"}
     near = difflib.get_close_matches(wrong.group(1), options, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}options of {name}: {', '.join(sorted(options))}"
@@ -78,7 +80,7 @@ def with_engine(args: Sequence[str]) -> list[str]:
             name = waiting.pop(0)
         engine = ENGINES.get(name) if option == "--fit" else None
         if engine is not None:
-            found += ["--model.local_fit", engine]
+            found += ["--fit", "null", "--model.local_fit", engine]  # a config's own `fit` no longer counts
         else:  # the parser says what is wrong with it
             found += [option, name] if option == "--fit" and not equals and name else [word]
     return found

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import lightning as L
 import torch
@@ -44,6 +44,7 @@ from pfl_lightning.server import Aggregator
 __all__ = ["Federation"]
 
 Scores = Mapping[int, PartScore]
+Result = TypeVar("Result")
 
 
 class Federation(L.LightningModule):
@@ -233,6 +234,13 @@ class Federation(L.LightningModule):
             self._stage.close()
             self._stage = None
 
+    def _next(self, results: Iterator[Result]) -> Result | None:
+        try:
+            return next(results, None)
+        except BaseException:
+            self.stop_engine()
+            raise
+
     # ------------------------------------------------------------------ a round
 
     @property
@@ -261,7 +269,7 @@ class Federation(L.LightningModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         """Fit the clients of the batch on what the server sent them; the results wait in ``finished``."""
         for client in batch.tolist():
-            result = next(self._fits, None)
+            result = self._next(self._fits)
             if result is None:
                 raise FederationError(
                     f"client {client} has received nothing from the server; "
@@ -357,7 +365,7 @@ class Federation(L.LightningModule):
     @torch.no_grad()
     def _evaluate(self, clients: Sequence[int]) -> None:
         for client in clients:
-            result = next(self._evaluations, None)
+            result = self._next(self._evaluations)
             if result is None or result.client != client:
                 raise FederationError(
                     f"the outer Trainer asks for client {client}, the evaluation goes on with "

@@ -7,7 +7,7 @@ counted by kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -64,13 +64,17 @@ class Message:
         """The message with its content on a device; itself if all of it is there."""
         if all(tensor.device == device for _, _, tensor in self.tensors()):
             return self
-        moved: dict[str, Any] = {}
+        return self.with_tensors(lambda tensor: tensor.to(device))
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The message with every tensor of its content changed."""
+        changed: dict[str, Any] = {}
         for declared in fields(self):
             value = getattr(self, declared.name)
             if declared.metadata.get("kind") is not None and value is not None:
                 whole = isinstance(value, Tensor)
-                moved[declared.name] = value.to(device) if whole else {n: t.to(device) for n, t in value.items()}
-        return replace(self, **moved)
+                changed[declared.name] = change(value) if whole else {n: change(t) for n, t in value.items()}
+        return replace(self, **changed)
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Size of the content in bytes, by kind (``"weights"``, ``"statistics"``).

@@ -80,6 +80,11 @@ def test_in_a_config_file_with_options(tmp_path):
     assert saved(tmp_path)["init_args"]["clients_per_batch"] == 5
 
 
+def test_the_option_comes_before_the_name_in_a_config(tmp_path):
+    main(["fit", "--config", config(tmp_path, fit="trainer"), "--fit", "vectorized"])
+    assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedFit"
+
+
 def test_two_engines_in_a_config_file_are_refused(tmp_path):
     path = config(tmp_path, fit="ray", model={"local_fit": {"class_path": "pfl_lightning.VectorizedFit"}})
     with pytest.raises(ConfigurationError, match=r"fit is 'ray', model.local_fit is pfl_lightning.VectorizedFit: give"):
@@ -96,7 +101,8 @@ def test_a_name_that_is_none(tmp_path, words, capsys):
 
 def test_other_words_stay_as_they_are():
     words = ["fit", "--config", "fit.yaml", "--fit", "ray", "--fitted", "x", "--fit=rai", "--fit"]
-    expanded = ["fit", "--config", "fit.yaml", "--model.local_fit", "RayFit", "--fitted", "x", "--fit=rai", "--fit"]
+    ray = ["--fit", "null", "--model.local_fit", "RayFit"]
+    expanded = ["fit", "--config", "fit.yaml", *ray, "--fitted", "x", "--fit=rai", "--fit"]
     assert with_engine(words) == expanded
 
 

@@ -67,7 +67,7 @@ def unpack(packed: Packed, known: Mapping[int, Sequence[Tensor]] | None = None, 
         packed: What :func:`pack` returned.
         known: The bundles that it refers to.
         copy: Whether tensors get memory of their own. Otherwise they share that of the buffers, which may be read-only
-            memory of another process: who writes into such a tensor crashes.
+            memory of other processes, too: nobody may write into such a tensor.
     """
     buffers: list[Any] = [bytearray(buffer.data) if copy else buffer for buffer in packed.buffers]
     return _Unpickler(io.BytesIO(packed.content), buffers, known or {}, copy).load()

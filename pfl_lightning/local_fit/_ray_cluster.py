@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import warnings
@@ -63,6 +64,21 @@ class Cluster:
             self._connect(str(address))
         elif address is not None:
             warnings.warn(f"this process is connected to Ray already; address={address!r} is not used", stacklevel=2)
+        try:
+            self._share_out(address, num_workers, cpus_per_worker, gpus_per_worker, on_gpu, cores)
+        except BaseException:
+            self.close()
+            raise
+
+    def _share_out(
+        self,
+        address: str | None,
+        num_workers: int | None,
+        cpus_per_worker: int,
+        gpus_per_worker: float | None,
+        on_gpu: bool,
+        cores: int,
+    ) -> None:
         there = self.ray.cluster_resources()
         cpus = cores if self._own and address is None else int(there.get("CPU", 0))
         self.num_workers = num_workers or max(1, cpus // cpus_per_worker)
@@ -70,7 +86,7 @@ class Cluster:
             warnings.warn(
                 f"{self.num_workers} workers of {cpus_per_worker} cores each were asked for, there are {cpus} cores: "
                 "they will get in each other's way, or wait for one another",
-                stacklevel=2,
+                stacklevel=3,
             )
         gpus = float(there.get("GPU", 0))
         self.gpus_per_worker = (
@@ -96,6 +112,13 @@ class Cluster:
         """Leave; a Ray that was started here ends with its processes."""
         if self._own and self.ray.is_initialized():
             self.ray.shutdown()
+
+
+def gpu_share(gpus: float, workers: int) -> float:
+    """GPUs of each worker such that all find a place: whole ones, or a fraction of one."""
+    if gpus < 1:
+        return gpus / workers
+    return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
 
 
 def _knock(address: str, seconds: float = 10.0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pfl_lightning.local_fit._packing import Packed, Place, pack
 from pfl_lightning.local_fit._ray_worker import ClientWork, Parcel
+from pfl_lightning.messages import Broadcast
 
-__all__ = ["Parcels"]
+__all__ = ["HostCopies", "Parcels"]
 
 WORTH_SHARING = 65_536
 """Bytes from which tensors go into a bundle; fewer are sent along."""
@@ -26,10 +27,12 @@ class Parcels:
 
     Args:
         put: Hands an object to Ray and returns its reference.
+        numbers: Gives the bundles their numbers. Workers keep bundles by number from round to round, so that a number
+            must never come twice while they live.
     """
 
-    def __init__(self, put: Callable[[Packed], Any]) -> None:
-        self._put = put
+    def __init__(self, put: Callable[[Packed], Any], numbers: Iterator[int]) -> None:
+        self._put, self._numbers = put, numbers
         self._last: dict[int, dict[int, Tensor]] = {}  # by architecture: the tensors of its last parcel, by id
         self._places: dict[int, Place] = {}
         self._bundles: dict[int, tuple[Any, list[Tensor]]] = {}
@@ -54,11 +57,26 @@ class Parcels:
         common = [tensor for key, tensor in tensors.items() if key in before and key not in self._places]
         if sum(tensor.numel() * tensor.element_size() for tensor in common) < WORTH_SHARING:
             return
-        number = len(self._bundles)
+        number = next(self._numbers)
         packed = pack(common)
         self.num_bytes += packed.num_bytes
         self._bundles[number] = (self._put(packed), common)  # held, so that no other tensor gets one of the ids
         self._places |= {id(tensor): (number, position) for position, tensor in enumerate(common)}
+
+
+class HostCopies:
+    """Broadcasts in host memory; what one has in common with the one before it is copied once, and stays in common."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, held so that its id stays, and its copy
+
+    def of(self, message: Broadcast) -> Broadcast:
+        """The broadcast with its content on the CPU."""
+        tensors = [tensor for _, _, tensor in message.tensors()]
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            return message
+        self._last = {id(tensor): self._last.get(id(tensor)) or (tensor, tensor.cpu()) for tensor in tensors}
+        return message.with_tensors(lambda tensor: self._last[id(tensor)][1])
 
 
 def _tensors_of(work: ClientWork) -> dict[int, Tensor]:

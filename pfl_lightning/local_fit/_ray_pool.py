@@ -39,12 +39,20 @@ class Job:
 
 
 @dataclass(eq=False)
+class _Run:
+    """The jobs of a round or an evaluation, by number: those no worker has yet, and replies that wait for their turn."""
+
+    waiting: deque[tuple[int, Job]] = field(default_factory=deque)
+    done: dict[int, Reply] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class _Seat:
     """A place for a worker. Of its jobs the first is in hand, the others wait in front of the worker."""
 
     actor: Any
     starting: Any  # the reference of Worker.prepare, until it has come
-    jobs: dict[Any, tuple[int, Job]] = field(default_factory=dict)  # by the reference of the reply
+    jobs: dict[Any, tuple[_Run, int, Job]] = field(default_factory=dict)  # by the reference of the reply
 
 
 class WorkerPool:
@@ -85,42 +93,59 @@ class WorkerPool:
     # ------------------------------------------------------------------ jobs
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Reply]:
-        """Replies in the order of the jobs, which are taken as workers become free."""
-        source, number, expected = enumerate(jobs), 0, 0
-        waiting, done = deque[tuple[int, Job]](), dict[int, Reply]()
+        """Replies in the order of the jobs, which are taken as workers become free.
+
+        Several runs may be under way: a validation in the middle of a round asks for its own replies.
+        """
+        self._replace_dead_idlers()
+        own, source, number, expected = _Run(), enumerate(jobs), 0, 0
         most = 4 * len(self._seats)  # replies that may wait for an earlier one
         exhausted = False
         try:
             while True:
-                while not exhausted and len(waiting) <= len(self._seats) and number - expected < most:
+                while not exhausted and len(own.waiting) <= len(self._seats) and number - expected < most:
                     found = next(source, None)
                     if found is None:
                         exhausted = True
                     else:
-                        waiting.append(found)
+                        own.waiting.append(found)
                         number += 1
-                self._hand_out(waiting)
+                self._hand_out(own)
                 if expected == number and exhausted:
                     return
-                self._collect(waiting, done)
-                while expected in done:
+                if expected not in own.done:
+                    self._collect()
+                while expected in own.done:
                     expected += 1
-                    yield done.pop(expected - 1)
+                    yield own.done.pop(expected - 1)
         finally:  # left early: what is still in hand belongs to nobody
-            for seat in self._seats:
-                if seat.jobs:
+            for seat in list(self._seats):
+                if any(run is own for run, _, _ in seat.jobs.values()):
+                    others = [entry for entry in seat.jobs.values() if entry[0] is not own]
                     self._renew(seat)
+                    for run, place, job in reversed(others):
+                        run.waiting.appendleft((place, job))
 
-    def _hand_out(self, waiting: deque[tuple[int, Job]]) -> None:
+    def _replace_dead_idlers(self) -> None:
+        """A worker that died while it had nothing to do says so only when it is asked, and nobody is to blame."""
+        asked = [(seat, seat.actor.alive.remote()) for seat in self._seats if seat.starting is None and not seat.jobs]
+        for seat, answer in asked:
+            try:
+                self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                _log.warning("RayFit: an idle worker died; another one takes its place (%s)", _first_line(error))
+                self._renew(seat)
+
+    def _hand_out(self, run: _Run) -> None:
         """One job for every free worker; a second one, so that it need not wait, while there are enough for all."""
         ready = [seat for seat in self._seats if seat.starting is None]
         for held in (0, 1):
             for seat in ready:
-                if len(seat.jobs) == held and len(waiting) > held * len(self._seats):
-                    number, job = waiting.popleft()
-                    seat.jobs[getattr(seat.actor, job.method).remote(job.parcel)] = (number, job)
+                if len(seat.jobs) == held and len(run.waiting) > held * len(self._seats):
+                    number, job = run.waiting.popleft()
+                    seat.jobs[getattr(seat.actor, job.method).remote(job.parcel)] = (run, number, job)
 
-    def _collect(self, waiting: deque[tuple[int, Job]], done: dict[int, Reply]) -> None:
+    def _collect(self) -> None:
         """Wait for a reply, for a worker that has started, or for news of one that died."""
         starting = {seat.starting: seat for seat in self._seats if seat.starting is not None}
         working = {reference: seat for seat in self._seats for reference in seat.jobs}
@@ -139,49 +164,50 @@ class WorkerPool:
             if reference in starting:
                 self._not_started(seat, error)
             else:
-                self._replace(seat, waiting, error)
+                self._replace(seat, error)
             return
         self._take(reply)
         if reference in starting:
             self._started(seat, reply)
         else:
-            number, _ = seat.jobs.pop(reference)
+            run, number, _ = seat.jobs.pop(reference)
             _raise_error(reply)
-            done[number] = reply
+            run.done[number] = reply
 
     # ------------------------------------------------------------------ workers
 
     def _new_seat(self) -> _Seat:
         actor = self._make.remote(self._threads, sys.path)
-        return _Seat(actor, actor.prepare.remote(*self._inputs, self._device))
+        return _Seat(actor, actor.prepare.remote(*self._inputs, self._device, versions()))
 
     def _started(self, seat: _Seat, reply: Reply) -> None:
         try:
             _raise_error(reply)
         except ImportError as error:
             raise _cannot_import(error) from error
-        assert reply.value is not None
-        own, there = versions(), unpack(reply.value)
-        if own != there:
-            raise ConfigurationError(
-                f"a worker has other versions than this process: {there} there, {own} here; the results would differ. "
-                "Install the same on all nodes"
-            )
         seat.starting, self._failed_starts = None, 0
 
     def _not_started(self, seat: _Seat, error: Exception) -> None:
         self._failed_starts += 1
         if "No module named" in str(error) or "ModuleNotFoundError" in str(error):
             raise _cannot_import(error) from error
-        if self._failed_starts >= MOST_DEATHS:
+        if self._failed_starts < MOST_DEATHS:
+            self._renew(seat)
+            return
+        if all(other.starting is not None for other in self._seats):
             raise FederationError(
                 f"{self._failed_starts} workers in turn have died while they started: {_first_line(error)}"
             ) from error
-        self._renew(seat)
+        self._seats.remove(seat)
+        self._failed_starts = 0
+        _log.warning(
+            "RayFit: a worker keeps dying while it starts; going on with %d (%s)", len(self._seats), _first_line(error)
+        )
 
-    def _replace(self, seat: _Seat, waiting: deque[tuple[int, Job]], error: Exception) -> None:
+    def _replace(self, seat: _Seat, error: Exception) -> None:
         """Let another worker do what a dead one had; a fit depends on its task alone: the result is the same."""
-        (number, job), *rest = seat.jobs.values()
+        lost = list(seat.jobs.values())
+        job = lost[0][2]
         job.deaths += 1
         if job.deaths >= MOST_DEATHS:
             raise FederationError(
@@ -189,7 +215,8 @@ class WorkerPool:
                 "if the system killed them for want of memory, ask for fewer workers"
             ) from error
         _log.warning("RayFit: a worker died on %s, which runs again elsewhere (%s)", job.about, _first_line(error))
-        waiting.extendleft(reversed([(number, job), *rest]))
+        for run, number, again in reversed(lost):
+            run.waiting.appendleft((number, again))
         self._renew(seat)
 
     def _renew(self, seat: _Seat) -> None:

@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +19,42 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.local_fit._packing import Packed, pack, unpack
 from pfl_lightning.local_fit.base import LocalFit, with_own_state
 from pfl_lightning.local_fit.tasks import EvaluationTask, FitEnvironment, FitTask, fit_data
 from pfl_lightning.messages import Broadcast, State
 
-__all__ = ["ClientWork", "Notice", "Parcel", "Reply", "Setup", "Worker", "versions"]
+__all__ = ["ClientWork", "Notice", "Parcel", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
+
+
+@dataclass(frozen=True)
+class TorchSwitches:
+    """What is set for torch as a whole, by hand or by a Trainer's ``deterministic``, ``benchmark``, ``detect_anomaly``."""
+
+    deterministic: bool
+    warn_only: bool
+    matmul: str
+    anomaly: bool
+    benchmark: bool
+
+    @classmethod
+    def read(cls) -> TorchSwitches:
+        """As they are in this process."""
+        return cls(
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.get_float32_matmul_precision(),
+            torch.is_anomaly_enabled(),
+            torch.backends.cudnn.benchmark,
+        )
+
+    def throw(self) -> None:
+        """Set them in this process."""
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.set_float32_matmul_precision(self.matmul)
+        torch.autograd.set_detect_anomaly(self.anomaly)
+        torch.backends.cudnn.benchmark = self.benchmark
 
 
 @dataclass(frozen=True)
@@ -35,11 +65,13 @@ class Setup:
         models: The module of each architecture.
         engine: What trains and evaluates the clients.
         environment: Of the outer Trainer; the device is the worker's own.
+        switches: What is set for torch as a whole.
     """
 
     models: tuple[FederatedClient, ...]
     engine: LocalFit
     environment: FitEnvironment
+    switches: TorchSwitches
 
 
 @dataclass(frozen=True)
@@ -133,9 +165,22 @@ class Worker:
         self._engine: LocalFit
         self._environment: FitEnvironment
 
-    def prepare(self, setup: Sequence[Any], data: Sequence[Any], device: str) -> Reply:
+    def prepare(self, setup: Sequence[Any], data: Sequence[Any], device: str, expected: dict[str, str]) -> Reply:
         """Take the setup and the data, each in a sequence of one reference (which Ray would resolve otherwise)."""
-        return self._answer(lambda: self._prepare(self._get(setup[0]), self._get(data[0]), torch.device(device)))
+
+        def take() -> None:
+            if versions() != expected:  # first of all: another version may not even unpack them
+                raise ConfigurationError(
+                    f"a worker has other versions than this process: {versions()} there, {expected} here; the results "
+                    "would differ. Install the same on all nodes"
+                )
+            self._prepare(self._get(setup[0]), self._get(data[0]), torch.device(device))
+
+        return self._answer(take)
+
+    def alive(self) -> bool:
+        """Answer."""
+        return True
 
     def fit(self, parcel: Parcel) -> Reply:
         """Fit the clients of a parcel; the value is a list of their results."""
@@ -145,8 +190,9 @@ class Worker:
         """Evaluate the clients of a parcel; the value is a list of their results."""
         return self._answer(lambda: self._evaluate(parcel))
 
-    def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> dict[str, str]:
+    def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> None:
         found: Setup = unpack(setup)
+        found.switches.throw()
         self._data = unpack(data, copy=False)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
@@ -156,7 +202,6 @@ class Worker:
         self._models = tuple(model.to(device) for model in found.models)
         self._engine = found.engine
         self._engine.start(self._models, self._data, self._environment)
-        return versions()
 
     def _fit(self, parcel: Parcel) -> list[Any]:
         environment = self._environment
@@ -164,7 +209,11 @@ class Worker:
             (model, FitTask(work.broadcast.to(environment.device), work.state, data))
             for work, model, data in self._clients(parcel)
         ]
-        results = self._engine.run(tasks, environment)
+        with torch.enable_grad(), _step_context(environment, training=True):
+            return self._results(tasks)
+
+    def _results(self, tasks: list[tuple[FederatedClient, FitTask]]) -> list[Any]:
+        results = self._engine.run(tasks, self._environment)
         # What is packed shares the memory of the result, and a personal state is valid until the next one is asked for.
         return [result if len(tasks) == 1 else with_own_state(result) for result in results]
 
@@ -176,7 +225,8 @@ class Worker:
             broadcast = work.broadcast.to(environment.device)
             validation, test = parts.validation if work.validation else None, parts.test if work.test else None
             tasks.append((model, EvaluationTask(broadcast, work.state, work.trained, data, validation, test)))
-        return list(self._engine.evaluate(tasks, environment))
+        with _step_context(environment, training=False):
+            return list(self._engine.evaluate(tasks, environment))
 
     def _clients(self, parcel: Parcel) -> Iterator[tuple[ClientWork, FederatedClient, Any]]:
         self._bundles = {number: kept for number, kept in self._bundles.items() if number in parcel.alive}
@@ -196,6 +246,14 @@ class Worker:
                 where = traceback.format_exc()  # before the error loses its frames
                 value, error = None, _packed_error(found)
         return Reply(value, error, where, tuple(notices()))
+
+
+def _step_context(environment: FitEnvironment, *, training: bool) -> AbstractContextManager[Any]:
+    """What the outer Trainer has around a step: a default type, or autocast."""
+    precision = environment.precision
+    if precision is None:
+        return nullcontext()
+    return precision.train_step_context() if training else precision.val_step_context()
 
 
 def _ray_get(reference: Any) -> Any:

@@ -30,7 +30,8 @@ def score_part(model: nn.Module, part: PartSource, batch_size: int, environment:
         batch_size: Samples at a time.
         environment: Device and precision.
     """
-    right, loss = torch.zeros((), device=environment.device), torch.zeros((), device=environment.device)
+    right = torch.zeros((), dtype=torch.int64, device=environment.device)
+    loss = torch.zeros((), dtype=torch.float32, device=environment.device)  # whatever the default type is
     for piece in part.split(batch_size):
         x, y = piece.loader(batch_size, device=environment.device).tensors()
         with environment.forward_context():

@@ -7,10 +7,8 @@ import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
-
-import torch
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient, FitContext, Phase
@@ -18,19 +16,17 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.local_fit._packing import Packed, pack, unpack
 from pfl_lightning.local_fit._ray_cluster import Cluster, require_ray
-from pfl_lightning.local_fit._ray_parcels import Parcels
+from pfl_lightning.local_fit._ray_parcels import HostCopies, Parcels
 from pfl_lightning.local_fit._ray_pool import Job, WorkerPool
-from pfl_lightning.local_fit._ray_worker import ClientWork, Notice, Reply, Setup
+from pfl_lightning.local_fit._ray_worker import ClientWork, Notice, Reply, Setup, TorchSwitches
 from pfl_lightning.local_fit.base import LocalFit
 from pfl_lightning.local_fit.fabric import FabricFit
 from pfl_lightning.local_fit.tasks import EvaluationResult, EvaluationTask, FitEnvironment, FitResult, FitTask, Losses
 
 __all__ = ["RayFit"]
 
-EVALUATED_TOGETHER = 8
-"""Clients in a parcel of an evaluation, which takes less time than a fit."""
-
-_CPU = torch.device("cpu")
+EVALUATED_TOGETHER = 4
+"""Clients in a parcel of an evaluation without fine-tuning, which takes less time than a fit."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +83,11 @@ class RayFit(LocalFit):
         self.clients_per_batch = self.engine.clients_per_batch
         self.bytes_sent, self.bytes_received = 0, 0  # between this process and the workers, data sets not counted
         self._models: dict[int, int] = {}
+        self._tunes = False
         self._cluster: Cluster | None = None
         self._pool: WorkerPool | None = None
         self._said: set[Notice] = set()
+        self._bundle_numbers = count()
 
     # ------------------------------------------------------------------ workers
 
@@ -100,7 +98,9 @@ class RayFit(LocalFit):
             ConfigurationError: There is no Ray, no cluster at the address, or something that cannot be sent.
         """
         self.stop()
-        setup = _packed("the clients' module or the engine", Setup(tuple(models), self.engine, environment))
+        setup = _packed(
+            "the clients' module or the engine", Setup(tuple(models), self.engine, environment, TorchSwitches.read())
+        )
         sent_data = _packed(f"the data ({type(data).__name__})", data)
         on_gpu = environment.device.type == "cuda"
         self._cluster = cluster = Cluster(
@@ -111,6 +111,7 @@ class RayFit(LocalFit):
             options["runtime_env"] = self.runtime_env
         device = "cuda" if cluster.gpus_per_worker > 0 else "cpu"
         self._models = {id(model): index for index, model in enumerate(models)}
+        self._tunes = any(model.personalization_phases() for model in models)
         self._pool = WorkerPool(
             cluster.ray,
             cluster.num_workers,
@@ -136,13 +137,14 @@ class RayFit(LocalFit):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the workers, which stay with this process."""
-        return {**self.__dict__, "_cluster": None, "_pool": None, "_models": {}}
+        return {**self.__dict__, "_cluster": None, "_pool": None, "_models": {}, "_bundle_numbers": count()}
 
     # ------------------------------------------------------------------ rounds and evaluations
 
     def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
         """Run the local fits of a round on the workers; see :meth:`LocalFit.run`."""
-        work = (ClientWork(self._models[id(model)], task.broadcast.to(_CPU), task.personal) for model, task in tasks)
+        copies = HostCopies()
+        work = (ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal) for model, task in tasks)
         for result in self._spread(work, "fit", self.clients_per_batch):
             assert isinstance(result, FitResult)
             update = result.update
@@ -152,10 +154,11 @@ class RayFit(LocalFit):
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients on the workers; see :meth:`LocalFit.evaluate`."""
+        copies = HostCopies()
         work = (
             ClientWork(
                 self._models[id(model)],
-                task.broadcast.to(_CPU),
+                copies.of(task.broadcast),
                 task.stored,
                 task.trained,
                 task.validation is not None,
@@ -163,7 +166,8 @@ class RayFit(LocalFit):
             )
             for model, task in tasks
         )
-        yield from self._spread(work, "evaluate", max(EVALUATED_TOGETHER, self.clients_per_batch))
+        together = 1 if self._tunes else EVALUATED_TOGETHER
+        yield from self._spread(work, "evaluate", max(together, self.clients_per_batch))
 
     def fit(
         self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment
@@ -180,21 +184,20 @@ class RayFit(LocalFit):
     def _spread(self, work: Iterator[ClientWork], method: str, together: int) -> Iterator[Any]:
         if self._pool is None or self._cluster is None:
             raise FederationError("the workers have not been started; a Federation does so: call start() first")
-        parcels = Parcels(self._cluster.ray.put)
+        parcels = Parcels(self._cluster.ray.put, self._bundle_numbers)
 
         def jobs() -> Iterator[Job]:
             while group := list(islice(work, together)):
+                before, parcel = parcels.num_bytes, parcels.make(group)
+                self.bytes_sent += parcels.num_bytes - before
                 first = group[0].broadcast
                 others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-                yield Job(parcels.make(group), method, f"client {first.client}{others}, round {first.round}")
+                yield Job(parcel, method, f"client {first.client}{others}, round {first.round}")
 
-        try:
-            for reply in self._pool.run(jobs()):
-                assert reply.value is not None
-                self.bytes_received += reply.value.num_bytes
-                yield from unpack(reply.value)
-        finally:
-            self.bytes_sent += parcels.num_bytes
+        for reply in self._pool.run(jobs()):
+            assert reply.value is not None
+            self.bytes_received += reply.value.num_bytes
+            yield from unpack(reply.value)
 
     def _take_notices(self, reply: Reply) -> None:
         """Warn and log in this process, of each thing once: workers do not know what others have said."""

@@ -3,7 +3,7 @@
 from ray_helpers import FakeRay
 
 from pfl_lightning import RayFit
-from pfl_lightning.local_fit import ray_fit
+from pfl_lightning.local_fit import _ray_parcels, ray_fit
 
 
 class FakeCluster:
@@ -16,8 +16,9 @@ class FakeCluster:
         self.closed += 1
 
 
-def fake_ray_fit(monkeypatch, workers=2, deaths=(), **options):
-    """A RayFit whose workers live in this process, and the Ray that they have."""
-    ray = FakeRay(deaths)
+def fake_ray_fit(monkeypatch, workers=2, deaths=(), seed=0, **options):
+    """A RayFit whose workers live in this process, and the Ray that they have; it sends the smallest tensor once."""
+    ray = FakeRay(deaths, seed)
+    monkeypatch.setattr(_ray_parcels, "WORTH_SHARING", 0)
     monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(ray, workers))
     return RayFit(workers=workers, **options), ray

@@ -1,6 +1,8 @@
 """Engines that misbehave inside a worker process, and a Ray that runs in this one."""
 
+import copy
 import os
+import random
 import signal
 import time
 from collections import deque
@@ -76,33 +78,38 @@ class Reference:
     def __init__(self, compute):
         self.compute = compute
 
+    def __deepcopy__(self, memo):
+        return self
+
 
 class FakeRay:
     """Enough of Ray for a WorkerPool, in this process: a call runs when its result is asked for.
 
-    The actors' answers come in an order of their own: the last call that was made is ready first (``newest_first``).
+    The actors' answers come in a random order, and what goes to an actor or comes back is copied at that moment.
 
     Args:
         deaths: How often a worker dies on a parcel, by how many parcels were handed out before.
+        seed: Of the order.
     """
 
     class exceptions:
         class RayError(Exception):
             pass
 
-    def __init__(self, deaths=()):
+    def __init__(self, deaths=(), seed=0):
         self.deaths, self.calls, self.actors, self.killed = deque(deaths), 0, 0, 0
-        self.puts, self.newest_first = [], True
+        self.random, self.used = random.Random(seed), set()
 
     def put(self, value):
-        self.puts.append(value)
-        return Reference(lambda: value)
+        kept = copy.deepcopy(value)
+        return Reference(lambda: kept)
 
     def get(self, reference):
         return reference.compute()
 
     def wait(self, references, num_returns, timeout):
-        return ([references[-1]], references[:-1]) if self.newest_first else (references[:1], references[1:])
+        ready = self.random.choice(references)
+        return [ready], [reference for reference in references if reference is not ready]
 
     def kill(self, actor):
         self.killed += 1
@@ -122,8 +129,9 @@ class FakeRay:
 
             def __getattr__(self, name):
                 def remote(*args):
-                    counted = name != "prepare"
+                    counted = name in ("fit", "evaluate")
                     ray.calls += counted
+                    sent = copy.deepcopy(args)
                     dies = counted and bool(ray.deaths) and ray.deaths[0] == ray.calls
                     if dies:
                         ray.deaths.popleft()
@@ -132,7 +140,9 @@ class FakeRay:
                         if self.dead or dies:
                             self.dead = True
                             raise ray.exceptions.RayError("the worker was killed")
-                        return getattr(self.worker, name)(*args)
+                        if counted:
+                            ray.used.add(id(self))
+                        return copy.deepcopy(getattr(self.worker, name)(*sent))
 
                     return Reference(compute)
 

@@ -1,5 +1,6 @@
 """What travels to workers, who gets it when one dies, and what comes back: RayFit without processes."""
 
+import itertools
 import logging
 import warnings
 from functools import partial
@@ -8,13 +9,14 @@ import pytest
 import torch
 from fake_cluster import fake_ray_fit
 from ray_helpers import FakeRay, Raises
-from toy import CLIENTS, Toy, assert_same, for_toy, run, whole_state
+from toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, whole_state
 
 from pfl_lightning import FabricFit, VectorizedFit
 from pfl_lightning.errors import FederationError
-from pfl_lightning.local_fit._packing import unpack
-from pfl_lightning.local_fit._ray_parcels import Parcels
-from pfl_lightning.local_fit._ray_worker import ClientWork, Worker
+from pfl_lightning.local_fit._packing import pack, unpack
+from pfl_lightning.local_fit._ray_cluster import gpu_share
+from pfl_lightning.local_fit._ray_parcels import HostCopies, Parcels
+from pfl_lightning.local_fit._ray_worker import ClientWork, TorchSwitches, Worker
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.methods import DCPFL, FedAvg, FedBABU, FedPAC, LocalOnly
 
@@ -31,7 +33,7 @@ def expected():
 
 def test_what_the_server_sends_to_all_is_sent_once():
     alike, puts = {"a": torch.randn(40_000), "b": torch.randn(3)}, []
-    parcels = Parcels(lambda packed: puts.append(packed) or len(puts) - 1)
+    parcels = Parcels(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
     own = [torch.randn(10) for _ in range(6)]
     made = [
         parcels.make([ClientWork(0, Broadcast(client=c, round=0, weights=alike), {"head": head})])
@@ -51,14 +53,14 @@ def test_what_the_server_sends_to_all_is_sent_once():
 
 def test_architectures_have_bundles_of_their_own_and_small_things_none():
     big, other, small, puts = torch.randn(20_000), torch.randn(30_000), torch.randn(9), []
-    parcels = Parcels(lambda packed: puts.append(packed) or len(puts) - 1)
+    parcels = Parcels(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
     for client in range(8):
         weights = {"w": big if client % 2 else other, "s": small}
         parcel = parcels.make([ClientWork(client % 2, Broadcast(client=client, round=0, weights=weights), {})])
     assert [len(unpack(packed)) for packed in puts] == [2, 1]  # `small` is in the first
     assert [number for number, _ in parcel.bundles] == [0, 1]
     assert parcel.alive == {0, 1}
-    tiny = Parcels(lambda packed: pytest.fail("not worth it"))
+    tiny = Parcels(lambda packed: pytest.fail("not worth it"), itertools.count())
     for client in range(3):
         tiny.make([ClientWork(0, Broadcast(client=client, round=0, weights={"s": small}), {})])
 
@@ -79,13 +81,14 @@ def test_bytes_are_counted_and_shared_weights_travel_once_a_round(monkeypatch):
 # ---------------------------------------------------------------------- workers that die
 
 
-@pytest.mark.parametrize("deaths", [[1], [2, 3], [5, 11], [1, 2, 6, 9, 14]])
+@pytest.mark.parametrize("deaths", [[1], [2, 3], [5, 11], [1, 6, 9, 14]])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_dead_worker_costs_time_alone(deaths, workers, expected, monkeypatch, caplog):
     engine, ray = fake_ray_fit(monkeypatch, workers, deaths)
     assert_same(whole_state(run(FIT, 2, local_fit=engine)), expected)
     assert ray.actors == workers + len(deaths)
     assert not ray.deaths
+    assert len(ray.used) >= min(workers, 2)
     assert sum("a worker died on client" in line for line in caplog.messages) == len(deaths)
 
 
@@ -127,7 +130,6 @@ def test_a_round_that_ends_early_leaves_nothing_for_the_next(monkeypatch):
 
 def test_what_was_in_hand_at_an_error_is_not_taken_for_the_next_rounds(monkeypatch):
     engine, ray = fake_ray_fit(monkeypatch, 2)
-    ray.newest_first = False
     federation = run(FIT, 1, local_fit=engine)
     engine.start(federation.clients.models, federation.trainer.datamodule, federation.environment)
     for _ in range(2):
@@ -192,11 +194,83 @@ def test_the_reason_against_vectorising_is_said_once(monkeypatch, caplog):
     assert sum("trained one by one" in line for line in caplog.messages) == 1
 
 
-@pytest.mark.parametrize("method", [DCPFL, LocalOnly, FedBABU], ids=lambda method: method.__name__)
-def test_updates_and_states_have_memory_of_their_own(method, monkeypatch):
-    engine, _ = fake_ray_fit(monkeypatch, 2, engine=VectorizedFit(3))
-    federation = run(for_toy(method, lr=0.05), 1, local_fit=engine)
-    for tensor in whole_state(federation).values():
-        assert tensor.isfinite().all()
-    for tensor in federation.personal.get(0).values():
-        tensor.add_(0)
+# ---------------------------------------------------------------------- one round after the other
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("method", [FedAvg, FedPAC, DCPFL, LocalOnly, FedBABU], ids=lambda method: method.__name__)
+def test_whatever_the_order_of_the_replies_and_deaths(method, seed, monkeypatch):
+    """What is shared is of this round: weights of the last one have other names."""
+    fit = for_toy(method, lr=0.05)
+    engine, ray = fake_ray_fit(monkeypatch, 3, deaths=[4, 11], seed=seed)
+    got, want = run(fit, 4, local_fit=engine), run(fit, 4)
+    assert_same(whole_state(got), whole_state(want))
+    assert got.test_scores == want.test_scores
+    assert len(ray.used) > 2
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_validation_in_the_middle_of_a_round(every, monkeypatch):
+    options = {"val_check_interval": every}
+    engine, _ = fake_ray_fit(monkeypatch, 2)
+    got, want = run(FIT, 3, local_fit=engine, **options), run(FIT, 3, **options)
+    assert_same(whole_state(got), whole_state(want))
+    assert got.test_scores == want.test_scores
+
+
+def test_workers_that_die_while_idle_are_nobodys_fault(monkeypatch, caplog):
+    class Kills(GivenCohorts):
+        def on_train_epoch_start(self, trainer, pl_module):
+            super().on_train_epoch_start(trainer, pl_module)
+            for seat in pl_module.local_fit._pool._seats:
+                seat.actor.dead = True
+
+    engine, _ = fake_ray_fit(monkeypatch, 3)
+    got = run(FIT, 4, loop=Kills([0, 2], [1], [2], [0]), local_fit=engine)
+    assert_same(whole_state(got), whole_state(run(FIT, 4, cohorts=[[0, 2], [1], [2], [0]])))
+    assert sum("an idle worker died" in line for line in caplog.messages) >= 6
+    assert not any("died on client" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_precisions(precision, monkeypatch):
+    engine, _ = fake_ray_fit(monkeypatch, 2)
+    got, want = (run(FIT, 2, local_fit=one, precision=precision) for one in (engine, FabricFit()))
+    assert_same(whole_state(got), whole_state(want))
+    assert got.test_scores == want.test_scores
+
+
+def test_torchs_switches_reach_the_workers():
+    switches = TorchSwitches(True, True, "medium", True, True)
+    before = TorchSwitches.read()
+    try:
+        unpack(pack(switches)).throw()
+        assert TorchSwitches.read() == switches
+    finally:
+        before.throw()
+    assert TorchSwitches.read() == before != switches
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "share"), [(1, 1, 1), (1, 4, 0.25), (2, 3, 0.5), (2, 5, 1 / 3), (3, 2, 1), (8, 4, 2), (0, 2, 0)]
+)
+def test_all_workers_find_a_gpu(gpus, workers, share):
+    assert gpu_share(gpus, workers) == pytest.approx(share)
+    places = gpus // share if share >= 1 else gpus * int(1 / share + 1e-9) if share else workers
+    assert places >= workers
+
+
+class OnAnotherDevice(torch.Tensor):
+    """Says that it is not in host memory."""
+
+    device = torch.device("meta")
+
+
+def test_copies_in_host_memory_stay_in_common():
+    weights = {name: torch.randn(3).as_subclass(OnAnotherDevice) for name in "ab"}
+    copies = HostCopies()
+    first, second = (copies.of(Broadcast(client=c, round=0, weights=weights)) for c in (0, 1))
+    assert all(first.weights[name] is second.weights[name] for name in "ab")
+    assert second.client == 1
+    third = copies.of(Broadcast(client=2, round=0, weights={"a": torch.ones(3).as_subclass(OnAnotherDevice)}))
+    assert third.weights["a"] is not first.weights["a"]

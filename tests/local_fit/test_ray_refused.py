@@ -10,7 +10,7 @@ from toy import Toy, run, tiny_encoder
 
 from pfl_lightning import RayFit
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.local_fit import _ray_pool
+from pfl_lightning.local_fit import _ray_worker
 from pfl_lightning.local_fit._packing import pack, unpack
 from pfl_lightning.methods import FedPAC
 
@@ -52,7 +52,7 @@ def test_a_worker_without_a_module_that_it_needs(monkeypatch):
 
 
 def test_workers_of_another_version_are_refused(monkeypatch):
-    monkeypatch.setattr(_ray_pool, "versions", lambda: {"torch": "1.0"})
+    monkeypatch.setattr(_ray_worker, "versions", lambda: {"torch": "1.0"})
     engine, _ = fake_ray_fit(monkeypatch)
     with pytest.raises(ConfigurationError, match=r"a worker has other versions.*Install the same on all nodes"):
         run(FIT, 1, local_fit=engine)
