@@ -21,8 +21,8 @@ class Aggregator(nn.Module):
     Within a round, :meth:`receive` is called once for each update, in the order of the cohort, and then
     :meth:`aggregate` once. What :meth:`broadcast` gives must not depend on what was received since the last
     :meth:`aggregate`, and tensors that it has given must not change before: an engine may have sent clients out already
-    when the first updates come. An aggregator that needs no more than sums keeps sums, so that its memory does not grow with
-    the cohort. Its buffers are its state: they are saved in checkpoints and move to the device.
+    when the first updates come. An aggregator that needs no more than sums keeps sums, so that its memory does not
+    grow with the cohort. Its buffers are its state: they are saved in checkpoints and move to the device.
 
     Args:
         client: The client as it is before the first round; its state is the server's first state.

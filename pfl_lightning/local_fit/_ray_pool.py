@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(eq=False)
 class _Run:
-    """The jobs of a round or an evaluation, by number: those no worker has yet, and replies that wait for their turn."""
+    """Jobs of a round or an evaluation, by number: those that no worker has yet, and replies that wait their turn."""
 
     waiting: deque[tuple[int, Job]] = field(default_factory=deque)
     done: dict[int, Reply] = field(default_factory=dict)
