@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import lightning
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,7 +21,6 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.local_fit.fabric import HOOKS_NOT_TAKEN, HOOKS_TAKEN
-from pfl_lightning.local_fit.tasks import FitEnvironment
 
 __all__ = [
     "CannotVectorizeError",
@@ -68,7 +66,7 @@ class NoLogs(dict[str, list[Tensor]]):
         raise _LoggedError(key)
 
 
-def reason_against(client: FederatedClient, environment: FitEnvironment) -> str | None:
+def reason_against(client: FederatedClient) -> str | None:
     """Why this client's fits are not vectorised, as far as can be seen beforehand."""
     name = type(client).__name__
     if not client.automatic_optimization:
@@ -76,9 +74,6 @@ def reason_against(client: FederatedClient, environment: FitEnvironment) -> str 
     for hook in (*HOOKS_TAKEN, *HOOKS_NOT_TAKEN):
         if is_overridden(hook, client):
             return f"{name} overrides {hook}"
-    plugin = environment.precision
-    if isinstance(plugin, MixedPrecision) and plugin.precision == "16-mixed":
-        return "precision 16-mixed scales the loss of each client by a factor of its own"
     return None
 
 

@@ -109,7 +109,7 @@ class VectorizedFit(LocalFit):
     ) -> Iterator[FitResult]:
         members = None
         start = time.perf_counter()
-        if len(group) > 1 and not self._must_run_alone(client, environment):
+        if len(group) > 1 and not self._must_run_alone(client):
             try:
                 members = self._train(client, group, environment)
             except CannotVectorizeError as error:
@@ -130,9 +130,9 @@ class VectorizedFit(LocalFit):
                 torch.cuda.empty_cache()
             yield from self.fit(client, group, environment)
 
-    def _must_run_alone(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+    def _must_run_alone(self, client: FederatedClient) -> bool:
         if client not in self._reasons:
-            reason = reason_against(client, environment)
+            reason = reason_against(client)
             if reason is None:
                 return False
             self._reasons[client] = reason
