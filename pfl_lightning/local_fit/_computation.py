@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +43,28 @@ class StepInputs:
     scales: Tensor | None = None
     in_place: bool = True
 
+    def names(self) -> tuple[str, ...]:
+        """What :meth:`tensors` are."""
+        batch = ("inputs", "labels") if self.scales is None else ("inputs", "labels", "scales")
+        return (*self.trained, *self.frozen, *self.buffers, *batch)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors."""
+        batch = [self.inputs, self.labels] if self.scales is None else [self.inputs, self.labels, self.scales]
+        return [*self.trained.values(), *self.frozen.values(), *self.buffers.values(), *batch]
+
+    def like(self, tensors: Sequence[Tensor]) -> StepInputs:
+        """The same with other tensors, in the order of :meth:`tensors`."""
+        rest = iter(tensors)
+        trained, frozen, buffers = (
+            {name: next(rest) for name in part} for part in (self.trained, self.frozen, self.buffers)
+        )
+        return StepInputs(trained, frozen, buffers, next(rest), next(rest), next(rest, None), self.in_place)
+
+    def with_own_buffers(self) -> StepInputs:
+        """The same with copies of the buffers, which may then change."""
+        return replace(self, buffers={name: buffer.clone() for name, buffer in self.buffers.items()})
+
 
 @dataclass(frozen=True)
 class StepOutputs:
@@ -64,6 +86,10 @@ class Computation(Protocol):
 
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
         """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
+        ...
+
+    def settled(self, inputs: StepInputs) -> bool:
+        """Whether inputs of these shapes will go on being computed in the way that they are now."""
         ...
 
 
@@ -98,6 +124,10 @@ class EagerComputation:
             {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None},
             {name: tensor.detach() for name, tensor in assigned.items()},
         )
+
+    def settled(self, inputs: StepInputs) -> bool:
+        """There is only one way."""
+        return True
 
     def _one(
         self, trained: Tensors, frozen: Tensors, buffers: Tensors, batch: Any, index: int

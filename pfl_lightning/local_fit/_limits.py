@@ -26,6 +26,7 @@ __all__ = [
     "CannotVectorizeError",
     "NoLogs",
     "check_elementwise",
+    "equal_attributes",
     "explain",
     "guarded_attributes",
     "python_state",
@@ -119,6 +120,10 @@ class _Attribute:
     def is_as(self, other: _Attribute | None) -> bool:
         return other is not None and _same(self.value, other.value) and _same_content(self.content, other.content)
 
+    def holds_as(self, other: _Attribute) -> bool:
+        contains = self.content is not None and type(self.value) is type(other.value)
+        return _same_content(self.content, other.content) if contains else _same(self.value, other.value)
+
     def restore(self, key: str) -> None:
         vars(self.module)[key] = self.value
         if isinstance(self.value, list):
@@ -139,6 +144,11 @@ def python_state(client: FederatedClient) -> PythonState:
         for key, value in vars(module).items()
         if key not in ENGINES_OWN
     }
+
+
+def equal_attributes(one: PythonState, other: PythonState) -> bool:
+    """Whether two states hold the same; lists, dictionaries and sets may be others of equal content."""
+    return one.keys() == other.keys() and all(value.holds_as(other[name]) for name, value in one.items())
 
 
 def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.errors import NonFiniteLossError
+from pfl_lightning.local_fit._computations import Computations
 from pfl_lightning.local_fit._gradients import LossScaling, clip_per_client
 from pfl_lightning.local_fit._limits import NoLogs, uses_batch_index
 from pfl_lightning.local_fit._loss_table import LossTable
@@ -39,6 +40,7 @@ def run_stacked_phase(
     purpose: str,
     clipping: Clipping,
     vectorize: bool = True,
+    computations: Computations | None = None,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
 
@@ -50,6 +52,7 @@ def run_stacked_phase(
         purpose: What batch orders and augmentations are drawn for.
         clipping: How gradients are clipped.
         vectorize: Whether the forward pass is vectorised, or goes client by client.
+        computations: Makes what computes a vectorised step; by default it is neither compiled nor captured.
     """
     optimizer = StackedOptimizer(client, len(stack.members))  # of the client as it is, with its encoder
     streams = {member: Stream(member, phase, environment, purpose) for member in stack.members}
@@ -58,7 +61,12 @@ def run_stacked_phase(
         stack.keep(sorted(stack.members, key=lambda member: -streams[member].steps))
         ordered = [streams[member] for member in stack.members]
         with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
-            step = (VectorizedStep if vectorize else LoopedStep)(client, environment)
+            step: StackedStep
+            if vectorize:
+                computation = None if computations is None else computations.make(client, phase, environment)
+                step = VectorizedStep(client, environment, computation)
+            else:
+                step = LoopedStep(client, environment)
             batches = StackedBatches(ordered, environment, uses_batch_index(client), vectorize)
             scaler = new_scaler(environment)
             scaling = None if scaler is None else LossScaling(scaler, len(ordered), environment.device)

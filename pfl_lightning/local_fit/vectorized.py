@@ -14,6 +14,7 @@ from torch import nn
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ClientError
+from pfl_lightning.local_fit._computations import Computations
 from pfl_lightning.local_fit._limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.local_fit._stack import Member, Stack, prepare, put_state
 from pfl_lightning.local_fit._stacked_phase import Clipping, run_stacked_phase
@@ -68,6 +69,7 @@ class VectorizedFit(LocalFit):
         gradient_clip_algorithm: str = "norm",
         cache_features: bool = True,
         forward: str = "auto",
+        compile: bool = False,
     ) -> None:
         super().__init__(gradient_clip_val, gradient_clip_algorithm)
         if clients_per_batch < 1:
@@ -80,6 +82,7 @@ class VectorizedFit(LocalFit):
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
         self._at_once = clients_per_batch  # less after an out-of-memory error
         self._said: set[str] = set()
+        self._computations = Computations(compile, self._say)
         self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -186,7 +189,9 @@ class VectorizedFit(LocalFit):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
-                run_stacked_phase(client, phase, stack, environment, f"fit/{index}", self._clipping, vectorize)
+                run_stacked_phase(
+                    client, phase, stack, environment, f"fit/{index}", self._clipping, vectorize, self._computations
+                )
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:

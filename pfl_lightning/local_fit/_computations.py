@@ -1,0 +1,66 @@
+"""How the steps of a phase are computed, as the engine's options say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pfl_lightning.client import FederatedClient, Phase
+from pfl_lightning.local_fit._compiled_step import CompiledComputation, CompiledSteps
+from pfl_lightning.local_fit._computation import Computation, EagerComputation
+from pfl_lightning.local_fit._limits import equal_attributes, python_state, uses_batch_index
+from pfl_lightning.local_fit.tasks import FitEnvironment
+
+__all__ = ["Computations"]
+
+MOST_STATES = 4
+"""Sets of Python attributes of a module for which graphs are kept: with its encoder and on features, say."""
+
+
+class Computations:
+    """Makes the computation of each phase, and keeps the compiled graphs from round to round.
+
+    Args:
+        compile: Whether steps are compiled.
+        say: Logs a line once.
+    """
+
+    def __init__(self, compile: bool, say: Callable[[str], None]) -> None:
+        self._compile, self._say = compile, say
+        self._compiled: WeakKeyDictionary[FederatedClient, list[CompiledSteps]] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the graphs, which are made anew."""
+        return {**self.__dict__, "_compiled": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_compiled": WeakKeyDictionary()}
+
+    def make(self, client: FederatedClient, phase: Phase, environment: FitEnvironment) -> Computation:
+        """The computation of a phase, for the module in that phase."""
+        computation: Computation = EagerComputation(client, environment)
+        if self._compile:
+            computation = self._compiling(computation, client, phase, environment)
+        return computation
+
+    def _compiling(
+        self, computation: Computation, client: FederatedClient, phase: Phase, environment: FitEnvironment
+    ) -> Computation:
+        if uses_batch_index(client):
+            name = type(client).__name__
+            self._say(f"{name}.training_step looks at the number of the batch; its steps are not compiled")
+            return computation
+        modules = tuple((name, type(module), module.training) for name, module in client.named_modules())
+        kind = (phase, modules, environment.precision_name, type(environment.precision))
+        return CompiledComputation(computation, self._steps_of(client), kind, self._say)
+
+    def _steps_of(self, client: FederatedClient) -> CompiledSteps:
+        """The graphs that hold the Python attributes which the module has now."""
+        attributes = python_state(client)
+        known = self._compiled.setdefault(client, [])
+        found = next((steps for steps in known if equal_attributes(steps.attributes, attributes)), None)
+        if found is None:
+            found = CompiledSteps(attributes)
+            known[:] = [*known[-MOST_STATES + 1 :], found]
+        return found
