@@ -70,6 +70,7 @@ class VectorizedFit(LocalFit):
         cache_features: bool = True,
         forward: str = "auto",
         compile: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         super().__init__(gradient_clip_val, gradient_clip_algorithm)
         if clients_per_batch < 1:
@@ -82,7 +83,7 @@ class VectorizedFit(LocalFit):
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
         self._at_once = clients_per_batch  # less after an out-of-memory error
         self._said: set[str] = set()
-        self._computations = Computations(compile, self._say)
+        self._computations = Computations(compile, cuda_graphs, self._say)
         self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
