@@ -59,6 +59,7 @@ class CompiledComputation:
 
     def __init__(self, compute: Computation, steps: CompiledSteps, kind: Key, say: Callable[[str], None]) -> None:
         self._compute, self._steps, self._kind, self._say = compute, steps, kind, say
+        self._clients: Key | None = None
 
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
         """See :class:`~pfl_lightning.local_fit._computation.Computation`."""
@@ -77,8 +78,11 @@ class CompiledComputation:
         return steps.refused or len(steps.graphs) >= MOST or self._key(inputs) in steps.graphs
 
     def _key(self, inputs: StepInputs) -> Key:
-        tensors = inputs.tensors()
-        return (*self._kind, inputs.names(), *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+        if self._clients is None:  # what is equal for any number of clients
+            tensors = (*inputs.trained.values(), *inputs.frozen.values(), *inputs.buffers.values())
+            self._clients = (inputs.names(), *((t.shape[1:], t.dtype, t.device) for t in tensors))
+        batch = ((t.shape, t.stride(), t.dtype) for t in (inputs.inputs, inputs.labels))
+        return (*self._kind, *self._clients, *batch)
 
     def _run_plainly(self, inputs: StepInputs, index: int) -> StepOutputs:
         if self._steps.refused:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.local_fit._compiled_step import CompiledComputation, CompiledSteps
@@ -20,6 +22,8 @@ __all__ = ["Computations"]
 MOST_STATES = 4
 """Sets of Python attributes of a module for which graphs are kept: with its encoder and on features, say."""
 
+NOWHERE = nn.Module()
+
 
 class Computations:
     """Makes the computation of each phase, and keeps the compiled graphs from round to round.
@@ -28,10 +32,14 @@ class Computations:
         compile: Whether steps are compiled.
         cuda_graphs: Whether they are captured as CUDA graphs.
         say: Logs a line once.
+
+    Attributes:
+        accelerate: Whether either.
     """
 
     def __init__(self, compile: bool, cuda_graphs: bool, say: Callable[[str], None]) -> None:
         self._compile, self._cuda_graphs, self._say = compile, cuda_graphs, say
+        self.accelerate = compile or cuda_graphs
         self._compiled: WeakKeyDictionary[FederatedClient, list[CompiledSteps]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -44,7 +52,7 @@ class Computations:
     def make(self, client: FederatedClient, phase: Phase, environment: FitEnvironment) -> Computation:
         """The computation of a phase, for the module in that phase."""
         computation: Computation = EagerComputation(client, environment)
-        if (self._compile or self._cuda_graphs) and uses_batch_index(client):
+        if self.accelerate and uses_batch_index(client):
             name = type(client).__name__
             self._say(f"{name}.training_step looks at the number of the batch; its steps are not compiled or captured")
             return computation
@@ -74,7 +82,8 @@ class Computations:
         known = self._compiled.setdefault(client, [])
         found = next((steps for steps in known if equal_attributes(steps.attributes, attributes)), None)
         if found is None:
-            found = CompiledSteps(attributes)
+            # Without the modules, which would be kept alive.
+            found = CompiledSteps({name: replace(own, module=NOWHERE) for name, own in attributes.items()})
             known[:] = [*known[-MOST_STATES + 1 :], found]
         return found
 

@@ -159,7 +159,7 @@ class GraphedComputation:
 def _stack_key(inputs: StepInputs) -> tuple[Any, ...]:
     """Where the clients are."""
     stack = (*inputs.trained.values(), *inputs.frozen.values(), *inputs.buffers.values())
-    return tuple((tensor.data_ptr(), tensor.shape) for tensor in stack)
+    return len(inputs.inputs), *(tensor.data_ptr() for tensor in stack)
 
 
 def _batch_key(inputs: StepInputs) -> tuple[Any, ...]:

@@ -13,8 +13,9 @@ __all__ = ["device_generators", "host_generators"]
 
 def host_generators() -> tuple[Any, ...]:
     """The states of Python's and NumPy's generators, to be compared."""
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), keys.tobytes(), *rest  # type: ignore[union-attr]
+    state: Any = np.random.get_state()  # noqa: NPY002
+    _, keys, *rest = state
+    return random.getstate(), keys.tobytes(), *rest
 
 
 def device_generators(device: torch.device) -> tuple[Any, ...]:

@@ -47,9 +47,10 @@ class VectorizedFit(LocalFit):
     A client that cannot be vectorised runs as under ``FabricFit``, and the reason is logged once: it overrides hooks,
     optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
-    the batches that are computed together, or returns a loss term in some steps, only. So does precision ``16-mixed``,
-    and a client alone in its group. Other objects that are changed in place are not noticed. Augmentation, ``receive``,
-    ``before_fit``, ``make_update``, evaluation and the fine-tuning before it go client by client.
+    the batches that are computed together, or returns a loss term in some steps, only. So does a client alone in its
+    group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
+    ``make_update``, evaluation and the fine-tuning before it go client by client. Under precision ``16-mixed`` every
+    client has a loss scale of its own, and skips steps of its own.
 
     Args:
         clients_per_batch: How many clients are trained together at most. Memory on the device grows with it; after an
@@ -58,8 +59,17 @@ class VectorizedFit(LocalFit):
         gradient_clip_algorithm: See :class:`~pfl_lightning.local_fit.LocalFit`.
         cache_features: See :class:`~pfl_lightning.local_fit.FabricFit`.
         forward: ``"vmap"`` vectorises the forward and backward pass; ``"loop"`` goes client by client and vectorises
-            the optimizer alone; ``"auto"`` does the latter on a CPU, unless the model is small and without
-            convolutions (``python benchmarks/engines.py --forward vmap`` times the other choice).
+            the optimizer alone; ``"auto"`` is ``"vmap"``, except that on a CPU models with convolutions, and large
+            ones, are trained one by one as under ``FabricFit``, which takes no longer there and a fraction of the
+            memory (``python benchmarks/engines.py --forward vmap loop`` times the other choices).
+        compile: Whether steps that come often are compiled by ``torch.compile``, forward and backward pass as one
+            graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each module, the
+            first eight combinations of a number of clients and a batch size are compiled, each at its tenth step; the
+            others run as they are, and so does everything, with one log line, where compiling fails.
+        cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
+            kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
+            numbers (dropout) are not captured, nor is anything, with one log line, where capturing fails. Without a
+            CUDA device it has no effect. (Tested with an emulated graph, and not yet on a GPU.)
     """
 
     def __init__(
@@ -78,6 +88,8 @@ class VectorizedFit(LocalFit):
         self.clients_per_batch = clients_per_batch
         self.cache_features = cache_features
         check_choice("forward", forward, ("auto", "vmap", "loop"))
+        if forward == "loop" and (compile or cuda_graphs):
+            raise ValueError("compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'")
         self.forward = forward
         self._one_by_one = FabricFit(gradient_clip_val, gradient_clip_algorithm, cache_features)
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
@@ -113,7 +125,8 @@ class VectorizedFit(LocalFit):
     ) -> Iterator[FitResult]:
         members = None
         start = time.perf_counter()
-        if len(group) > 1 and not self._must_run_alone(client):
+        together = len(group) > 1 and self.trains_together(client, environment) and not self._must_run_alone(client)
+        if together:
             try:
                 members = self._train(client, group, environment)
             except CannotVectorizeError as error:
@@ -127,7 +140,7 @@ class VectorizedFit(LocalFit):
             seconds = (time.perf_counter() - start) / len(members)
             for member in members:
                 yield self._conclude(client, member, environment, seconds)
-        elif len(group) == 1 or client in self._reasons:
+        elif not together or client in self._reasons:
             yield from super().fit(client, group, environment)
         else:
             if torch.cuda.is_available():
@@ -164,6 +177,13 @@ class VectorizedFit(LocalFit):
                 put_state(client, alike[0].state)
                 self._train_stack(client, alike, environment, refuse_changes)
         return members
+
+    def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether several clients are trained at once, as far as that is this engine's choice."""
+        together = self.forward != "auto" or self.vectorizes_forward(client, environment)
+        if not together and self._computations.accelerate:
+            self._say("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
+        return together
 
     def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         """Whether forward passes are vectorised, or only the rest."""

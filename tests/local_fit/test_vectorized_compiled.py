@@ -1,8 +1,10 @@
 """Compiled steps give what plain ones give; what cannot be compiled goes on without, and says so once."""
 
 import copy
+import gc
 import pickle
 import random
+import weakref
 from functools import partial
 
 import lightning as L
@@ -95,6 +97,17 @@ def test_graphs_serve_all_rounds(early):
     assert len(early) == number_of_graphs(engine) == 2
     assert number_of_graphs(pickle.loads(pickle.dumps(engine))) == 0
     assert number_of_graphs(copy.deepcopy(engine)) == 0
+
+
+def test_graphs_end_with_their_module(early):
+    engine = VectorizedFit(forward="vmap", compile=True)
+    federation = run(partial(FedPAC, lr=0.01), 2, local_fit=engine)
+    assert number_of_graphs(engine) > 0
+    alive = weakref.ref(federation.clients.models[0])
+    del federation
+    gc.collect()
+    assert alive() is None
+    assert number_of_graphs(engine) == 0
 
 
 # ---------------------------------------------------------------------- what graphs would take for constants

@@ -51,7 +51,21 @@ def convolutions(input_shape):
     return encoder
 
 
-METHODS = pytest.mark.parametrize("method", [FedPAC, FedBN, FedProx, FedRoD, partial(DualFed, contrastive=1.0)])
+class Assigns(FedAvg):
+    """Assigns a buffer in every step, on which the next one depends."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.register_buffer("weight", torch.ones(()), persistent=False)
+
+    def loss_terms(self, features, labels):
+        self.weight = self.weight * 0.9
+        return {"weighted": self.weight * super().loss_terms(features, labels)["cross_entropy"]}
+
+
+METHODS = pytest.mark.parametrize(
+    "method", [Assigns, FedPAC, FedBN, FedProx, FedRoD, partial(DualFed, contrastive=1.0)]
+)
 
 
 @METHODS
