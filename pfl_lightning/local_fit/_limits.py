@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import lightning
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,12 +21,12 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.local_fit.fabric import HOOKS_NOT_TAKEN, HOOKS_TAKEN
-from pfl_lightning.local_fit.tasks import FitEnvironment
 
 __all__ = [
     "CannotVectorizeError",
     "NoLogs",
     "check_elementwise",
+    "equal_attributes",
     "explain",
     "guarded_attributes",
     "python_state",
@@ -69,7 +68,7 @@ class NoLogs(dict[str, list[Tensor]]):
         raise _LoggedError(key)
 
 
-def reason_against(client: FederatedClient, environment: FitEnvironment) -> str | None:
+def reason_against(client: FederatedClient) -> str | None:
     """Why this client's fits are not vectorised, as far as can be seen beforehand."""
     name = type(client).__name__
     if not client.automatic_optimization:
@@ -77,9 +76,6 @@ def reason_against(client: FederatedClient, environment: FitEnvironment) -> str 
     for hook in (*HOOKS_TAKEN, *HOOKS_NOT_TAKEN):
         if is_overridden(hook, client):
             return f"{name} overrides {hook}"
-    plugin = environment.precision
-    if isinstance(plugin, MixedPrecision) and plugin.precision == "16-mixed":
-        return "precision 16-mixed scales the loss of each client by a factor of its own"
     return None
 
 
@@ -125,6 +121,10 @@ class _Attribute:
     def is_as(self, other: _Attribute | None) -> bool:
         return other is not None and _same(self.value, other.value) and _same_content(self.content, other.content)
 
+    def holds_as(self, other: _Attribute) -> bool:
+        contains = self.content is not None and type(self.value) is type(other.value)
+        return _same_content(self.content, other.content) if contains else _same(self.value, other.value)
+
     def restore(self, key: str) -> None:
         vars(self.module)[key] = self.value
         if isinstance(self.value, list):
@@ -145,6 +145,11 @@ def python_state(client: FederatedClient) -> PythonState:
         for key, value in vars(module).items()
         if key not in ENGINES_OWN
     }
+
+
+def equal_attributes(one: PythonState, other: PythonState) -> bool:
+    """Whether two states hold the same; lists, dictionaries and sets may be others of equal content."""
+    return one.keys() == other.keys() and all(value.holds_as(other[name]) for name, value in one.items())
 
 
 def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> None:

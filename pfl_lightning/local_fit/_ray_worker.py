@@ -30,7 +30,7 @@ __all__ = ["ClientWork", "Notice", "Parcel", "Reply", "Setup", "TorchSwitches", 
 
 @dataclass(frozen=True)
 class TorchSwitches:
-    """What is set for torch as a whole, such as by a Trainer's ``deterministic``, ``benchmark`` and ``detect_anomaly``."""
+    """What is set for torch as a whole, by hand or by the outer Trainer, and decides numbers or checks them."""
 
     deterministic: bool
     warn_only: bool

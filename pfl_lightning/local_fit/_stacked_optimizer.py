@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,23 +11,22 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.local_fit._limits import CannotVectorizeError, check_elementwise
+from pfl_lightning.local_fit._optimizer_state import History, OptimizerState, Rows, first_state, merge_equal, own, split
 from pfl_lightning.local_fit.optimizers import Scheduler, unpack_optimizers
 
-__all__ = ["StackedOptimizer", "clip_per_client"]
+__all__ = ["StackedOptimizer"]
 
 Settings = list[dict[str, Any]]
 Tensors = Mapping[str, Tensor]
-OptimizerState = dict[str, dict[str, Any]]
-"""By the parameter's name and the optimizer's own key; tensors of the parameter's shape have a row for each client."""
 
 
 class StackedOptimizer:
     """The optimizer that a client configures, over stacked parameters (K, ...), with a schedule for each client.
 
     The client configures its optimizer over its own parameters; then stacked ones take their places in its groups. So
-    what a client decides by a parameter's name or shape stays right. All clients have taken the same number of steps,
-    since each takes one as long as it has batches left; but their learning rates may differ, as a client with fewer
-    batches begins its next epoch earlier. Clients of equal settings are stepped together.
+    what a client decides by a parameter's name or shape stays right. Each client takes a step as long as it has batches
+    left; but learning rates may differ, as a client with fewer batches begins its next epoch earlier, and so may the
+    numbers of steps, where some are skipped. Clients that differ in neither are stepped together.
 
     Args:
         client: The module, in the current phase.
@@ -43,34 +42,46 @@ class StackedOptimizer:
         check_elementwise(self._optimizer)
         self.names = _names_of(self._optimizer, client)
         self._tensors: dict[str, Tensor] = {}
-        self._first_state: OptimizerState | None = _repeated_state(self._optimizer, self.names, count)
+        self._first_state: OptimizerState | None = first_state(self._optimizer, self.names, count)
         # Without schedulers the settings never differ; with them every client needs its own.
         followed = [unpack_optimizers(client.configure_optimizers()) for _ in range(count)] if schedulers else []
         self._schedules = [_Schedule(optimizer, own) for optimizer, own in followed]
-        self._groups: list[tuple[Settings, list[int]]] = []  # clients by settings; empty when to be found anew
+        self._groups: list[tuple[Settings, list[int]]] = []  # clients stepped together; empty when to be found anew
+        # While clients are stepped apart, their state; otherwise torch's optimizer holds that of all.
+        self._rows: Rows | None = None
+        self._histories: list[History] = []
 
     def bind(self, parameters: Tensors) -> None:
         """Go on with these parameters (A, ...), which are changed in place: those of the first A clients."""
         state, self._first_state = self._first_state or self._state(), None
+        count = _count(parameters)
         for name, content in state.items():
-            rows, trailing = parameters[name].shape[0], parameters[name].shape[1:]
+            trailing = parameters[name].shape[1:]
             for key, value in content.items():
                 if isinstance(value, Tensor) and value.ndim > 0 and value.shape[1:] == trailing:
-                    content[key] = value[:rows]
-        self._put(parameters, state)
+                    content[key] = value[:count]
+        if self._rows is not None:
+            self._rows.narrow(count)
+            self._histories = self._histories[:count]
+        self._put({name: parameters[name].detach() for names in self.names for name in names}, state)
         self._groups = []
 
     @torch.no_grad()
-    def step(self, gradients: Tensors) -> None:
-        """One step of every client; a parameter without gradient stays as it is."""
+    def step(self, gradients: Tensors, skipped: Collection[int] = ()) -> None:
+        """One step of every client.
+
+        Args:
+            gradients: By name, (A, ...); a parameter without gradient stays as it is.
+            skipped: The clients that take no step, by row: they stay as they are.
+        """
         if not self._groups:
-            self._groups = self._clients_by_settings()
+            self._groups = self._find_groups()
             if len(self._groups) == 1:
-                self._apply(self._groups[0][0])
-        if len(self._groups) == 1:
+                self._gather()
+        if len(self._groups) == 1 and not skipped:
             self._step(gradients)
         else:
-            self._step_apart(gradients)
+            self._step_apart(gradients, skipped)
 
     def after_step(self) -> None:
         """Advance the schedules that advance every step."""
@@ -83,50 +94,76 @@ class StackedOptimizer:
         if self._schedules and self._schedules[client].advance(every_step=False):
             self._groups = []
 
-    def _clients_by_settings(self) -> list[tuple[Settings, list[int]]]:
-        if not self._schedules:
-            return [(_settings_of(self._optimizer), [])]
+    def _find_groups(self) -> list[tuple[Settings, list[int]]]:
+        """The clients of equal settings and histories."""
+        count = _count(self._tensors)
+        same = _settings_of(self._optimizer)
+        if not self._schedules and self._rows is None:
+            return [(same, list(range(count)))]
         groups: list[tuple[Settings, list[int]]] = []
-        for row in range(_count(self._tensors)):
-            own = _settings_of(self._schedules[row].optimizer)
-            rows = next((rows for settings, rows in groups if settings == own), None)
+        for row in range(count):
+            settings = _settings_of(self._schedules[row].optimizer) if self._schedules else same
+            alike = (rows for others, rows in groups if others == settings and self._equal_histories(row, rows[0]))
+            rows = next(alike, None)
             if rows is None:
-                groups.append((own, [row]))
+                groups.append((settings, [row]))
             else:
                 rows.append(row)
         return groups
+
+    def _equal_histories(self, one: int, other: int) -> bool:
+        return self._rows is None or self._histories[one] is self._histories[other]
 
     def _step(self, gradients: Tensors) -> None:
         for name, tensor in self._tensors.items():
             tensor.grad = gradients.get(name)
         self._optimizer.step()
 
-    def _step_apart(self, gradients: Tensors) -> None:
-        """Step the clients of each setting as an optimizer of their own would."""
-        tensors, state = self._tensors, self._state()
-        merged: OptimizerState = {}
+    def _step_apart(self, gradients: Tensors, skipped: Collection[int]) -> None:
+        """Step the clients of each group as an optimizer of their own would."""
+        tensors = self._tensors
+        if self._rows is None:
+            self._rows, history = split(self._state(), tensors)
+            self._histories = [history] * _count(tensors)
+        regroup = bool(skipped) or any(history is not self._histories[0] for history in self._histories)
         for settings, rows in self._groups:
-            index = torch.tensor(rows, device=next(iter(tensors.values())).device)
-            own = {name: tensor.index_select(0, index) for name, tensor in tensors.items()}
-            self._put(own, _select(state, tensors, index))
+            stepped = [row for row in rows if row not in skipped]
+            if not stepped:
+                continue
+            index = torch.tensor(stepped, device=next(iter(tensors.values())).device)
+            chosen = {name: tensor.index_select(0, index) for name, tensor in tensors.items()}
+            self._put(chosen, self._rows.joined(self._histories[stepped[0]], index))
             self._apply(settings)
             self._step({name: gradient.index_select(0, index) for name, gradient in gradients.items()})
-            for name, tensor in self._tensors.items():
+            for name, tensor in chosen.items():
                 tensors[name].index_copy_(0, index, tensor)
-            _merge(merged, self._state(), self._tensors, index, _count(tensors))
-        self._put(tensors, merged)
+            changed, history = split(self._state(), chosen)
+            self._rows.write(index, changed, tensors)
+            for row in stepped:
+                self._histories[row] = history
+        self._put(tensors, {})
+        self._histories = merge_equal(self._histories)
+        if regroup:
+            self._groups = []
+
+    def _gather(self) -> None:
+        """Let torch's optimizer hold the state of all, who have become equal."""
+        if self._rows is not None:
+            self._put(self._tensors, self._rows.joined(self._histories[0]))
+            self._rows = None
+        self._apply(self._groups[0][0])
 
     def _apply(self, settings: Settings) -> None:
-        for group, own in zip(self._optimizer.param_groups, settings, strict=True):
-            group.update(own)
+        for group, values in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(values)
 
-    def _put(self, tensors: Tensors, state: OptimizerState) -> None:
-        self._tensors = {name: tensors[name].detach() for names in self.names for name in names}
+    def _put(self, tensors: dict[str, Tensor], state: OptimizerState) -> None:
+        self._tensors = tensors
         for group, names in zip(self._optimizer.param_groups, self.names, strict=True):
-            group["params"] = [self._tensors[name] for name in names]
+            group["params"] = [tensors[name] for name in names]
         self._optimizer.state.clear()
         for name, content in state.items():
-            self._optimizer.state[self._tensors[name]] = content
+            self._optimizer.state[tensors[name]] = content
 
     def _state(self) -> OptimizerState:
         held = self._optimizer.state
@@ -153,11 +190,7 @@ def _count(tensors: Tensors) -> int:
 
 
 def _settings_of(optimizer: Optimizer) -> Settings:
-    return [{key: _own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-
-
-def _own(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return [{key: own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def _names_of(optimizer: Optimizer, client: FederatedClient) -> list[list[str]]:
@@ -170,54 +203,3 @@ def _names_of(optimizer: Optimizer, client: FederatedClient) -> list[list[str]]:
                     "that is no parameter of the client"
                 )
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def _repeated_state(optimizer: Optimizer, names: list[list[str]], count: int) -> OptimizerState:
-    """The state with which an optimizer such as Adagrad begins, for every client."""
-    state: OptimizerState = {}
-    for group, own in zip(optimizer.param_groups, names, strict=True):
-        for parameter, name in zip(group["params"], own, strict=True):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if key != "step" and isinstance(value, Tensor) and value.shape == parameter.shape:
-                    value = value.expand(count, *value.shape).clone()
-                state.setdefault(name, {})[key] = value
-    return state
-
-
-def _select(state: OptimizerState, tensors: Tensors, index: Tensor) -> OptimizerState:
-    """The state of some clients; what all share (the number of steps) is copied."""
-
-    def select(value: Any, shape: torch.Size) -> Any:
-        stacked = isinstance(value, Tensor) and value.shape == shape
-        return value.index_select(0, index) if stacked else _own(value)
-
-    return {
-        name: {key: select(value, tensors[name].shape) for key, value in content.items()}
-        for name, content in state.items()
-    }
-
-
-def _merge(into: OptimizerState, state: OptimizerState, tensors: Tensors, index: Tensor, count: int) -> None:
-    """Add the state of some clients to that of ``count``; what all share is the same for all."""
-    for name, content in state.items():
-        held = into.setdefault(name, {})
-        for key, value in content.items():
-            if not isinstance(value, Tensor) or value.shape != tensors[name].shape:
-                held[key] = value
-                continue
-            if key not in held:
-                held[key] = value.new_zeros(count, *value.shape[1:])
-            held[key].index_copy_(0, index, value)
-
-
-@torch.no_grad()
-def clip_per_client(gradients: Tensors, limit: float, algorithm: str) -> None:
-    """Clip every client's gradients in place, as ``nn.utils.clip_grad_norm_`` or ``clip_grad_value_`` clip one's."""
-    if algorithm == "value":
-        for gradient in gradients.values():
-            gradient.clamp_(-limit, limit)
-        return
-    norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()])
-    scale = (limit / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
-    for gradient in gradients.values():
-        gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)).to(gradient.dtype))

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.errors import NonFiniteLossError
+from pfl_lightning.local_fit._computations import Computations
+from pfl_lightning.local_fit._gradients import LossScaling, clip_per_client
 from pfl_lightning.local_fit._limits import NoLogs, uses_batch_index
 from pfl_lightning.local_fit._loss_table import LossTable
 from pfl_lightning.local_fit._stack import Stack
 from pfl_lightning.local_fit._stacked_batches import StackedBatches, Stream
-from pfl_lightning.local_fit._stacked_optimizer import StackedOptimizer, clip_per_client
+from pfl_lightning.local_fit._stacked_optimizer import StackedOptimizer
 from pfl_lightning.local_fit._stacked_step import LoopedStep, StackedStep, VectorizedStep
-from pfl_lightning.local_fit.fabric import passed_through
+from pfl_lightning.local_fit.fabric import new_scaler, passed_through
 from pfl_lightning.local_fit.tasks import FitEnvironment
 
 __all__ = ["Clipping", "run_stacked_phase"]
@@ -39,6 +40,7 @@ def run_stacked_phase(
     purpose: str,
     clipping: Clipping,
     vectorize: bool = True,
+    computations: Computations | None = None,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
 
@@ -50,6 +52,7 @@ def run_stacked_phase(
         purpose: What batch orders and augmentations are drawn for.
         clipping: How gradients are clipped.
         vectorize: Whether the forward pass is vectorised, or goes client by client.
+        computations: Makes what computes a vectorised step; by default it is neither compiled nor captured.
     """
     optimizer = StackedOptimizer(client, len(stack.members))  # of the client as it is, with its encoder
     streams = {member: Stream(member, phase, environment, purpose) for member in stack.members}
@@ -58,9 +61,16 @@ def run_stacked_phase(
         stack.keep(sorted(stack.members, key=lambda member: -streams[member].steps))
         ordered = [streams[member] for member in stack.members]
         with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
-            step = (VectorizedStep if vectorize else LoopedStep)(client, environment)
+            step: StackedStep
+            if vectorize:
+                computation = None if computations is None else computations.make(client, phase, environment)
+                step = VectorizedStep(client, environment, computation)
+            else:
+                step = LoopedStep(client, environment)
             batches = StackedBatches(ordered, environment, uses_batch_index(client), vectorize)
-            table = _Run(stack, step, optimizer).train(ordered, batches, clipping)
+            scaler = new_scaler(environment)
+            scaling = None if scaler is None else LossScaling(scaler, len(ordered), environment.device)
+            table = _Run(stack, step, optimizer, scaling).train(ordered, batches, clipping)
     finally:
         for stream in streams.values():
             stream.close()
@@ -78,12 +88,14 @@ class _Run:
         stack: The clients, longest first.
         step: Forward and backward pass.
         optimizer: Of the phase.
+        scaling: Of the losses, in half precision.
     """
 
-    def __init__(self, stack: Stack, step: StackedStep, optimizer: StackedOptimizer) -> None:
-        self._stack, self._step, self._optimizer = stack, step, optimizer
+    def __init__(
+        self, stack: Stack, step: StackedStep, optimizer: StackedOptimizer, scaling: LossScaling | None = None
+    ) -> None:
+        self._stack, self._step, self._optimizer, self._scaling = stack, step, optimizer, scaling
         self._held = [name for group in self._optimizer.names for name in group]
-        self._leaves: dict[str, Tensor] = {}
         self._count = 0
 
     def train(self, streams: Sequence[Stream], batches: StackedBatches, clipping: Clipping) -> LossTable:
@@ -95,9 +107,10 @@ class _Run:
             if len(active) != self._count:
                 self._narrow(len(active))
             gradients = self._gradients(active, batches, step, table)
+            skipped = self._scaling.unscale(gradients) if self._scaling is not None else []
             if clipping.value is not None and gradients:
                 clip_per_client(gradients, clipping.value, clipping.algorithm)
-            self._optimizer.step(gradients)
+            self._optimizer.step(gradients, skipped)
             self._optimizer.after_step()
             for row, stream in enumerate(active):
                 if stream.epoch_ended:
@@ -108,20 +121,21 @@ class _Run:
     def _narrow(self, count: int) -> None:
         """Go on with the first clients; the others stay as they are."""
         tensors, self._count = self._stack.tensors, count
-        self._leaves = {name: tensors[name][:count].detach().requires_grad_() for name in self._step.trained}
-        held = {name: self._leaves[name] if name in self._leaves else tensors[name][:count] for name in self._held}
-        self._optimizer.bind(held)
+        self._step.bind(tensors, count)
+        if self._scaling is not None:
+            self._scaling.narrow(count)
+        self._optimizer.bind({name: tensors[name][:count] for name in self._held})
 
-    @torch.enable_grad()
     def _gradients(
         self, active: Sequence[Stream], batches: StackedBatches, step: int, table: LossTable
     ) -> dict[str, Tensor]:
-        """Gradients of what the optimizer holds, in the layout of the parameters, as fused optimizers need."""
-        for leaf in self._leaves.values():
-            leaf.grad = None
+        """Gradients of what the optimizer holds."""
         self._step.begin()
         for rows, index, batch in batches.next(active):
-            terms = self._step.run(self._leaves, self._stack.tensors, rows, batch, index)
+            scales = None if self._scaling is None else self._scaling.scales
+            if scales is not None and rows is not None:
+                scales = scales.index_select(0, rows)
+            terms = self._step.run(rows, batch, index, scales)
             table.record(slice(len(active)) if rows is None else rows, step, terms)
-        found = {name: self._leaves[name].grad for name in self._held if name in self._leaves}
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
+        found = self._step.gradients
+        return {name: found[name] for name in self._held if name in found}

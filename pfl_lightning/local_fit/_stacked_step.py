@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.local_fit._computation import (
+    Computation,
+    EagerComputation,
+    Slots,
+    StepInputs,
+    Tensors,
+    Terms,
+    mean_terms,
+)
 from pfl_lightning.local_fit._limits import CannotVectorizeError, PythonState, explain, python_state, refuse_changes
-from pfl_lightning.local_fit._stack import places_of
 from pfl_lightning.local_fit._stacked_batches import Batches
 from pfl_lightning.local_fit.tasks import FitEnvironment
 from pfl_lightning.state import norm_names
 
 __all__ = ["LoopedStep", "StackedStep", "VectorizedStep"]
-
-Tensors = Mapping[str, Tensor]
-Terms = dict[str, Tensor]
 
 
 class StackedStep(ABC):
@@ -30,59 +33,60 @@ class StackedStep(ABC):
     Args:
         client: The module, in the current phase; its own tensors play no part.
         environment: What the outer Trainer gives.
+
+    Attributes:
+        trained: Names of the parameters that train.
+        gradients: Of the step so far, by name, (A, ...), in the layout of the parameters, as fused optimizers need. A
+            parameter that the loss does not use has none, so that the optimizer leaves it alone.
     """
 
     def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
         self._client, self._environment = client, environment
-        self._module = _TrainingStep(client)
-        self._places = places_of(client)
-        parameters, buffers = dict(client.named_parameters()), dict(client.named_buffers())
+        parameters = dict(client.named_parameters())
         self.trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self.frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
-        self.buffers = list(buffers)
+        self.buffers = [name for name, _ in client.named_buffers()]
+        self.gradients: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._spare: dict[str, Tensor] = {}  # gradients kept from step to step, since fresh memory is slow
         self._attributes: PythonState | None = python_state(client)
         self._used: frozenset[str] | None = None
         self._terms: frozenset[str] | None = None
 
+    def bind(self, tensors: Tensors, count: int) -> None:
+        """Go on with the first ``count`` clients (A) of the whole stack, which changes in place."""
+        self._tensors = {name: tensors[name][:count] for name in (*self.trained, *self.frozen, *self.buffers)}
+        self._spare = {}
+
     def begin(self) -> None:
         """Say that another step begins."""
-        self._used = None
+        self._used, self.gradients = None, {}
 
     @abstractmethod
-    def run(self, leaves: Tensors, tensors: Tensors, rows: Tensor | None, batch: Batches, index: int) -> Terms:
-        """Compute the losses of some clients, add to the gradients of ``leaves``, and change buffers.
-
-        A parameter that the loss does not use gets no gradient, so that the optimizer leaves it alone.
+    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
+        """Compute the losses of some clients, note their gradients, and change buffers.
 
         Args:
-            leaves: Parameters that train, (A, ...).
-            tensors: The whole stack, (K, ...) with K >= A.
-            rows: The clients, (R,); ``None`` for the first A.
+            rows: The clients, (R,); ``None`` for all that are bound.
             batch: Inputs and labels of each.
             index: Number of the batch in its epoch.
+            scales: What the loss of each is multiplied by before the backward pass, (R,).
 
         Returns:
-            The loss and its terms, (R,) each, detached.
+            The loss and its terms, (R,) each, detached and not scaled.
 
         Raises:
             CannotVectorizeError: The step uses a parameter for some clients only, which an optimizer of stacked
                 parameters cannot leave alone for the others; or it returns a term in some steps only.
         """
 
-    def _one(
-        self, trained: Tensors, frozen: Tensors, buffers: Tensors, batch: Any, index: int
-    ) -> tuple[Terms, dict[str, Tensor]]:
-        """The loss terms of one client, and the buffers to which the step assigned new tensors."""
-        state = {**frozen, **trained, **buffers}
-        given = {f"client.{place}": state[name] for place, name in self._places.items()}
-        with self._environment.forward_context():
-            output, after = functional_call(self._module, dict(given), (batch, index), tie_weights=False)
-        if output is None:
-            raise CannotVectorizeError(f"{type(self._client).__name__}.training_step returned None to skip a batch")
-        terms = output if isinstance(output, dict) else {"loss": output}
-        means = {name: term if term.ndim == 0 else term.mean() for name, term in terms.items()}
-        assigned = {name.removeprefix("client."): t for name, t in after.items() if t is not given.get(name)}
-        return means, assigned
+    def _room(self, name: str) -> Tensor:
+        """Where the gradients of all clients come together; its content is overwritten by the end of the step."""
+        if name not in self.gradients:
+            if name not in self._spare:
+                self._spare[name] = torch.empty_like(self._tensors[name])
+            self.gradients[name] = self._spare[name]
+        return self.gradients[name]
 
     def _compare(self, used: Iterable[str], terms: Iterable[str]) -> None:
         """Refuse what the training step does for some clients of a step, or in some steps, only."""
@@ -114,101 +118,102 @@ class StackedStep(ABC):
 class VectorizedStep(StackedStep):
     """All clients at once.
 
-    The forward pass is vectorised, and the backward pass is ordinary autograd's over stacked leaves: where
-    ``torch.func.grad`` gives zeros, and so weight decay, to a parameter that the loss does not use, autograd gives it
-    no gradient, as in every other engine; and the backward pass runs outside of autocast.
+    Args:
+        client: See :class:`StackedStep`.
+        environment: See :class:`StackedStep`.
+        computation: Computes the step; by default ``training_step`` under ``vmap``.
     """
 
-    def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
+    def __init__(
+        self, client: FederatedClient, environment: FitEnvironment, computation: Computation | None = None
+    ) -> None:
         super().__init__(client, environment)
+        self._compute = computation or EagerComputation(client, environment)
         self._statistics = norm_names(client, affine=False)
 
-    def run(self, leaves: Tensors, tensors: Tensors, rows: Tensor | None, batch: Batches, index: int) -> Terms:
+    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
         """See :meth:`StackedStep.run`."""
-        count = len(batch[0])
-
-        def chosen(tensor: Tensor) -> Tensor:
-            return tensor[:count] if rows is None else tensor.index_select(0, rows)
-
-        trained = {name: leaf if rows is None else chosen(leaf) for name, leaf in leaves.items()}
-        frozen = {name: chosen(tensors[name]) for name in self.frozen}
-        buffers = {name: chosen(tensors[name]) for name in self.buffers}
+        assert isinstance(batch[0], Tensor)
+        assert isinstance(batch[1], Tensor)
+        tensors = self._tensors
+        if rows is not None:
+            tensors = {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
+        trained, frozen, buffers = (
+            {name: tensors[name] for name in names} for names in (self.trained, self.frozen, self.buffers)
+        )
         versions = {name: buffer._version for name, buffer in buffers.items()}
+        inputs = StepInputs(trained, frozen, buffers, batch[0], batch[1], scales, in_place=rows is None)
         with self._explained():
-            vectorized = vmap(self._one, in_dims=(0, 0, 0, 0, None), randomness="different")
-            terms, assigned = vectorized(trained, frozen, buffers, batch, index)
-        self._add_gradients(terms, leaves)
+            found = self._compute(inputs, index)
+        self._compare(found.gradients, found.terms)
+        for name, gradient in found.gradients.items():
+            if rows is None:
+                self.gradients[name] = gradient
+            else:
+                self._room(name).index_copy_(0, rows, gradient)
         # Only now are buffers written: the backward pass may need the old values.
         for name, buffer in buffers.items():
-            if name in assigned:
-                _write(tensors[name], rows, assigned[name])
+            if name in found.assigned:
+                _write(self._tensors[name], rows, found.assigned[name])
             # The kernels of batch normalisation change statistics without telling autograd.
             elif rows is not None and (name in self._statistics or buffer._version != versions[name]):
-                _write(tensors[name], rows, buffer)
-        return {name: term.detach() for name, term in terms.items()}
-
-    def _add_gradients(self, terms: Terms, leaves: Tensors) -> None:
-        earlier = {name: leaf.grad for name, leaf in leaves.items()}  # of other clients in the same step
-        for leaf in leaves.values():
-            leaf.grad = None
-        terms["loss"].sum().backward(inputs=list(leaves.values()))
-        found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        self._compare(found, terms)
-        for name, gradient in found.items():
-            others = earlier[name]
-            if others is not None:
-                gradient.add_(others)
+                _write(self._tensors[name], rows, buffer)
+        return found.terms
 
 
 class LoopedStep(StackedStep):
-    """One client after the other, on rows of the stack."""
+    """One client after the other, on rows of the stack that take the places of the module's own tensors."""
 
     def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
         super().__init__(client, environment)
-        self._gradients: dict[str, Tensor] = {}  # kept from step to step, since fresh memory is slow
+        self._slots = Slots(client)
+        self._leaves: list[dict[str, Tensor]] = []  # of each client, and so the rest
+        self._given: list[dict[str, Tensor]] = []
 
-    def run(self, leaves: Tensors, tensors: Tensors, rows: Tensor | None, batch: Batches, index: int) -> Terms:
+    def bind(self, tensors: Tensors, count: int) -> None:
+        """See :meth:`StackedStep.bind`."""
+        super().bind(tensors, count)
+        self._leaves = [
+            {name: self._tensors[name].detach()[row].requires_grad_() for name in self.trained} for row in range(count)
+        ]
+        self._given = [
+            leaves | {name: self._tensors[name][row] for name in (*self.frozen, *self.buffers)}
+            for row, leaves in enumerate(self._leaves)
+        ]
+
+    @torch.enable_grad()
+    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
         """See :meth:`StackedStep.run`."""
-        found = []
-        for place, row in enumerate(range(len(batch[0])) if rows is None else rows.tolist()):
-            own = {name: leaf.detach()[row].requires_grad_() for name, leaf in leaves.items()}
-            frozen = {name: tensors[name][row] for name in self.frozen}
-            buffers = {name: tensors[name][row] for name in self.buffers}
-            with self._explained():
-                terms, assigned = self._one(own, frozen, buffers, (batch[0][place], batch[1][place]), index)
-            terms["loss"].backward(inputs=list(own.values()))
-            self._compare((name for name, leaf in own.items() if leaf.grad is not None), terms)
-            for name, leaf in leaves.items():
-                gradient = own[name].grad
-                if gradient is not None:
-                    leaf.grad = self._zeros(name, leaf) if leaf.grad is None else leaf.grad
-                    leaf.grad[row] = gradient
-            for name, value in assigned.items():
-                buffers[name].copy_(value.detach())
-            found.append(terms)
-        return {name: torch.stack([terms[name].detach() for terms in found]) for name in found[0]}
+        found: list[Terms] = []
+        with self._slots.borrowed():
+            for place, row in enumerate(range(len(batch[0])) if rows is None else rows.tolist()):
+                scale = None if scales is None else scales[place]
+                found.append(self._run_one(row, (batch[0][place], batch[1][place]), index, scale))
+        return {name: torch.stack([terms[name] for terms in found]) for name in found[0]}
 
-    def _zeros(self, name: str, leaf: Tensor) -> Tensor:
-        if name not in self._gradients or len(self._gradients[name]) != len(leaf):
-            self._gradients[name] = torch.empty_like(leaf, requires_grad=False)
-        return self._gradients[name].zero_()
-
-
-class _TrainingStep(nn.Module):
-    """``training_step`` as a forward pass, with the buffers that it leaves."""
-
-    def __init__(self, client: FederatedClient) -> None:
-        super().__init__()
-        self.client = client
-
-    def forward(self, batch: Any, index: int) -> tuple[Any, dict[str, Tensor]]:
-        output = self.client.training_step(batch, index)
-        return output, {f"client.{name}": buffer for name, buffer in self.client.named_buffers()}
+    def _run_one(self, row: int, batch: tuple[Tensor, Tensor], index: int, scale: Tensor | None) -> Terms:
+        leaves, given = self._leaves[row], self._given[row]
+        self._slots.put(given)
+        with self._explained():
+            with self._environment.forward_context():
+                output = self._client.training_step(batch, index)
+            terms = mean_terms(self._client, output)
+        assigned = self._slots.assigned(given)
+        loss = terms["loss"] if scale is None else terms["loss"] * scale
+        loss.backward(inputs=list(leaves.values()))
+        used = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        self._compare(used, terms)
+        for name, gradient in used.items():
+            self._room(name)[row].copy_(gradient)
+            leaves[name].grad = None
+        for name, value in assigned.items():
+            given[name].copy_(value.detach())
+        return {name: term.detach() for name, term in terms.items()}
 
 
 @torch.no_grad()
 def _write(tensor: Tensor, rows: Tensor | None, value: Tensor) -> None:
     if rows is None:
-        tensor[: len(value)] = value
+        tensor.copy_(value)
     else:
         tensor.index_copy_(0, rows, value.to(tensor.dtype))

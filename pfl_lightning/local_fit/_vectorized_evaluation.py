@@ -50,7 +50,7 @@ class VectorizedEvaluation(LocalFit):
         """Whether forward passes are vectorised, or only the rest."""
 
     @abstractmethod
-    def _must_run_alone(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+    def _must_run_alone(self, client: FederatedClient) -> bool:
         """Whether the client's training cannot be vectorised; says why, once."""
 
     @abstractmethod
@@ -189,7 +189,7 @@ class VectorizedEvaluation(LocalFit):
         context = FitContext(task.client, task.round, task.data)
         member = Member(task, context, tuple(client.personalization_phases()))
         if member.phases:
-            if self._must_run_alone(client, environment):
+            if self._must_run_alone(client):
                 raise CannotVectorizeError("its training is not vectorised", silent=True)
             if self.cache_features:
                 enter_phase(client, member.phases[0])

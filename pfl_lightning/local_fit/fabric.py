@@ -81,7 +81,7 @@ class FabricFit(LocalFit):
         """Train through one phase; see :meth:`LocalFit.run_phase`."""
         _refuse_what_is_not_taken(client)
         optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
-        scaler = _new_scaler(environment)
+        scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = context.data.loader(generator)
         hooks = _Hooks(client)
@@ -229,7 +229,7 @@ def _refuse_what_is_not_taken(client: FederatedClient) -> None:
             )
 
 
-def _new_scaler(environment: FitEnvironment) -> torch.amp.GradScaler | None:
+def new_scaler(environment: FitEnvironment) -> torch.amp.GradScaler | None:
     """A fresh scaler for float16, so that a fit does not depend on the one before it."""
     plugin = environment.precision
     if isinstance(plugin, MixedPrecision) and plugin.precision == "16-mixed":

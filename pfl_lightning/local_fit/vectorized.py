@@ -14,6 +14,7 @@ from torch import nn
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ClientError
+from pfl_lightning.local_fit._computations import Computations
 from pfl_lightning.local_fit._limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.local_fit._stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.local_fit._stacked_phase import Clipping, run_stacked_phase
@@ -52,10 +53,10 @@ class VectorizedFit(VectorizedEvaluation):
     A client that cannot be vectorised runs as under ``FabricFit``, and the reason is logged once: it overrides hooks,
     optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
-    the batches that are computed together, or returns a loss term in some steps, only. So does precision ``16-mixed``,
-    and a client alone in its group. A ``forward`` that does such things, is random in evaluation mode, or changes
-    buffers, is evaluated client by client. Other objects that are changed in place are not noticed. Augmentation,
-    ``receive``, ``before_fit`` and ``make_update`` always go client by client.
+    the batches that are computed together, or returns a loss term in some steps, only. So does a client alone in its
+    group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
+    ``make_update``, evaluation and the fine-tuning before it go client by client. Under precision ``16-mixed`` every
+    client has a loss scale of its own, and skips steps of its own.
 
     Args:
         clients_per_batch: How many clients are trained, or evaluated, together at most. Memory on the device grows with
@@ -64,9 +65,17 @@ class VectorizedFit(VectorizedEvaluation):
         gradient_clip_algorithm: See :class:`~pfl_lightning.local_fit.LocalFit`.
         cache_features: See :class:`~pfl_lightning.local_fit.FabricFit`.
         forward: ``"vmap"`` vectorises the forward and backward pass; ``"loop"`` goes client by client and vectorises
-            the optimizer alone; ``"auto"`` does the latter on a CPU, unless the model is small and without
-            convolutions (``python benchmarks/engines.py --forward vmap`` times the other choice). There it also leaves
-            the forward passes of an evaluation, and fine-tunings that it would not vectorise, to ``FabricFit``.
+            the optimizer alone; ``"auto"`` is ``"vmap"``, except that on a CPU models with convolutions, and large
+            ones, are trained one by one as under ``FabricFit``, which takes no longer there and a fraction of the
+            memory (``python benchmarks/engines.py --forward vmap loop`` times the other choices).
+        compile: Whether steps that come often are compiled by ``torch.compile``, forward and backward pass as one
+            graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each module, the
+            first eight combinations of a number of clients and a batch size are compiled, each at its tenth step; the
+            others run as they are, and so does everything, with one log line, where compiling fails.
+        cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
+            kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
+            numbers (dropout) are not captured, nor is anything, with one log line, where capturing fails. Without a
+            CUDA device it has no effect. (Tested with an emulated graph, and not yet on a GPU.)
     """
 
     def __init__(
@@ -76,17 +85,22 @@ class VectorizedFit(VectorizedEvaluation):
         gradient_clip_algorithm: str = "norm",
         cache_features: bool = True,
         forward: str = "auto",
+        compile: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         if clients_per_batch < 1:
             raise ValueError(f"clients_per_batch must be at least 1, got {clients_per_batch}")
         super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm)
         self.cache_features = cache_features
         check_choice("forward", forward, ("auto", "vmap", "loop"))
+        if forward == "loop" and (compile or cuda_graphs):
+            raise ValueError("compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'")
         self.forward = forward
         self._one_by_one = FabricFit(gradient_clip_val, gradient_clip_algorithm, cache_features)
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
         self._at_once = clients_per_batch  # less after an out-of-memory error
         self._said: set[str] = set()
+        self._computations = Computations(compile, cuda_graphs, self._say)
         self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,7 +130,8 @@ class VectorizedFit(VectorizedEvaluation):
     ) -> Iterator[FitResult]:
         members = None
         start = time.perf_counter()
-        if len(group) > 1 and not self._must_run_alone(client, environment):
+        together = len(group) > 1 and self.trains_together(client, environment) and not self._must_run_alone(client)
+        if together:
             try:
                 members = self._train(client, group, environment)
             except CannotVectorizeError as error:
@@ -130,16 +145,16 @@ class VectorizedFit(VectorizedEvaluation):
             seconds = (time.perf_counter() - start) / len(members)
             for member in members:
                 yield self._conclude(client, member, environment, seconds)
-        elif len(group) == 1 or client in self._reasons:
+        elif not together or client in self._reasons:
             yield from super().fit(client, group, environment)
         else:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             yield from self.fit(client, group, environment)
 
-    def _must_run_alone(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+    def _must_run_alone(self, client: FederatedClient) -> bool:
         if client not in self._reasons:
-            reason = reason_against(client, environment)
+            reason = reason_against(client)
             if reason is None:
                 return False
             self._reasons[client] = reason
@@ -163,6 +178,13 @@ class VectorizedFit(VectorizedEvaluation):
             for alike in by_kind(member for member in members if member.error is None):
                 self._train_stack(client, alike, environment, refuse_changes, "fit")
         return members
+
+    def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether several clients are trained at once, as far as that is this engine's choice."""
+        together = self.forward != "auto" or self.vectorizes_forward(client, environment)
+        if not together and self._computations.accelerate:
+            self._say("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
+        return together
 
     def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         """Whether forward passes are vectorised, or only the rest."""
@@ -191,7 +213,16 @@ class VectorizedFit(VectorizedEvaluation):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
-                run_stacked_phase(client, phase, stack, environment, f"{purpose}/{index}", self._clipping, vectorize)
+                run_stacked_phase(
+                    client,
+                    phase,
+                    stack,
+                    environment,
+                    f"{purpose}/{index}",
+                    self._clipping,
+                    vectorize,
+                    self._computations,
+                )
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:

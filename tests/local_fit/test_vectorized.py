@@ -75,16 +75,40 @@ def test_every_method_agrees_with_a_loop_over_the_clients(method):
     )
 
 
-def test_on_a_cpu_only_small_models_without_convolutions_are_vectorised_throughout():
+def test_on_a_cpu_only_small_models_without_convolutions_are_trained_together():
     environment = FitEnvironment()
     for encoder, expected in ((nn.Linear(4, 4), True), (nn.Conv2d(1, 4, 3), False), (nn.Linear(20_000, 4), False)):
         encoder.out_features = 4
         client = FedAvg(encoder, 3)
         assert VectorizedFit().vectorizes_forward(client, environment) is expected
+        assert VectorizedFit().trains_together(client, environment) is expected
+        assert VectorizedFit(forward="loop").trains_together(client, environment)
         assert VectorizedFit(forward="vmap").vectorizes_forward(client, environment)
         assert not VectorizedFit(forward="loop").vectorizes_forward(client, environment)
         on_gpu = FitEnvironment(device=torch.device("cuda"))
         assert VectorizedFit().vectorizes_forward(client, on_gpu)
+        assert VectorizedFit().trains_together(client, on_gpu)
+
+
+def wide_encoder(input_shape):
+    """Too large to be worth it on a CPU."""
+    encoder = nn.Sequential(nn.Linear(input_shape[0], 9000), nn.Linear(9000, FEATURES))
+    encoder.out_features = FEATURES
+    return encoder
+
+
+def test_other_models_are_trained_on_a_cpu_as_by_fabric_fit():
+    engine = VectorizedFit(compile=True)
+    got, expected = (whole_state(run(FedAvg, encoder=wide_encoder, local_fit=e)) for e in (engine, FabricFit()))
+    assert_same(got, expected)
+    (line,) = engine._said
+    assert "trains such clients one by one, and compile and cuda_graphs do nothing" in line
+
+
+def test_a_loop_over_the_clients_is_not_accelerated():
+    for option in ("compile", "cuda_graphs"):
+        with pytest.raises(ValueError, match="compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'"):
+            VectorizedFit(forward="loop", **{option: True})
 
 
 OPTIMIZERS = {
