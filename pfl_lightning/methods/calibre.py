@@ -140,7 +140,7 @@ class Calibre(FederatedClient):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """L_ssl + alpha_n L_n + alpha_p L_p of two views e, o of a batch, inputs of shape (B, 2, ...) (Algorithm 1).
 
-        In the personalization the head's cross entropy.
+        In the personalization the head's.
         """
         if self.phase.name == "fine_tune":
             return super().training_step(batch, batch_idx)
@@ -155,12 +155,12 @@ class Calibre(FederatedClient):
         count = min(self.clusters, len(encodings[0]))
         noise = self.cluster_noise[:, :count, : _candidates(count)]
         clustering = kmeans(torch.cat(encodings), count, starts=STARTS, noise=noise)
-        labels = clustering.assignment.chunk(2)  # pseudo-labels of e, of o
+        of_e, of_o = clustering.assignment.chunk(2)  # pseudo-labels
         terms = {}
         if self.alpha_n > 0:  # L_n: z_o against the prototypes of z_e
-            terms["prototype_meta"] = self.alpha_n * prototype_meta_loss(*encodings, *labels, count)
+            terms["prototype_meta"] = self.alpha_n * prototype_meta_loss(*encodings, of_e, of_o, count)
         if self.alpha_p > 0:  # L_p: NT-Xent between the prototypes of p_e and of p_o
-            contrast = prototype_contrastive_loss(*output.projections, *labels, count, self.prototype_temperature)
+            contrast = prototype_contrastive_loss(*output.projections, of_e, of_o, count, self.prototype_temperature)
             terms["prototype_contrastive"] = self.alpha_p * contrast
         return terms
 

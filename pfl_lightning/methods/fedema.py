@@ -31,9 +31,9 @@ class FedEMA(FederatedClient):
 
     Evaluated, and fitted with a head, is the global encoder.
 
-    Decided here: the norm is that of all parameters of the encoder together (in the published implementation the mean of
-    the norms of its convolutions' weights, and between the start and the end of a fit); lambda_k is set at the start of
-    the client's second fit (in the paper right after the aggregation of its first one; both are the same where
+    Decided here: the norm is that of all parameters of the encoder together (in the published implementation the mean
+    of the norms of its convolutions' weights, and between the start and the end of a fit); lambda_k is set at the start
+    of the client's second fit (in the paper right after the aggregation of its first one; both are the same where
     everybody takes part in every round); parameters are mixed, running statistics of batch normalisation are the
     global ones, as in the published implementation; the server averages by samples.
 
@@ -132,7 +132,7 @@ class FedEMA(FederatedClient):
         return super().make_update(context, before)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The objective's loss of two views, inputs of shape (B, 2, ...); the head's cross entropy when it is fitted."""
+        """The objective's loss of two views, inputs of shape (B, 2, ...); in the personalization the head's."""
         if self.phase.name == "fine_tune":
             return super().training_step(batch, batch_idx)
         return sum_of_terms({"self_supervised": learn_from_views(self.objective, self.encoder, batch).loss})

@@ -71,7 +71,7 @@ class PFLSSL(FederatedClient):
         self.objective.before_fit(self.encoder, context)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The objective's loss of two views, inputs of shape (B, 2, ...); the head's cross entropy when it is fitted."""
+        """The objective's loss of two views, inputs of shape (B, 2, ...); in the personalization the head's."""
         if self.phase.name == "fine_tune":
             return super().training_step(batch, batch_idx)
         return sum_of_terms({"self_supervised": learn_from_views(self.objective, self.encoder, batch).loss})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,9 @@ class MoCoV2(Objective):
     as well, for what methods build on the encodings of both.
 
     The bank starts every fit anew with random directions, so that no client keeps the keys of an old encoder. It must
-    not be larger than the client's data, since it would hold other views of the very samples of the batch.
+    not be larger than the client's data, since it would hold other views of the very samples of the batch. Bank and
+    loss do as lightly's ``NTXentLoss(memory_bank_size=...)``, which reads its place in the bank as a Python number, and
+    would not take keys in under ``torch.func.vmap``.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
@@ -40,6 +42,9 @@ class MoCoV2(Objective):
         symmetric: Whether each view is the query once; the bank then takes the keys of both.
         keep_target: See :class:`~pfl_lightning.self_supervised.BYOL`.
     """
+
+    bank: Tensor
+    place: Tensor
 
     def __init__(
         self,
@@ -55,10 +60,11 @@ class MoCoV2(Objective):
         super().__init__(encoder, hidden, out)
         check_number("temperature", temperature, strict=True)
         check_at_least("bank", bank, 1)
-        self.bank, self.symmetric = bank, symmetric
+        self.temperature, self.symmetric = temperature, symmetric
         self.projector = _lightly.heads("MoCoV2").MoCoProjectionHead(self.in_features, hidden, out)
         self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
-        self.nt_xent = _lightly.losses("MoCoV2").NTXentLoss(temperature, memory_bank_size=(bank, out))
+        self.register_buffer("bank", torch.zeros(bank, out), persistent=False)
+        self.register_buffer("place", torch.zeros((), dtype=torch.int64), persistent=False)  # of the oldest key
 
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Start the target network and the bank.
@@ -66,22 +72,17 @@ class MoCoV2(Objective):
         Raises:
             ConfigurationError: The bank is larger than the client's data.
         """
-        if self.bank > context.data.num_samples:
+        size, count = len(self.bank), context.data.num_samples
+        if size > count:
             raise ConfigurationError(
-                f"client {context.client}, round {context.round}: MoCo's memory bank of {self.bank} keys is larger "
-                f"than the client's {context.data.num_samples} training samples, so that a sample would be its own "
-                f"negative; set bank to at most the samples of the smallest client, or give clients more samples"
+                f"client {context.client}, round {context.round}: MoCo's memory bank of {size} keys is larger than the "
+                f"client's {count} training samples, so that a sample would be its own negative; set bank to at most "
+                "the samples of the smallest client, or give clients more samples"
             )
         self.target.start(encoder, self.projector)
-        memory = self._memory
-        directions = torch.randn(memory.bank.shape, dtype=torch.float32)  # on the CPU: alike on all devices
-        memory.bank.copy_(F.normalize(directions, dim=1))
-        memory.bank_ptr.zero_()
-
-    @property
-    def _memory(self) -> Any:
-        """The loss's memory bank: the loss itself in lightly 1.5.0, a module inside later."""
-        return next(module for module in self.nt_xent.modules() if "bank" in module._buffers)
+        directions = torch.randn(self.bank.shape, dtype=torch.float32)  # on the CPU: alike on all devices
+        self.bank.copy_(F.normalize(directions.to(self.bank.dtype), dim=1))
+        self.place.zero_()
 
     def forget(self) -> None:
         """Give up the client's own target network."""
@@ -99,6 +100,21 @@ class MoCoV2(Objective):
         return ObjectiveOutput(in_single_precision(self._loss, queries, keys), encodings, projections)
 
     def _loss(self, queries: Tensor, keys: Tensor) -> Tensor:
-        dtype = self._memory.bank.dtype
-        loss: Tensor = self.nt_xent(queries.to(dtype), keys.to(dtype))
-        return loss
+        """Each query's key against all keys of the bank, which then takes the new ones in."""
+        queries, keys = F.normalize(queries, dim=1), F.normalize(keys, dim=1)
+        negatives = self.bank.to(queries.dtype, copy=True)  # what autograd needs stays as it is
+        scores = torch.cat([(queries * keys).sum(dim=1, keepdim=True), queries @ negatives.T], dim=1)
+        self._take_in(keys)
+        return F.cross_entropy(
+            scores / self.temperature, torch.zeros(len(scores), dtype=torch.int64, device=keys.device)
+        )
+
+    @torch.no_grad()
+    def _take_in(self, keys: Tensor) -> None:
+        """Put keys in the places of the oldest; what passes the end of the bank is lost, and its start is next."""
+        size, count = len(self.bank), len(keys)
+        source = torch.arange(size, device=keys.device) - self.place  # the key that comes to each place
+        new = keys.index_select(0, source.clamp(0, count - 1)).to(self.bank.dtype)
+        self.bank.copy_(torch.where(((source >= 0) & (source < count)).unsqueeze(1), new, self.bank))
+        after = self.place + count
+        self.place.copy_(torch.where(after >= size, 0, after))

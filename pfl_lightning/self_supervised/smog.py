@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,8 @@ class SMoG(Objective):
         self.projector = heads.SMoGProjectionHead(self.in_features, hidden, out)
         self.predictor = heads.SMoGPredictionHead(out, hidden, out)
         self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
-        random = F.normalize(torch.randn(groups, out), dim=1)  # until a fit finds others, or shared
-        self.groups = parameters_to_buffers(heads.SMoGPrototypes(random, beta), persistent=share_groups)
+        random = F.normalize(torch.randn(groups, out), dim=1)  # until a fit finds others
+        self.groups: Any = parameters_to_buffers(heads.SMoGPrototypes(random, beta), persistent=share_groups)
         if share_groups:
             self.shared = (*type(self).shared, "groups.*")
 
@@ -120,12 +120,18 @@ class SMoG(Objective):
         return ObjectiveOutput(in_single_precision(self._loss, projections[0], predicted, keys), encodings, projections)
 
     def _loss(self, projections: Tensor, predicted: Tensor, keys: Tensor) -> Tensor:
-        assigned = self.groups.assign_groups(keys)
+        assigned = self._assign(keys)
         groups = self._moved(projections)
         loss = F.cross_entropy(self.groups(predicted, groups, self.temperature), assigned)
         with torch.no_grad():
             self.groups.group_features.copy_(groups)
         return loss
+
+    @torch.no_grad()
+    def _assign(self, rows: Tensor) -> Tensor:
+        """The group of the highest cosine."""
+        scores: Tensor = self.groups(rows, self.groups.group_features.to(rows.dtype))
+        return scores.argmax(dim=1)
 
     def _moved(self, projections: Tensor) -> Tensor:
         """Groups, moved towards the mean of the projections that belong to each.
@@ -133,7 +139,7 @@ class SMoG(Objective):
         As lightly's ``get_updated_group_features``, without a shape that depends on data. The gradient reaches the
         projections: groups and features learn together, hence synchronous.
         """
-        before = self.groups.group_features.to(projections.dtype)
-        means, present = cluster_means(projections, self.groups.assign_groups(projections), self.num_groups)
+        before: Tensor = self.groups.group_features.to(projections.dtype)
+        means, present = cluster_means(projections, self._assign(projections), self.num_groups)
         moved = self.beta * before + (1.0 - self.beta) * means
         return torch.where(present.unsqueeze(1), moved, before)

@@ -95,9 +95,9 @@ def parameters_to_buffers(network: nn.Module, *, persistent: bool) -> nn.Module:
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
             raise ConfigurationError(
-                f"a target network is a copy of the encoder of which the weights are buffers, which {type(module).__name__} "
-                "does not allow; use an encoder without recurrent layers, or an objective without a target network "
-                "(SimCLR, SimSiam, SwAV)"
+                f"the encoder has the recurrent layer {type(module).__name__}, of which no target network can be made; "
+                "use an encoder without recurrent layers, or an objective without a target network (SimCLR, SimSiam, "
+                "SwAV)"
             )
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
