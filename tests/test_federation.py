@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.progress import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
-from toy import CLIENTS, GivenCohorts, Toy, assert_same, quiet_trainer, run, tiny_encoder, whole_state
+from toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, quiet_trainer, run, tiny_encoder, whole_state
 
 from pfl_lightning import FabricFit, Federation, TrainerFit
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
@@ -107,7 +107,7 @@ def test_fast_dev_run(tmp_path, method, engine):
     callbacks = [ResultsWriter(str(tmp_path / "results")), ModelCheckpoint(tmp_path / "checkpoints")]
     diary = Diary()
     federation = run(
-        method,
+        for_toy(method),
         7,
         callbacks=[*callbacks, diary],
         fast_dev_run=True,

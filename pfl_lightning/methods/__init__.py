@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.methods.calibre import Calibre
 from pfl_lightning.methods.dcpfl import DCPFL
 from pfl_lightning.methods.dualfed import DualFed
 from pfl_lightning.methods.fedavg import FedAvg
 from pfl_lightning.methods.fedbabu import FedBABU
 from pfl_lightning.methods.fedbn import FedBN
 from pfl_lightning.methods.fedclassavg import FedClassAvg
+from pfl_lightning.methods.fedema import FedEMA
 from pfl_lightning.methods.fedgh import FedGH
 from pfl_lightning.methods.fedpac import FedPAC
 from pfl_lightning.methods.fedper import FedPer
@@ -18,6 +20,7 @@ from pfl_lightning.methods.fedrep import FedRep
 from pfl_lightning.methods.fedrod import FedRoD
 from pfl_lightning.methods.lg_fedavg import LGFedAvg
 from pfl_lightning.methods.local_only import LocalOnly
+from pfl_lightning.methods.pfl_ssl import PFLSSL
 
 METHODS: tuple[type[FederatedClient], ...] = (
     LocalOnly,
@@ -35,16 +38,22 @@ METHODS: tuple[type[FederatedClient], ...] = (
     FedPAC,
     DCPFL,
     DualFed,
+    PFLSSL,
+    FedEMA,
+    Calibre,
 )
 
 __all__ = [
     "DCPFL",
     "METHODS",
+    "PFLSSL",
+    "Calibre",
     "DualFed",
     "FedAvg",
     "FedBABU",
     "FedBN",
     "FedClassAvg",
+    "FedEMA",
     "FedGH",
     "FedPAC",
     "FedPer",

@@ -21,6 +21,7 @@ __all__ = [
     "class_means_update",
     "class_statistics",
     "descend",
+    "finite_features",
     "finite_or_before",
     "spread",
 ]
@@ -54,8 +55,8 @@ class ClassMeansUpdate(ClientUpdate):
     counts: Tensor = statistics_field()
 
 
-def class_statistics(client: FederatedClient, context: FitContext, with_covariances: bool = False) -> ClassStatistics:
-    """Class statistics of the client's training data at its encoder as it is.
+def finite_features(client: FederatedClient, context: FitContext) -> tuple[Tensor, Tensor]:
+    """Features (n, d) and labels (n,) of the client's training data at its encoder as it is, not augmented.
 
     Raises:
         ClientError: The features are not finite.
@@ -68,6 +69,16 @@ def class_statistics(client: FederatedClient, context: FitContext, with_covarian
             "the encoder's features are not finite; look at this client's data for NaN, "
             "lower the learning rate or clip the gradient",
         )
+    return features, labels
+
+
+def class_statistics(client: FederatedClient, context: FitContext, with_covariances: bool = False) -> ClassStatistics:
+    """Class statistics of the client's training data at its encoder as it is.
+
+    Raises:
+        ClientError: The features are not finite.
+    """
+    features, labels = finite_features(client, context)
     statistics = ClassStatistics(client.num_classes, features.shape[1], with_covariances)
     statistics.update(features, labels)
     return statistics

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from pfl_lightning import Federation, LocalFit
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner, Samples
-from pfl_lightning.methods import DualFed
+from pfl_lightning.methods import PFLSSL, Calibre, DualFed, FedEMA
+from pfl_lightning.self_supervised import BYOL, SimCLR
 
 CLASSES, INPUTS, FEATURES, BATCH = 5, 6, 4, 4
 SEED = 11
@@ -130,10 +131,21 @@ def dropout_encoder(input_shape: Sequence[int]) -> nn.Module:
     return encoder
 
 
+# Without batch normalisation: the toy data leave batches of one sample. With hidden layers as small as the encoders.
+SMALL_SIMCLR = partial(SimCLR, hidden=6, out=5, batch_norm=False)
+SMALL_BYOL = partial(BYOL, hidden=6, out=5, batch_norm=False, keep_target=True)
+FOR_TOY: dict[type, dict[str, Any]] = {
+    DualFed: {"projector_batch_norm": False},
+    PFLSSL: {"objective": SMALL_SIMCLR},
+    Calibre: {"objective": SMALL_SIMCLR, "clusters": 3},
+    FedEMA: {"objective": SMALL_BYOL},
+}
+
+
 def for_toy(method: type, **options: Any) -> Any:
-    """The method such that it trains on the toy data: they leave batches of one sample, which normalisation cannot."""
-    fitting = {"projector_batch_norm": False} if issubclass(method, DualFed) else {}
-    return partial(method, **fitting, **options)
+    """The method such that it trains on the toy data: in batches of four samples, the last one of one to three."""
+    fitting = next((found for known, found in FOR_TOY.items() if issubclass(method, known)), {})
+    return partial(method, **{**fitting, **options})
 
 
 class GivenCohorts(FederatedLoop):

@@ -1,0 +1,185 @@
+"""Calibre: self-supervised federated training, calibrated by prototypes of clusters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfl_lightning.checks import check_at_least, check_choice, check_number
+from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrastive_loss, prototype_meta_loss
+from pfl_lightning.messages import ClientUpdate
+from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
+from pfl_lightning.methods.class_means import finite_features
+from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput, make_objective
+from pfl_lightning.self_supervised.client_parts import (
+    learn_from_views,
+    objective_phases,
+    objective_shared,
+    sum_of_terms,
+)
+from pfl_lightning.server import AveragingAggregator
+from pfl_lightning.state import select_state
+
+__all__ = ["Calibre"]
+
+STARTS = 4
+"""Of the k-means on a batch."""
+
+
+class Calibre(FederatedClient):
+    """A self-supervised objective with two regularisers on prototypes of clusters; better clusters weigh more.
+
+    The stage "train": Algorithm 1 on the clients, then an average with weights by the divergence rates. The head is
+    each client's own and does not train in this stage.
+
+    Ablations (Table I): ``alpha_n=0`` leaves out L_n, ``alpha_p=0`` L_p, ``aggregation="samples"`` the weights by
+    divergence; all three leave :class:`~pfl_lightning.methods.PFLSSL`.
+
+    Every batch has two augmented views of each sample. ``drop_last`` is advised: a smaller last batch has as many
+    clusters as it has samples at most, and so has a client with fewer samples than clusters.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.client.FederatedClient`.
+        num_classes: Number of classes, C.
+        objective: L_ssl: ``"simclr"``, ``"byol"``, ``"simsiam"``, ``"mocov2"``, ``"swav"``, ``"smog"``, or what makes a
+            :class:`~pfl_lightning.self_supervised.Objective` from the encoder.
+        alpha_n: Weight of L_n, the prototype meta-regulariser.
+        alpha_p: Weight of L_p, the prototype contrastive regulariser.
+        clusters: Of the encodings of a batch, and of all encodings of a client for its divergence rate.
+        prototype_temperature: Of L_p; 0.5 in the published implementation, the paper gives none.
+        aggregation: ``"divergence"`` averages with weights in inverse proportion to the divergence rates, ``"samples"``
+            by numbers of samples.
+        lr: Learning rate.
+        momentum: Momentum.
+        weight_decay: Weight decay.
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
+    """
+
+    citation = Citation(
+        "Calibre: Towards Fair and Accurate Personalized Federated Learning with Self-Supervised Learning",
+        "Chen et al.",
+        "ICDCS",
+        2024,
+    )
+    batch_norm = "shared"
+    views = 2
+
+    cluster_noise: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        objective: str | ObjectiveFactory = "simclr",
+        alpha_n: float = 0.3,
+        alpha_p: float = 0.3,
+        clusters: int = 10,
+        prototype_temperature: float = 0.5,
+        aggregation: str = "divergence",
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        **options: Any,
+    ) -> None:
+        super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
+        check_number("alpha_n", alpha_n)
+        check_number("alpha_p", alpha_p)
+        check_number("prototype_temperature", prototype_temperature, strict=True)
+        check_at_least("clusters", clusters, 1)
+        check_choice("aggregation", aggregation, ("divergence", "samples"))
+        self.alpha_n, self.alpha_p, self.clusters = alpha_n, alpha_p, clusters
+        self.prototype_temperature, self.aggregation = prototype_temperature, aggregation
+        self.objective = make_objective(objective, encoder)
+        self.shared = objective_shared(self.objective)
+        noise = torch.zeros(STARTS, clusters, _candidates(clusters))
+        self.register_buffer("cluster_noise", noise, persistent=False)
+
+    def configure_aggregator(self, num_clients: int) -> AveragingAggregator:
+        """The mean with weights by divergence (IV-B), or by samples."""
+        if self.aggregation == "samples":
+            return AveragingAggregator(self, num_clients)
+        return DivergenceAwareAggregator(self, num_clients)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """E epochs of encoder and objective."""
+        return objective_phases(self.epochs)
+
+    def before_fit(self, context: FitContext) -> int | None:
+        """Start what the objective makes anew; draw the starts of the k-means of this fit.
+
+        Returns:
+            A seed for the k-means on all encodings, after the fit.
+
+        Raises:
+            ConfigurationError: Batches have fewer samples than there are clusters.
+        """
+        self.objective.before_fit(self.encoder, context)
+        if self._regularised:
+            self._check_batch_size(context)
+            self.cluster_noise.copy_(torch.rand(self.cluster_noise.shape, dtype=torch.float32))  # alike on all devices
+        return int(torch.randint(2**62, ())) if self.aggregation == "divergence" else None
+
+    @property
+    def _regularised(self) -> bool:
+        return self.alpha_n > 0 or self.alpha_p > 0
+
+    def _check_batch_size(self, context: FitContext) -> None:
+        if context.data.batch_size < self.clusters:
+            raise ConfigurationError(
+                f"client {context.client}, round {context.round}: batches of {context.data.batch_size} samples cannot "
+                f"be divided into {self.clusters} clusters; use a batch_size of at least {self.clusters}, or fewer "
+                "clusters"
+            )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """L_ssl + alpha_n L_n + alpha_p L_p of two views e, o of a batch, inputs of shape (B, 2, ...) (Algorithm 1).
+
+        In the personalization the head's.
+        """
+        if self.phase.name == "fine_tune":
+            return super().training_step(batch, batch_idx)
+        output = learn_from_views(self.objective, self.encoder, batch)
+        terms = {"self_supervised": output.loss}  # L_ssl
+        if self._regularised:
+            terms |= self._regularisers(output)
+        return sum_of_terms(terms)
+
+    def _regularisers(self, output: ObjectiveOutput) -> dict[str, Tensor]:
+        encodings = output.encodings  # z_e, z_o
+        count = min(self.clusters, len(encodings[0]))
+        noise = self.cluster_noise[:, :count, : _candidates(count)]
+        clustering = kmeans(torch.cat(encodings), count, starts=STARTS, noise=noise)
+        of_e, of_o = clustering.assignment.chunk(2)  # pseudo-labels
+        terms = {}
+        if self.alpha_n > 0:  # L_n: z_o against the prototypes of z_e
+            terms["prototype_meta"] = self.alpha_n * prototype_meta_loss(*encodings, of_e, of_o, count)
+        if self.alpha_p > 0:  # L_p: NT-Xent between the prototypes of p_e and of p_o
+            contrast = prototype_contrastive_loss(*output.projections, of_e, of_o, count, self.prototype_temperature)
+            terms["prototype_contrastive"] = self.alpha_p * contrast
+        return terms
+
+    def make_update(self, context: FitContext, before: int | None) -> ClientUpdate:
+        """The shared state and, from the encodings of all training data at the trained encoder, the divergence rate."""
+        if before is None:
+            return super().make_update(context, before)
+        encodings, _ = finite_features(self, context)
+        generator = torch.Generator().manual_seed(before)
+        divergence = divergence_rate(encodings, min(self.clusters, len(encodings)), generator=generator)
+        return CalibreUpdate(
+            client=context.client,
+            round=context.round,
+            num_samples=context.data.num_samples,
+            weights=select_state(self, self.shared_names()),
+            divergence=divergence,
+        )
+
+
+def _candidates(clusters: int) -> int:
+    """Candidates for each further start, as :func:`~pfl_lightning.functional.kmeans` draws them."""
+    return 2 + int(math.log(clusters))

@@ -1,0 +1,77 @@
+"""pFL-SSL: self-supervised federated training with plain averaging (pFL-SimCLR, pFL-BYOL, ...)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.self_supervised import ObjectiveFactory, make_objective
+from pfl_lightning.self_supervised.client_parts import (
+    learn_from_views,
+    objective_phases,
+    objective_shared,
+    sum_of_terms,
+)
+
+__all__ = ["PFLSSL"]
+
+
+class PFLSSL(FederatedClient):
+    """Clients train an encoder by a self-supervised objective; encoder and projector are averaged (section III-B).
+
+    The baselines of Calibre: pFL-SimCLR, pFL-BYOL, pFL-SimSiam, pFL-MoCoV2, and likewise SwAV and SMoG. The head is
+    each client's own and does not train in this stage.
+
+    Every batch has two augmented views of each sample. ``drop_last`` is advised: objectives compare the samples of a
+    batch, and batch normalisation cannot train on a single one.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.client.FederatedClient`.
+        num_classes: Number of classes, C.
+        objective: ``"simclr"``, ``"byol"``, ``"simsiam"``, ``"mocov2"``, ``"swav"``, ``"smog"``, or what makes a
+            :class:`~pfl_lightning.self_supervised.Objective` from the encoder.
+        lr: Learning rate.
+        momentum: Momentum.
+        weight_decay: Weight decay.
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
+    """
+
+    citation = Citation(
+        "Calibre: Towards Fair and Accurate Personalized Federated Learning with Self-Supervised Learning",
+        "Chen et al.",
+        "ICDCS",
+        2024,
+    )
+    batch_norm = "shared"
+    views = 2
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        objective: str | ObjectiveFactory = "simclr",
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        **options: Any,
+    ) -> None:
+        super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
+        self.objective = make_objective(objective, encoder)
+        self.shared = objective_shared(self.objective)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """E epochs of encoder and objective."""
+        return objective_phases(self.epochs)
+
+    def before_fit(self, context: FitContext) -> None:
+        """Start what the objective makes anew in every fit."""
+        self.objective.before_fit(self.encoder, context)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """The objective's loss of two views, inputs of shape (B, 2, ...); in the personalization the head's."""
+        if self.phase.name == "fine_tune":
+            return super().training_step(batch, batch_idx)
+        return sum_of_terms({"self_supervised": learn_from_views(self.objective, self.encoder, batch).loss})

@@ -1,0 +1,79 @@
+"""BYOL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from pfl_lightning.self_supervised import _lightly
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.target import TargetNetwork
+
+if TYPE_CHECKING:
+    from pfl_lightning.client import FitContext
+
+__all__ = ["BYOL"]
+
+
+class BYOL(Objective):
+    """One view's projection, through a predictor, foretells the other view's projection by a target network.
+
+    Source: J.-B. Grill et al., Bootstrap Your Own Latent, NeurIPS 2020. The momentum stays as it is, where the paper
+    raises it to 1 over a training; 0.99 is that of FedEMA.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
+        hidden: Width of the hidden layers of projector and predictor.
+        out: See there.
+        momentum: Of the target network.
+        keep_target: Whether the target network is the client's own from fit to fit; otherwise every fit starts from a
+            copy of the received networks.
+        batch_norm: Whether batch normalisation follows the hidden layers of projector and predictor.
+    """
+
+    shared = ("projector.*", "predictor.*")
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        hidden: int = 2048,
+        out: int = 256,
+        momentum: float = 0.99,
+        keep_target: bool = False,
+        batch_norm: bool = True,
+    ) -> None:
+        super().__init__(encoder, hidden, out)
+        self.projector = _head(self.in_features, hidden, out, batch_norm)
+        self.predictor = _head(out, hidden, out, batch_norm)
+        self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
+        self.negative_cosine = _lightly.losses("BYOL").NegativeCosineSimilarity()
+
+    def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
+        """Start the target network."""
+        self.target.start(encoder, self.projector)
+
+    def forget(self) -> None:
+        """Give up the client's own target network."""
+        self.target.forget()
+
+    def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
+        """See :meth:`Objective.forward`."""
+        self.target.follow(encoder, self.projector)
+        encodings = of_both_views(encoder, first, second)
+        projections = of_both_views(self.projector, *encodings)
+        predicted = of_both_views(self.predictor, *projections)
+        targets = of_both_views(self.target, first, second)
+        return ObjectiveOutput(in_single_precision(self._loss, *predicted, *targets), encodings, projections)
+
+    def _loss(self, one: Tensor, other: Tensor, target: Tensor, other_target: Tensor) -> Tensor:
+        loss: Tensor = 0.5 * (self.negative_cosine(one, other_target) + self.negative_cosine(other, target))
+        return loss
+
+
+def _head(width: int, hidden: int, out: int, batch_norm: bool) -> nn.Module:
+    """Linear - BN - ReLU - Linear: lightly's ``BYOLProjectionHead``, with batch normalisation or without."""
+    norm = nn.BatchNorm1d(hidden) if batch_norm else None
+    blocks = [(width, hidden, norm, nn.ReLU()), (hidden, out, None, None)]
+    head: nn.Module = _lightly.heads("BYOL").ProjectionHead(blocks)
+    return head

@@ -1,0 +1,50 @@
+"""Objectives by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import nn
+
+from pfl_lightning.checks import check_choice
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.self_supervised.byol import BYOL
+from pfl_lightning.self_supervised.mocov2 import MoCoV2
+from pfl_lightning.self_supervised.objective import Objective
+from pfl_lightning.self_supervised.simclr import SimCLR
+from pfl_lightning.self_supervised.simsiam import SimSiam
+from pfl_lightning.self_supervised.smog import SMoG
+from pfl_lightning.self_supervised.swav import SwAV
+
+__all__ = ["OBJECTIVES", "ObjectiveFactory", "make_objective"]
+
+ObjectiveFactory = Callable[[nn.Module], Objective]
+
+OBJECTIVES: Mapping[str, type[Objective]] = MappingProxyType(
+    {"simclr": SimCLR, "byol": BYOL, "simsiam": SimSiam, "mocov2": MoCoV2, "swav": SwAV, "smog": SMoG}
+)
+"""What the names stand for."""
+
+
+def make_objective(choice: str | ObjectiveFactory, encoder: nn.Module) -> Objective:
+    """The objective for an encoder.
+
+    Args:
+        choice: A name, or what makes an objective from the encoder, such as a class or a ``functools.partial`` of one.
+        encoder: The client's encoder.
+
+    Raises:
+        ValueError: There is no objective of that name.
+        ConfigurationError: What was made is no objective.
+    """
+    if isinstance(choice, str):
+        check_choice("objective", choice, tuple(OBJECTIVES))
+        choice = OBJECTIVES[choice]
+    made = choice(encoder)
+    if not isinstance(made, Objective):
+        raise ConfigurationError(
+            f"objective must be one of {tuple(OBJECTIVES)}, or make a pfl_lightning.self_supervised.Objective from the "
+            f"encoder; it made a {type(made).__name__}"
+        )
+    return made

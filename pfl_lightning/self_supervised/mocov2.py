@@ -1,0 +1,120 @@
+"""MoCo v2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.self_supervised import _lightly
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.target import TargetNetwork
+
+if TYPE_CHECKING:
+    from pfl_lightning.client import FitContext
+
+__all__ = ["MoCoV2"]
+
+
+class MoCoV2(Objective):
+    """The first view (query) is closer to the second by the target network (key) than to a bank of earlier keys.
+
+    Source: X. Chen, H. Fan, R. Girshick and K. He, Improved Baselines with Momentum Contrastive Learning, 2020. The
+    loss is that of the paper, of one direction; the other is left to ``symmetric``. The encoder sees the second view
+    as well, for what methods build on the encodings of both.
+
+    The bank starts every fit anew with random directions, so that no client keeps the keys of an old encoder. It must
+    not be larger than the client's data, since it would hold other views of the very samples of the batch. Bank and
+    loss do as lightly's ``NTXentLoss(memory_bank_size=...)``, which reads its place in the bank as a Python number, and
+    would not take keys in under ``torch.func.vmap``.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
+        hidden: See there.
+        out: See there.
+        temperature: Of the contrastive loss.
+        bank: Keys in the memory bank. (The paper has 65536, for one large data set.)
+        momentum: Of the target network.
+        symmetric: Whether each view is the query once; the bank then takes the keys of both.
+        keep_target: See :class:`~pfl_lightning.self_supervised.BYOL`.
+    """
+
+    bank: Tensor
+    place: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        hidden: int = 2048,
+        out: int = 256,
+        temperature: float = 0.2,
+        bank: int = 256,
+        momentum: float = 0.99,
+        symmetric: bool = False,
+        keep_target: bool = False,
+    ) -> None:
+        super().__init__(encoder, hidden, out)
+        check_number("temperature", temperature, strict=True)
+        check_at_least("bank", bank, 1)
+        self.temperature, self.symmetric = temperature, symmetric
+        self.projector = _lightly.heads("MoCoV2").MoCoProjectionHead(self.in_features, hidden, out)
+        self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
+        self.register_buffer("bank", torch.zeros(bank, out), persistent=False)
+        self.register_buffer("place", torch.zeros((), dtype=torch.int64), persistent=False)  # of the oldest key
+
+    def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
+        """Start the target network and the bank.
+
+        Raises:
+            ConfigurationError: The bank is larger than the client's data.
+        """
+        size, count = len(self.bank), context.data.num_samples
+        if size > count:
+            raise ConfigurationError(
+                f"client {context.client}, round {context.round}: MoCo's memory bank of {size} keys is larger than the "
+                f"client's {count} training samples, so that a sample would be its own negative; set bank to at most "
+                "the samples of the smallest client, or give clients more samples"
+            )
+        self.target.start(encoder, self.projector)
+        directions = torch.randn(self.bank.shape, dtype=torch.float32)  # on the CPU: alike on all devices
+        self.bank.copy_(F.normalize(directions.to(self.bank.dtype), dim=1))
+        self.place.zero_()
+
+    def forget(self) -> None:
+        """Give up the client's own target network."""
+        self.target.forget()
+
+    def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
+        """See :meth:`Objective.forward`."""
+        self.target.follow(encoder, self.projector)
+        encodings = of_both_views(encoder, first, second)
+        projections = of_both_views(self.projector, *encodings)
+        if self.symmetric:
+            queries, keys = torch.cat(projections), self.target(torch.cat([second, first]))
+        else:
+            queries, keys = projections[0], self.target(second)
+        return ObjectiveOutput(in_single_precision(self._loss, queries, keys), encodings, projections)
+
+    def _loss(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Each query's key against all keys of the bank, which then takes the new ones in."""
+        queries, keys = F.normalize(queries, dim=1), F.normalize(keys, dim=1)
+        negatives = self.bank.to(queries.dtype, copy=True)  # what autograd needs stays as it is
+        scores = torch.cat([(queries * keys).sum(dim=1, keepdim=True), queries @ negatives.T], dim=1)
+        self._take_in(keys)
+        return F.cross_entropy(
+            scores / self.temperature, torch.zeros(len(scores), dtype=torch.int64, device=keys.device)
+        )
+
+    @torch.no_grad()
+    def _take_in(self, keys: Tensor) -> None:
+        """Put keys in the places of the oldest; what passes the end of the bank is lost, and its start is next."""
+        size, count = len(self.bank), len(keys)
+        source = torch.arange(size, device=keys.device) - self.place  # the key that comes to each place
+        new = keys.index_select(0, source.clamp(0, count - 1)).to(self.bank.dtype)
+        self.bank.copy_(torch.where(((source >= 0) & (source < count)).unsqueeze(1), new, self.bank))
+        after = self.place + count
+        self.place.copy_(torch.where(after >= size, 0, after))

@@ -1,0 +1,145 @@
+"""SMoG."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.errors import ClientError, ConfigurationError
+from pfl_lightning.functional import cluster_means, fit_kmeans
+from pfl_lightning.self_supervised import _lightly
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.target import TargetNetwork, parameters_to_buffers
+
+if TYPE_CHECKING:
+    from pfl_lightning.client import FitContext
+
+__all__ = ["SMoG"]
+
+
+class SMoG(Objective):
+    """The first view foretells the group of the second, by groups that move with the first view's projections.
+
+    Source: B. Pang et al., Unsupervised Visual Representation Learning by Synchronous Momentum Grouping, ECCV 2022.
+    There groups are found anew by k-means, and the target network becomes a copy, every 300 steps; here a local fit
+    takes the place of these: it starts with groups by k-means on the projections of the client's own data.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
+        hidden: Width of the hidden layers of projector and predictor.
+        out: See there.
+        groups: Number of groups; with groups of the client's own at most its number of samples.
+        beta: Momentum of the groups.
+        temperature: Of the predictions.
+        momentum: Of the target network.
+        share_groups: Whether groups travel and are averaged like weights, from random ones, in place of being found
+            anew in every fit.
+        keep_target: See :class:`~pfl_lightning.self_supervised.BYOL`.
+    """
+
+    shared: tuple[str, ...] = ("projector.*", "predictor.*")
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        hidden: int = 2048,
+        out: int = 256,
+        groups: int = 100,
+        beta: float = 0.99,
+        temperature: float = 0.1,
+        momentum: float = 0.99,
+        share_groups: bool = False,
+        keep_target: bool = False,
+    ) -> None:
+        super().__init__(encoder, hidden, out)
+        check_at_least("groups", groups, 1)
+        check_number("temperature", temperature, strict=True)
+        check_number("beta", beta)
+        if beta > 1:
+            raise ValueError(f"beta must be at most 1, got {beta}")
+        heads = _lightly.heads("SMoG")
+        self.num_groups, self.beta, self.temperature, self.share_groups = groups, beta, temperature, share_groups
+        self.projector = heads.SMoGProjectionHead(self.in_features, hidden, out)
+        self.predictor = heads.SMoGPredictionHead(out, hidden, out)
+        self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
+        random = F.normalize(torch.randn(groups, out), dim=1)  # until a fit finds others
+        self.groups: Any = parameters_to_buffers(heads.SMoGPrototypes(random, beta), persistent=share_groups)
+        if share_groups:
+            self.shared = (*type(self).shared, "groups.*")
+
+    def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
+        """Start the target network, and find groups.
+
+        Raises:
+            ConfigurationError: There are more groups to find than samples.
+            ClientError: The client's projections are not finite.
+        """
+        self.target.start(encoder, self.projector)
+        if not self.share_groups:
+            self._find_groups(encoder, context)
+
+    def forget(self) -> None:
+        """Give up the client's own target network."""
+        self.target.forget()
+
+    @torch.no_grad()
+    def _find_groups(self, encoder: nn.Module, context: FitContext) -> None:
+        if self.num_groups > context.data.num_samples:
+            raise ConfigurationError(
+                f"client {context.client}, round {context.round}: SMoG looks for {self.num_groups} groups in the "
+                f"client's {context.data.num_samples} training samples; set groups to at most the samples of the "
+                "smallest client, share the groups (share_groups=True), or give clients more samples"
+            )
+        modes = {module: module.training for module in self.projector.modules()}
+        self.projector.eval()
+        with context.data.forward_context():
+            projections = self.projector(context.data.features(encoder)[0])
+        for module, mode in modes.items():
+            module.training = mode
+        if not bool(torch.isfinite(projections).all()):
+            raise ClientError(
+                context.client,
+                context.round,
+                "the projections of its training data are not finite, so that SMoG finds no groups; look at this "
+                "client's data for NaN, lower the learning rate or clip the gradient",
+            )
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        found = fit_kmeans(projections, self.num_groups, starts=1, generator=generator)
+        self.groups.group_features.copy_(F.normalize(found.centroids, dim=1))
+
+    def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
+        """See :meth:`Objective.forward`."""
+        self.target.follow(encoder, self.projector)
+        encodings = of_both_views(encoder, first, second)
+        projections = of_both_views(self.projector, *encodings)
+        predicted, keys = self.predictor(projections[0]), self.target(second)
+        return ObjectiveOutput(in_single_precision(self._loss, projections[0], predicted, keys), encodings, projections)
+
+    def _loss(self, projections: Tensor, predicted: Tensor, keys: Tensor) -> Tensor:
+        assigned = self._assign(keys)
+        groups = self._moved(projections)
+        loss = F.cross_entropy(self.groups(predicted, groups, self.temperature), assigned)
+        with torch.no_grad():
+            self.groups.group_features.copy_(groups)
+        return loss
+
+    @torch.no_grad()
+    def _assign(self, rows: Tensor) -> Tensor:
+        """The group of the highest cosine."""
+        scores: Tensor = self.groups(rows, self.groups.group_features.to(rows.dtype))
+        return scores.argmax(dim=1)
+
+    def _moved(self, projections: Tensor) -> Tensor:
+        """Groups, moved towards the mean of the projections that belong to each.
+
+        As lightly's ``get_updated_group_features``, without a shape that depends on data. The gradient reaches the
+        projections: groups and features learn together, hence synchronous.
+        """
+        before: Tensor = self.groups.group_features.to(projections.dtype)
+        means, present = cluster_means(projections, self._assign(projections), self.num_groups)
+        moved = self.beta * before + (1.0 - self.beta) * means
+        return torch.where(present.unsqueeze(1), moved, before)

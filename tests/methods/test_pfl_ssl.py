@@ -1,0 +1,170 @@
+"""pFL-SSL: pFL-SimCLR against its restatement; what travels, and under which engines, for every objective."""
+
+from functools import partial
+
+import pytest
+import torch
+from fake_cluster import fake_ray_fit
+from plain_calibre import PlainCalibre
+from resume import play
+from toy import CLIENTS, SMALL_SIMCLR, assert_same, run, whole_state
+from views import ToyViews, flat_encoder
+
+from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.client import Phase
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import PFLSSL, Calibre
+from pfl_lightning.self_supervised import BYOL, MoCoV2, SimCLR, SimSiam, SMoG, SwAV
+
+SMALL = {"hidden": 6, "out": 5}
+COHORTS = [[0, 2, 3], [1, 2]]
+
+
+def test_two_rounds_equal_the_restatement():
+    data, fit = ToyViews(), partial(PFLSSL, objective=SMALL_SIMCLR, lr=0.05, epochs=2)
+    federation = run(fit, 2, cohorts=COHORTS, data=data, encoder=flat_encoder, precision="64-true")
+    plain = PlainCalibre(data, 2, 0.05, alpha_n=0.0, alpha_p=0.0, by_divergence=False)
+    for round, cohort in enumerate(COHORTS):
+        plain.play(round, cohort)
+    sent = federation.server.broadcast(0, 2).weights
+    got = {name.replace("objective.projector.layers", "projector"): tensor for name, tensor in sent.items()}
+    assert_same(got, plain.shared(), atol=1e-7)
+
+
+# Of each objective: what makes it, the parts of it that travel, and the parts that the client keeps.
+CASES = {
+    "simclr": (partial(SimCLR, **SMALL), {"projector"}, set()),
+    "byol": (partial(BYOL, **SMALL), {"projector", "predictor"}, set()),
+    "byol, target kept": (partial(BYOL, **SMALL, keep_target=True), {"projector", "predictor"}, {"target"}),
+    "simsiam": (partial(SimSiam, **SMALL), {"projector", "predictor"}, set()),
+    "mocov2": (partial(MoCoV2, **SMALL, bank=6), {"projector"}, set()),
+    "mocov2, target kept": (partial(MoCoV2, **SMALL, bank=6, keep_target=True), {"projector"}, {"target"}),
+    "swav": (partial(SwAV, **SMALL, prototypes=7), {"projector", "prototypes"}, set()),
+    "smog": (partial(SMoG, **SMALL, groups=5), {"projector", "predictor"}, set()),
+    "smog, groups shared": (
+        partial(SMoG, **SMALL, groups=5, share_groups=True, keep_target=True),
+        {"projector", "predictor", "groups"},
+        {"target"},
+    ),
+}
+OBJECTIVE = pytest.mark.parametrize(("objective", "shared", "kept"), CASES.values(), ids=CASES)
+
+
+def fit(objective, epochs=2):
+    return partial(PFLSSL, objective=objective, lr=0.02, epochs=epochs)
+
+
+def options():
+    """Batches of four, and none of one sample: the heads have batch normalisation."""
+    return {"data": ToyViews(drop_last=True), "encoder": flat_encoder, "cohorts": COHORTS}
+
+
+@OBJECTIVE
+def test_what_travels_and_what_stays(objective, shared, kept):
+    loop = FederatedLoop(3)
+    federation = run(fit(objective), data=ToyViews(drop_last=True), encoder=flat_encoder, loop=loop)
+    sent = dict(federation.server.broadcast(0, 1).weights)
+    assert {name.split(".")[1] for name in sent if name.startswith("objective.")} == shared
+    assert {name.split(".")[0] for name in sent} == {"encoder", "objective"}
+    stored = federation.personal.get(0)
+    assert {name.split(".")[0] for name in stored} == ({"head", "objective"} if kept else {"head"})
+    assert {name.split(".")[1] for name in stored if name.startswith("objective.")} == kept
+    size = 3 * sum(tensor.numel() * tensor.element_size() for tensor in sent.values())
+    assert loop.traffic.down == {"weights": size}
+    assert loop.traffic.up == {"weights": size}
+
+
+@OBJECTIVE
+def test_a_target_starts_from_the_received_networks_or_from_the_clients_own(objective, shared, kept):
+    """Client 0 is away for a round in which the global networks move."""
+    seen = {}
+
+    class Recorded(PFLSSL):
+        def before_fit(self, context):
+            super().before_fit(context)
+            if context.client == 0 and hasattr(self.objective, "target"):
+                copy = self.objective.target.copies[0]
+                equal = torch.equal(copy[1].weight, self.encoder[1].weight)
+                seen[context.round] = (equal, copy[1].weight.clone())
+
+        def make_update(self, context, before):
+            if context.client == 0 and hasattr(self.objective, "target"):
+                seen[f"after {context.round}"] = self.objective.target.copies[0][1].weight.clone()
+            return super().make_update(context, before)
+
+    more = options() | {"cohorts": [[0, 1], [2], [0]]}
+    run(partial(Recorded, objective=objective, lr=0.02, epochs=1), 3, **more)
+    if seen:
+        assert seen[0][0]
+        assert not torch.equal(seen["after 0"], seen[0][1])
+        assert seen[2][0] is not bool(kept)
+        assert torch.equal(seen[2][1], seen["after 0"]) is bool(kept)
+    assert bool(seen) == (objective.func in (BYOL, MoCoV2, SMoG))
+
+
+ENGINES = {
+    "TrainerFit": (lambda patch: TrainerFit(), 0.0),
+    "RayFit": (lambda patch: fake_ray_fit(patch, 2)[0], 0.0),
+    "VectorizedFit": (lambda patch: VectorizedFit(forward="vmap"), 1e-8),
+    "VectorizedFit, looped": (lambda patch: VectorizedFit(forward="loop"), 1e-8),
+}
+
+
+@OBJECTIVE
+@pytest.mark.parametrize(("make", "atol"), ENGINES.values(), ids=ENGINES)
+def test_engines_agree(objective, shared, kept, make, atol, monkeypatch):
+    more = {"precision": "64-true"}
+    got = run(fit(objective), 2, local_fit=make(monkeypatch), **options(), **more)
+    expected = run(fit(objective), 2, local_fit=FabricFit(), **options(), **more)
+    assert_same(whole_state(got), whole_state(expected), atol=atol)
+
+
+@OBJECTIVE
+def test_every_objective_is_vectorised(objective, shared, kept):
+    engine = VectorizedFit(forward="vmap")
+    run(fit(objective, epochs=1), 2, local_fit=engine, **options())
+    assert engine._said == set()
+    assert not engine._reasons
+
+
+@OBJECTIVE
+def test_stop_and_resume_is_exact(tmp_path, objective, shared, kept):
+    more = {"encoder": flat_encoder, "cohort": 3}
+    whole = play(tmp_path / "whole", 3, fit(objective, 1), data=ToyViews(drop_last=True), **more)
+    play(tmp_path / "parts", 1, fit(objective, 1), data=ToyViews(drop_last=True), **more)
+    torch.manual_seed(5)
+    path = str(tmp_path / "parts" / "last.ckpt")
+    resumed = play(tmp_path / "parts", 3, fit(objective, 1), data=ToyViews(drop_last=True), ckpt_path=path, **more)
+    assert_same(whole_state(resumed), whole_state(whole))
+
+
+@OBJECTIVE
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("method", [PFLSSL, partial(Calibre, clusters=3)], ids=["PFLSSL", "Calibre"])
+def test_in_half_precision(objective, shared, kept, precision, method):
+    federation = run(partial(method, objective=objective, lr=0.02, epochs=1), 2, precision=precision, **options())
+    assert all(tensor.isfinite().all() for tensor in whole_state(federation).values())
+    assert float(federation.trainer.callback_metrics["train/clients_left_out"]) == 0
+
+
+def test_the_encoder_and_the_objective_train_and_the_head_does_not():
+    client = PFLSSL(flat_encoder(()), 5, objective=SMALL_SIMCLR, epochs=3)
+    assert client.phases() == (Phase("self_supervised", ("encoder.*", "objective.*"), 3),)
+    federation = run(fit(SMALL_SIMCLR), data=ToyViews(), encoder=flat_encoder)
+    heads = [federation.client(k).head.weight for k in range(CLIENTS)]
+    assert all(torch.equal(head, heads[0]) for head in heads)
+
+
+def test_one_sample_in_a_projector_with_batch_normalisation():
+    """SMoG's predictor sees one view; the other heads see two views of the one sample."""
+    message = r"client 1, round 0: batch normalisation cannot train on a batch of one sample.*set drop_last"
+    with pytest.raises(ConfigurationError, match=message):
+        run(fit(CASES["smog"][0]), data=ToyViews(), encoder=flat_encoder)
+
+
+def test_equal_views_are_warned_of():
+    data = ToyViews()
+    data.augment = False
+    with pytest.warns(UserWarning, match="PFLSSL compares 2 augmented views of each sample"):
+        run(fit(SMALL_SIMCLR), data=data, encoder=flat_encoder)
