@@ -27,7 +27,8 @@ def test_small_federations_run(method, labels):
     assert sorted(federation.test_scores) == list(range(len(labels)))
     state = whole_state(federation)
     assert all(bool(tensor.isfinite().all()) for tensor in state.values())
-    assert all(math.isfinite(score.loss) for score in federation.test_scores.values())
+    judged = method.judged_by == "classifier"  # by neighbours there is no loss
+    assert all(math.isfinite(score.loss) is judged for score in federation.test_scores.values())
 
 
 def test_fedpac_alone_is_its_own_head():

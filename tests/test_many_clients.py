@@ -13,7 +13,7 @@ from toy import Toy, assert_same, for_toy, linear_encoder, normed_encoder, run, 
 
 from pfl_lightning.checkpoints import AtomicCheckpointIO
 from pfl_lightning.errors import FederationError
-from pfl_lightning.methods import METHODS, DualFed, FedBN, FedClassAvg, FedPAC, FedPer, LocalOnly
+from pfl_lightning.methods import METHODS, DualFed, FedBN, FedClassAvg, FedEMA, FedPAC, FedPer, LocalOnly
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*compares 2 augmented views", "ignore:.*has no batch normalisation")
 
@@ -34,6 +34,7 @@ CASES = {
     "FedPAC, heads on the server": (FedPAC, tiny_encoder, {}),
     "FedBN, counters without dimensions": (FedBN, normed_encoder, {}),
     "DualFed": (DualFed, normed_encoder, {}),
+    "FedEMA, networks of the clients' own": (FedEMA, normed_encoder, {}),
     "FedClassAvg, two architectures": (FedClassAvg, [tiny_encoder, linear_encoder], {}),
     "LocalOnly in bfloat16": (LocalOnly, normed_encoder, {"precision": "bf16-true"}),
 }

@@ -25,11 +25,14 @@ from toy import (
 from pfl_lightning import Federation, TrainerFit
 from pfl_lightning.methods import (
     DCPFL,
+    PFLSSL,
+    Calibre,
     DualFed,
     FedAvg,
     FedBABU,
     FedBN,
     FedClassAvg,
+    FedEMA,
     FedGH,
     FedPAC,
     FedPer,
@@ -100,6 +103,9 @@ METHODS = {
     "FedClassAvg": (partial(FedClassAvg, lr=0.05, epochs=1, warm_up_epochs=1), {"encoder": dropout_encoder}),
     "DCPFL": (partial(DCPFL, lr=0.05, epochs=1), {}),
     "DualFed": (for_toy(DualFed, lr=0.05), {}),
+    "PFLSSL": (for_toy(PFLSSL, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
+    "Calibre": (for_toy(Calibre, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
+    "FedEMA": (for_toy(FedEMA, lr=0.05, epochs=1), {}),
     "FedPAC, TrainerFit": (partial(FedPAC, lr=0.05, epochs=1), {"local_fit": TrainerFit}),
     "FedAvg, dropout, TrainerFit": (
         partial(FedAvg, lr=0.05, epochs=1),
@@ -170,7 +176,7 @@ def test_without_validation_the_end_of_a_round_is_still_its_end(tmp_path):
 
 @pytest.mark.parametrize(
     "method",
-    [FedBABU, FedRep, LocalOnly, FedPAC, FedRoD, FedProto, FedGH, FedClassAvg, DCPFL, DualFed],
+    [FedBABU, FedRep, LocalOnly, FedPAC, FedRoD, FedProto, FedGH, FedClassAvg, DCPFL, DualFed, PFLSSL, Calibre, FedEMA],
     ids=lambda method: method.__name__,
 )
 def test_a_checkpoint_brings_every_weight_along(tmp_path, method):

@@ -17,6 +17,7 @@ from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareA
 from pfl_lightning.methods.class_means import finite_features
 from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput, make_objective
 from pfl_lightning.self_supervised.client_parts import (
+    fitting_phases,
     learn_from_views,
     objective_phases,
     objective_shared,
@@ -67,6 +68,7 @@ class Calibre(FederatedClient):
         2024,
     )
     batch_norm = "shared"
+    judged_by = "nearest_neighbour"  # until a head is fitted
     views = 2
 
     cluster_noise: Tensor
@@ -109,6 +111,14 @@ class Calibre(FederatedClient):
     def phases(self) -> tuple[Phase, ...]:
         """E epochs of encoder and objective."""
         return objective_phases(self.epochs)
+
+    def personalization_phases(self) -> tuple[Phase, ...]:
+        """What the options ask for, on single views without augmentation."""
+        return fitting_phases(super().personalization_phases())
+
+    def steps_on_features(self) -> bool:
+        """Whether the step is the base's: in a personalization."""
+        return self.phase.name == "fine_tune"
 
     def before_fit(self, context: FitContext) -> int | None:
         """Start what the objective makes anew; draw the starts of the k-means of this fit.

@@ -12,6 +12,7 @@ from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, P
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.self_supervised import BYOL, ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.client_parts import (
+    fitting_phases,
     learn_from_views,
     objective_phases,
     objective_shared,
@@ -54,6 +55,7 @@ class FedEMA(FederatedClient):
 
     citation = Citation("Divergence-aware Federated Self-Supervised Learning", "Zhuang et al.", "ICLR", 2022)
     batch_norm = "shared"
+    judged_by = "nearest_neighbour"  # until a head is fitted
     views = 2
 
     last_round: Tensor
@@ -93,6 +95,14 @@ class FedEMA(FederatedClient):
     def phases(self) -> tuple[Phase, ...]:
         """E epochs of encoder and objective."""
         return objective_phases(self.epochs)
+
+    def personalization_phases(self) -> tuple[Phase, ...]:
+        """What the options ask for, on single views without augmentation."""
+        return fitting_phases(super().personalization_phases())
+
+    def steps_on_features(self) -> bool:
+        """Whether the step is the base's: in a personalization."""
+        return self.phase.name == "fine_tune"
 
     def before_fit(self, context: FitContext) -> None:
         """Mix the client's own networks into the received global ones; start the target network."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.self_supervised import ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.client_parts import (
+    fitting_phases,
     learn_from_views,
     objective_phases,
     objective_shared,
@@ -45,6 +46,7 @@ class PFLSSL(FederatedClient):
         2024,
     )
     batch_norm = "shared"
+    judged_by = "nearest_neighbour"  # until a head is fitted
     views = 2
 
     def __init__(
@@ -65,6 +67,14 @@ class PFLSSL(FederatedClient):
     def phases(self) -> tuple[Phase, ...]:
         """E epochs of encoder and objective."""
         return objective_phases(self.epochs)
+
+    def personalization_phases(self) -> tuple[Phase, ...]:
+        """What the options ask for, on single views without augmentation."""
+        return fitting_phases(super().personalization_phases())
+
+    def steps_on_features(self) -> bool:
+        """Whether the step is the base's: in a personalization."""
+        return self.phase.name == "fine_tune"
 
     def before_fit(self, context: FitContext) -> None:
         """Start what the objective makes anew in every fit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from pfl_lightning.client import Batch, Phase
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput
 
-__all__ = ["learn_from_views", "objective_phases", "objective_shared", "sum_of_terms"]
+__all__ = ["fitting_phases", "learn_from_views", "objective_phases", "objective_shared", "sum_of_terms"]
 
 
 def objective_shared(objective: Objective) -> tuple[str, ...]:
@@ -20,6 +21,11 @@ def objective_shared(objective: Objective) -> tuple[str, ...]:
 def objective_phases(epochs: int) -> tuple[Phase, ...]:
     """One phase that trains the encoder and the objective; the head waits for the personalization."""
     return (Phase("self_supervised", ("encoder.*", "objective.*"), epochs),)
+
+
+def fitting_phases(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """The phases of a personalization, which go on single views without augmentation: there a head is fitted."""
+    return tuple(replace(phase, plain=True) for phase in phases)
 
 
 def learn_from_views(objective: Objective, encoder: nn.Module, batch: Batch) -> ObjectiveOutput:

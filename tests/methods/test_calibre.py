@@ -1,10 +1,13 @@
 """Calibre (SimCLR) against its restatement in plain torch: k-means and losses by loops, the weights by divergence."""
 
+import copy
 import warnings
 from functools import partial
 
 import pytest
 import torch
+from engines import assert_evaluations_agree
+from plain import batches, score, sgd
 from plain_calibre import PlainCalibre
 from toy import (
     CLIENTS,
@@ -21,8 +24,7 @@ from toy import (
 from views import ToyViews, flat_encoder
 
 from pfl_lightning.client import Phase
-from pfl_lightning.errors import ConfigurationError, InvalidMessageError
-from pfl_lightning.functional import inverse_divergence_weights, weighted_average
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import PFLSSL, Calibre
 from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
 from pfl_lightning.self_supervised import OBJECTIVES
@@ -138,52 +140,6 @@ def test_by_samples_no_divergence_is_uploaded():
     assert set(loop.traffic.up) == {"weights"}
 
 
-# ---------------------------------------------------------------------- the server
-
-
-def make_update(client, divergence, scale, like):
-    weights = {name: torch.full_like(tensor, scale) for name, tensor in like.items()}
-    return CalibreUpdate(client=client, round=0, num_samples=3, weights=weights, divergence=torch.as_tensor(divergence))
-
-
-@pytest.mark.parametrize(
-    "rates",
-    [[0.5, 0.1, 3.0], [0.0, 0.2, 0.4], [0.7, 0.0, 0.0], [0.0, 0.0, 0.0], [1e-30, 1e-20, 1.0], [2.0, 1e-42, 1.0]],
-)
-def test_the_mean_has_the_weights_by_divergence(rates):
-    client = FIT(tiny_encoder((6,)), 5)
-    server = DivergenceAwareAggregator(client, 3)
-    like = server.weights.as_state()
-    for _ in range(2):  # nothing of the first round is left in the second
-        updates = [make_update(k, rate, 10.0**k, like) for k, rate in enumerate(rates)]
-        for update in updates:
-            server.receive(update)
-        server.aggregate()
-    weights = inverse_divergence_weights([0.0 if rate == 1e-42 else rate for rate in rates])  # next to nothing is zero
-    assert_same(server.weights.as_state(), weighted_average([u.weights for u in updates], weights), atol=1e-4)
-    before = {name: tensor.clone() for name, tensor in server.weights.as_state().items()}
-    server.aggregate()
-    assert_same(server.weights.as_state(), before)
-
-
-@pytest.mark.parametrize(
-    ("divergence", "message"),
-    [
-        (-0.5, r"client 1, round 0: the divergence rate is -0.5, expected a mean distance, >= 0"),
-        (float("nan"), r"client 1, round 0: CalibreUpdate.divergence holds 1 non-finite"),
-        ([0.5, 0.5], r"client 1, round 0: CalibreUpdate.divergence has shape \(2,\), expected \(\)"),
-    ],
-)
-def test_a_rate_without_meaning_is_refused(divergence, message):
-    server = DivergenceAwareAggregator(FIT(tiny_encoder((6,)), 5), 3)
-    like = server.weights.as_state()
-    server.receive(make_update(0, 0.5, 2.0, like))
-    with pytest.raises(InvalidMessageError, match=message):
-        server.receive(make_update(1, divergence, 5.0, like))
-    server.aggregate()
-    assert all(bool((tensor == 2).all()) for tensor in server.weights.as_state().values())
-
-
 # ---------------------------------------------------------------------- the client
 
 
@@ -211,6 +167,26 @@ def test_the_head_waits_and_is_fitted_alone_in_the_personalization():
     assert set(terms) == {"loss", "cross_entropy"}
     expected = torch.nn.functional.cross_entropy(client.head(client.encoder(inputs)), labels)
     torch.testing.assert_close(terms["loss"], expected)
+
+
+def test_a_head_is_fitted_on_single_plain_views_of_the_servers_encoder():
+    data, options = ToyViews(), {"fine_tune": "head", "fine_tune_epochs": 3, "fine_tune_lr": 0.1}
+    more = {"data": data, "encoder": flat_encoder, "precision": "64-true"}
+    federation = run(partial(FIT, **options), **more)
+    for client in (0, 3):
+        net = copy.deepcopy(federation.load_client(client, federation.round)).eval()
+        steps = batches(data, client, 0, "personalize/0", 3)
+        steps = ([inputs.double(), labels] for inputs, labels in steps)
+        sgd(net, steps, list(net.head.parameters()), 0.1, momentum=0.9, weight_decay=1e-4)
+        assert_same(dict(federation.client(client).head.state_dict()), dict(net.head.state_dict()), atol=1e-9)
+        assert federation.test_scores[client].loss == pytest.approx(
+            score(net.float(), data, client, "test")[1], abs=1e-5
+        )
+
+
+def test_engines_fit_the_same_heads():
+    fit = partial(FIT, fine_tune="head", fine_tune_epochs=3, fine_tune_lr=0.1)
+    assert_evaluations_agree(fit, data=ToyViews(), encoder=flat_encoder)
 
 
 def test_an_encoder_that_is_not_finite_is_left_out():
