@@ -5,6 +5,7 @@ import yaml
 from fake_cluster import FakeCluster
 from ray_helpers import FakeRay
 
+from pfl_lightning import VectorizedFit
 from pfl_lightning.cli import main
 from pfl_lightning.cli_parser import ENGINES, with_engine
 from pfl_lightning.errors import ConfigurationError
@@ -106,8 +107,10 @@ def test_other_words_stay_as_they_are():
     assert with_engine(words) == expanded
 
 
-def test_validate_takes_it_too(tmp_path):
-    path = config(tmp_path)
+def test_validate_takes_it_too(tmp_path, monkeypatch):
+    path, used = config(tmp_path), []
     main(["fit", "--config", path])
-    options = ["--fit", "vectorized", "--ckpt_path", "last"]
-    main(["validate", "--config", path, *options])
+    evaluate = VectorizedFit.evaluate
+    monkeypatch.setattr(VectorizedFit, "evaluate", lambda *args: used.append(1) or evaluate(*args))
+    main(["validate", "--config", path, "--fit", "vectorized", "--ckpt_path", "last"])
+    assert used
