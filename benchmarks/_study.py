@@ -31,6 +31,12 @@ class Study:
         add_arguments: Adds the study's own arguments.
         tag: From the arguments to what tells its runs from those of other arguments, for the folder's name.
         evaluate_every: Default number of rounds between evaluations.
+        finish: Called after the training with the trainer, the federation, the data module, the method, the arguments
+            and the folder; it may leave results of its own.
+        find: From a folder and the arguments to the results of a finished run, or None.
+        table: From (method, results of its seeds) by method and the arguments to the table.
+        untrained: The methods that skip the training.
+        cohort: From the arguments to the clients of a round, a share or a number.
     """
 
     description: str
@@ -42,6 +48,11 @@ class Study:
     add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     tag: Callable[[argparse.Namespace], str] = lambda args: ""
     evaluate_every: int = 1
+    finish: Callable[[Any, Any, Any, str, argparse.Namespace, Path], None] = lambda *_: None
+    find: Callable[[Path, argparse.Namespace], dict[str, Any] | None] | None = None
+    table: Callable[[Mapping[str, list[dict[str, Any]]], argparse.Namespace], str] | None = None
+    untrained: tuple[str, ...] = ()
+    cohort: Callable[[argparse.Namespace], int | float] = lambda args: 1.0
 
 
 def main(study: Study) -> None:
@@ -91,16 +102,19 @@ def _folder(study: Study, name: str, seed: int, args: argparse.Namespace) -> Pat
     return Path(args.output) / f"{slug}{study.tag(args)}-rounds{args.rounds}-seed{seed}-{digest}"
 
 
-def _results(folder: Path, rounds: int) -> dict[str, Any] | None:
+def _results(study: Study, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any] | None:
     """What a finished run left; nothing for one that was interrupted, which leaves its results so far."""
+    folder = _folder(study, name, seed, args)
+    if study.find is not None:
+        return study.find(folder, args)
     path = folder / "results.json"
     found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return found if found is not None and found["rounds"] == rounds else None
+    return found if found is not None and found["rounds"] == args.rounds else None
 
 
 def _spawn(study: Study, name: str, seed: int, args: argparse.Namespace) -> None:
     """Run one method in a process of its own, unless its results are there."""
-    if _results(_folder(study, name, seed, args), args.rounds) is not None:
+    if _results(study, name, seed, args) is not None:
         return
     own = [*sys.argv[1:], "--only", name, "--seeds", str(seed)]
     subprocess.run([sys.executable, sys.argv[0], *own], check=True)
@@ -122,18 +136,24 @@ def _run_one(study: Study, name: str, seed: int, args: argparse.Namespace) -> No
         accelerator=args.accelerator,
         devices=1,
         logger=L.pytorch.loggers.CSVLogger(folder, name="", version=""),
-        callbacks=[FederatedLoop(), ResultsWriter(str(folder))],
+        callbacks=[FederatedLoop(cohort=study.cohort(args)), ResultsWriter(str(folder))],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
         check_val_every_n_epoch=args.evaluate_every,
     )
-    trainer.fit(federation, datamodule=data)
+    if name not in study.untrained:
+        trainer.fit(federation, datamodule=data)
+    study.finish(trainer, federation, data, name, args, folder)
 
 
 def _table(study: Study, args: argparse.Namespace) -> str:
     """The results as Markdown: means over seeds, ± the deviation over clients for one seed, over seeds for several."""
+    found = {name: [_results(study, name, seed, args) for seed in args.seeds] for name in args.methods}
+    results = {name: [run for run in runs if run is not None] for name, runs in found.items()}
+    if study.table is not None:
+        return study.table(results, args)
     spread = "seeds" if len(args.seeds) > 1 else "clients"
     lines = [
         f"| method | last round, mean ± std over {spread} | worst decile | selected on validation | best on test "
@@ -141,12 +161,14 @@ def _table(study: Study, args: argparse.Namespace) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in args.methods:
-        found = [_results(_folder(study, name, seed, args), args.rounds) for seed in args.seeds]
-        results = [result for result in found if result is not None]
-        if results:
-            number = "" if len(results) == len(args.seeds) else f" ({len(results)} of {len(args.seeds)} seeds)"
-            lines.append(_row(name + number, results, study.paper[name]))
+        if results[name]:
+            lines.append(_row(name + runs_missing(results[name], args), results[name], study.paper[name]))
     return "\n".join(lines)
+
+
+def runs_missing(results: list[dict[str, Any]], args: argparse.Namespace) -> str:
+    """What a row says where not all seeds were run."""
+    return "" if len(results) == len(args.seeds) else f" ({len(results)} of {len(args.seeds)} seeds)"
 
 
 def _row(name: str, results: list[dict[str, Any]], paper: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``pfl fit | validate | test | personalize | partition | methods``."""
+"""The command line: ``pfl fit | validate | test | personalize | partition | methods | compare | tensorboard``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, ResultsWriter, architecture_table
 from pfl_lightning.checkpoints import AtomicCheckpointIO, BestRound
+from pfl_lightning.cli_compare import compare, tensorboard
 from pfl_lightning.cli_parser import CLIParser, choose_engine, with_engine
 from pfl_lightning.cli_personalize import personalization_table, write_personalization
 from pfl_lightning.cli_tables import encoders_table, methods_table
@@ -31,7 +32,8 @@ from pfl_lightning.runs import RunFolder
 __all__ = ["FederatedCLI", "main"]
 
 DESCRIPTION = """Personalized federated learning on PyTorch Lightning.
-Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists the methods."""
+Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists the methods,
+`pfl compare RUN...` puts finished runs beside each other, `pfl tensorboard RUN` looks inside one."""
 
 
 class _Trainer(L.Trainer):
@@ -190,6 +192,13 @@ class FederatedCLI(LightningCLI):
         self._place(trainer, folder)
         return trainer
 
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
+        """Leave out the best round's checkpoints where the Trainer is to write none: it would refuse them."""
+        if config.get("enable_checkpointing") is False:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, BestRound)]
+        trainer: L.Trainer = super()._instantiate_trainer(config, callbacks)
+        return trainer
+
     def _place(self, trainer: L.Trainer, folder: Path) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
@@ -246,7 +255,7 @@ class FederatedCLI(LightningCLI):
         folder = writer.folder(self.trainer)
         print(f"Results: {folder}/results.json, clients.csv")
         if any(isinstance(logger, TensorBoardLogger) for logger in self.trainer.loggers):
-            print(f"To look inside: tensorboard --logdir {folder.parent}")
+            print(f"To look inside: pfl tensorboard {folder.parent}")
 
 
 def print_methods(args: list[str]) -> None:
@@ -268,6 +277,10 @@ def print_methods(args: list[str]) -> None:
     return None
 
 
+OTHER_COMMANDS = {"methods": print_methods, "compare": compare, "tensorboard": tensorboard}
+"""Subcommands that need no Trainer."""
+
+
 def _quiet() -> None:
     """Drop notices that are about ordinary training and mislead here."""
     for message in (".*returned `None`, this fit will run with no optimizer.*", ".*does not have many workers.*"):
@@ -281,8 +294,8 @@ def main(args: list[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else args
     _quiet()
     try:
-        if words[:1] == ["methods"]:
-            print_methods(words[1:])
+        if words[:1] and words[0] in OTHER_COMMANDS:
+            OTHER_COMMANDS[words[0]](words[1:])
         else:
             FederatedCLI(args=args)
     except (FederationError, MisconfigurationException, ValueError, OSError) as error:

@@ -144,3 +144,10 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(monkeypatch, tmp_path):
         assert torch.load(path, weights_only=True) == {"round": 1}
     plugin.save_checkpoint({"round": 2}, path)
     assert torch.load(path, weights_only=True) == {"round": 2}
+
+
+def test_a_run_without_checkpoints_has_results_alone(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, "--trainer.enable_checkpointing=false", rounds=1)
+    run = tmp_path / "runs" / "version_0"
+    assert (run / "results.json").is_file()
+    assert not (run / "checkpoints").exists()
