@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from pfl_lightning.self_supervised import _lightly
-from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class BYOL(Objective):
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
         self.target.follow(encoder, self.projector)
-        encodings = of_both_views(encoder, first, second)
-        projections = of_both_views(self.projector, *encodings)
-        predicted = of_both_views(self.predictor, *projections)
-        targets = of_both_views(self.target, first, second)
+        encodings = of_each_view(encoder, first, second)
+        projections = of_each_view(self.projector, *encodings)
+        predicted = of_each_view(self.predictor, *projections)
+        targets = of_each_view(self.target, first, second)
         return ObjectiveOutput(in_single_precision(self._loss, *predicted, *targets), encodings, projections)
 
     def _loss(self, one: Tensor, other: Tensor, target: Tensor, other_target: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.self_supervised import _lightly
-from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ class MoCoV2(Objective):
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
         self.target.follow(encoder, self.projector)
-        encodings = of_both_views(encoder, first, second)
-        projections = of_both_views(self.projector, *encodings)
+        encodings = of_each_view(encoder, first, second)
+        projections = of_each_view(self.projector, *encodings)
         if self.symmetric:
-            queries, keys = torch.cat(projections), self.target(torch.cat([second, first]))
+            queries, keys = torch.cat(projections), torch.cat(of_each_view(self.target, second, first))
         else:
             queries, keys = projections[0], self.target(second)
         return ObjectiveOutput(in_single_precision(self._loss, queries, keys), encodings, projections)

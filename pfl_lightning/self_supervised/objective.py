@@ -15,7 +15,7 @@ from pfl_lightning.functional._numerics import at_least_single, without_autocast
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
 
-__all__ = ["Objective", "ObjectiveOutput", "in_single_precision", "of_both_views"]
+__all__ = ["Objective", "ObjectiveOutput", "in_single_precision", "of_both_views", "of_each_view"]
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,18 @@ class Objective(nn.Module):
 
 
 def of_both_views(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """A network's outputs for two views, in one pass: batch normalisation sees both."""
+    """A network's outputs for two views, in one pass: batch normalisation sees both (SimCLR, SwAV)."""
     one, other = network(torch.cat([first, second])).chunk(2)
     return one, other
+
+
+def of_each_view(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """A network's outputs for two views, one after the other: batch normalisation sees one at a time.
+
+    So it is in the published code of BYOL, SimSiam and MoCo: no view learns of the other by the statistics of a batch
+    that they share, and a loss of one direction has no gradient for the view that it only asks for.
+    """
+    return network(first), network(second)
 
 
 def in_single_precision(loss: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import cluster_means, fit_kmeans
 from pfl_lightning.self_supervised import _lightly
-from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork, parameters_to_buffers
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ class SMoG(Objective):
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
         self.target.follow(encoder, self.projector)
-        encodings = of_both_views(encoder, first, second)
-        projections = of_both_views(self.projector, *encodings)
+        encodings = of_each_view(encoder, first, second)
+        projections = of_each_view(self.projector, *encodings)
         predicted, keys = self.predictor(projections[0]), self.target(second)
         return ObjectiveOutput(in_single_precision(self._loss, projections[0], predicted, keys), encodings, projections)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+
+if TYPE_CHECKING:
+    from pfl_lightning.client import FitContext
 
 __all__ = ["SwAV"]
 
@@ -17,9 +23,9 @@ class SwAV(Objective):
 
     Source: M. Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, NeurIPS 2020.
     Two views, no smaller crops and no queue. Prototypes are vectors on the unit sphere, without a bias, as in the
-    paper; where its code divides the weights by their length before every step, here the scores are those of the
-    weights divided by their length, which is the same descent up to the second order of the learning rate, and leaves a
-    training step that changes no parameter.
+    paper; where its code divides the weights by their length before every step, here they are divided at the start of
+    every fit, and the scores are those of the weights divided by their length, which is the same descent up to the
+    second order of the learning rate, and leaves a training step that changes no parameter.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
@@ -51,6 +57,11 @@ class SwAV(Objective):
         self.projector = _lightly.heads("SwAV").SwaVProjectionHead(self.in_features, hidden, out)
         self.prototypes = nn.Linear(out, prototypes, bias=False)
         self.swapped = _lightly.losses("SwAV").SwaVLoss(temperature, iterations, epsilon)
+
+    @torch.no_grad()
+    def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
+        """Bring the prototypes to the unit sphere, from which an average takes them: shorter ones turn faster."""
+        self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""

@@ -8,7 +8,7 @@ from lightly.loss import NTXentLoss
 from plain_objectives import PlainSwAV, descend
 from small_objectives import BANK, GROUPS, OUT, SMALL, built, close, context, views
 from torch.nn import functional as F
-from toy import tiny_encoder
+from toy import normed_encoder, tiny_encoder
 
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.self_supervised import BYOL, MoCoV2, Objective, SimCLR, SimSiam, SMoG, SwAV
@@ -21,8 +21,7 @@ def test_swav_descends_as_the_published_code_up_to_the_second_order_of_the_learn
         network, objective = built(SMALL["swav"])
         plain = PlainSwAV(network, objective)
         plain.start(F.normalize(objective.prototypes.weight.detach()))
-        with torch.no_grad():
-            objective.prototypes.weight.copy_(plain.prototypes)
+        objective.before_fit(network, context())
         for first, second in views(3):
             descend([*network.parameters(), *objective.parameters()], objective(network, first, second).loss, lr)
             descend(plain.parameters(), plain.loss(first, second), lr)
@@ -32,6 +31,19 @@ def test_swav_descends_as_the_published_code_up_to_the_second_order_of_the_learn
 
     assert difference(1e-2) > 0
     assert difference(1e-3) < 0.02 * difference(1e-2)
+
+
+@pytest.mark.parametrize("name", ["mocov2", "smog"])
+def test_a_loss_of_one_direction_has_no_gradient_for_the_other_view(name):
+    """Nor by the statistics of batch normalisation, in the encoder or in a head."""
+    network, objective = built(SMALL[name], normed_encoder)
+    objective.before_fit(network, context())
+    [(first, second)] = views(1)
+    first.requires_grad_()
+    second.requires_grad_()
+    gradients = torch.autograd.grad(objective(network, first, second).loss, (first, second), allow_unused=True)
+    assert gradients[0].any()
+    assert gradients[1] is None
 
 
 def test_mocos_bank_starts_anew_with_random_directions():
