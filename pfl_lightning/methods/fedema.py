@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.messages import ClientUpdate
-from pfl_lightning.self_supervised import BYOL, ObjectiveFactory, make_objective
+from pfl_lightning.self_supervised import BYOL, Objective, ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.client_parts import (
     fitting_phases,
     learn_from_views,
@@ -41,8 +41,9 @@ class FedEMA(FederatedClient):
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
         num_classes: Number of classes, C.
-        objective: What makes the objective from the encoder; ``None`` is BYOL with a target network that is the
-            client's own from fit to fit.
+        objective: What makes the objective from the encoder; ``None`` is BYOL by squared distances, to which ``lr``
+            belongs, with a target network that is the client's own from fit to fit, and with the widths of
+            :class:`~pfl_lightning.self_supervised.BYOL` (in the published implementation hidden 4096, out 2048).
         tau: The autoscaler's, the mu of the client's second fit, in [0, 1].
         scaler: lambda_k, the same for all clients, in place of the autoscaler.
         consecutive: Whether only clients that took part in the round before mix, and others start from the global
@@ -82,7 +83,7 @@ class FedEMA(FederatedClient):
         if scaler is not None:
             check_number("scaler (lambda)", scaler)
         self.tau, self.scaler, self.consecutive = tau, scaler, consecutive
-        self.objective = BYOL(encoder, keep_target=True) if objective is None else make_objective(objective, encoder)
+        self.objective = make_objective(objective or _byol, encoder)
         self.shared = objective_shared(self.objective)
         self.own = TensorDict({name: parameter.detach().clone() for name, parameter in self._online().items()})
         self.register_buffer("last_round", torch.full((), -1, dtype=torch.int64))  # of the client's fits
@@ -146,3 +147,7 @@ class FedEMA(FederatedClient):
         if self.phase.name == "fine_tune":
             return super().training_step(batch, batch_idx)
         return sum_of_terms({"self_supervised": learn_from_views(self.objective, self.encoder, batch).loss})
+
+
+def _byol(encoder: nn.Module) -> Objective:
+    return BYOL(encoder, keep_target=True, squared_distances=True)

@@ -96,6 +96,17 @@ class PlainBYOL(PlainObjective):
         return -(mean_cosine(one, other_target) + mean_cosine(other, target)) / 2
 
 
+class PlainBYOLByDistances(PlainBYOL):
+    """The squared distances of vectors of unit length, of both directions added."""
+
+    def loss(self, first: Tensor, second: Tensor) -> Tensor:
+        self.move_target(self.momentum)
+        predicted = [self.predictor(projected) for projected in self.online(first, second)]
+        pairs = zip(predicted, reversed(self.keys(first, second)), strict=True)
+        gaps = [unit(p) - unit(t) for own, target in pairs for p, t in zip(own, target, strict=True)]
+        return sum((gap * gap).sum() for gap in gaps) / len(first)
+
+
 class PlainSimSiam(PlainObjective):
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         one, other = self.online(first, second)

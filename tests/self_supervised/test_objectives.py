@@ -4,6 +4,7 @@ import pytest
 import torch
 from plain_objectives import (
     PlainBYOL,
+    PlainBYOLByDistances,
     PlainMoCo,
     PlainSimCLR,
     PlainSimSiam,
@@ -28,6 +29,7 @@ RESTATED = {
     "simclr": PlainSimCLR,
     "byol": PlainBYOL,
     "byol without normalisation": PlainBYOL,
+    "byol by distances": PlainBYOLByDistances,
     "simsiam": PlainSimSiam,
     "mocov2": PlainMoCo,
     "mocov2 symmetric": SymmetricPlainMoCo,
