@@ -203,7 +203,8 @@ class Federation(L.LightningModule):
     def _start_engine(self) -> None:
         models = self.clients.models
         if self._personalization is not None:
-            self._stage = PersonalizationStage(self._personalization, self.clients, self.seed)
+            convert = self.trainer.precision_plugin.convert_module
+            self._stage = PersonalizationStage(self._personalization, self.clients, self.seed, convert)
             models = self._stage.modules
         self.local_fit.start(models, self.data, self.environment)
 
@@ -221,6 +222,8 @@ class Federation(L.LightningModule):
             yield
         finally:
             self._personalization = None
+            if self._stage is not None:  # the engine failed before there was anything to tear down
+                self.stop_engine()
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""

@@ -1,4 +1,4 @@
-"""The batches of a personalization: which are left out, and which clients go together."""
+"""The batches of a personalization, its precision, who goes together, and what is left when it fails."""
 
 import copy
 from functools import partial
@@ -123,3 +123,32 @@ def test_clients_are_personalized_together_by_the_vectorized_engine():
     federation = run(FIT, 1)
     personalize(federation, Personalization(epochs=2, batch_size=6), Toy(), Watched(forward="vmap"))
     assert together == [CLIENTS]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_a_new_head_has_the_precision_of_the_encoder(precision, engine, monkeypatch):
+    settings = Personalization(epochs=2, lr=0.05, batch_size=6)
+    expected = personalize(run(FIT, 1), settings, Toy())
+    federation = run(FIT, 1, precision=precision)
+    federation.local_fit = ENGINES[engine](monkeypatch)
+    with federation.personalized(settings):
+        quiet_trainer(1, precision=precision).test(federation, Toy(), verbose=False)
+    found = [score.loss for score in federation.test_scores.values()]
+    assert found == pytest.approx([score.loss for score in expected.values()], rel=1e-5 if "64" in precision else 0.02)
+
+
+@pytest.mark.parametrize("train", ["linear", "all"])
+def test_nothing_is_left_of_a_stage_whose_engine_does_not_start(train):
+    class Fails(FabricFit):
+        def start(self, models, data, environment):
+            raise ConnectionError("no workers")
+
+    federation = run(FIT, 1)
+    before = dict(federation.test_scores)
+    with pytest.raises(ConnectionError):
+        personalize(federation, Personalization(train), Toy(), Fails())
+    assert federation.clients.models[0].personalization is None
+    federation.local_fit = FabricFit()
+    quiet_trainer(1).test(federation, Toy(), verbose=False)
+    assert federation.test_scores == before
