@@ -7,14 +7,14 @@ import torch
 from fake_cluster import fake_ray_fit
 from plain_calibre import PlainCalibre
 from resume import play
-from toy import CLIENTS, SMALL_SIMCLR, assert_same, run, whole_state
+from toy import CLIENTS, SMALL_SIMCLR, assert_same, for_toy, run, whole_state
 from views import ToyViews, flat_encoder
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.client import Phase
-from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import PFLSSL, Calibre
+from pfl_lightning.errors import CheckpointError, ConfigurationError
+from pfl_lightning.methods import PFLSSL, Calibre, FedEMA
 from pfl_lightning.self_supervised import BYOL, MoCoV2, SimCLR, SimSiam, SMoG, SwAV
 
 SMALL = {"hidden": 6, "out": 5}
@@ -168,3 +168,31 @@ def test_equal_views_are_warned_of():
     data.augment = False
     with pytest.warns(UserWarning, match="PFLSSL compares 2 augmented views of each sample"):
         run(fit(SMALL_SIMCLR), data=data, encoder=flat_encoder)
+
+
+@pytest.mark.parametrize("method", [PFLSSL, Calibre, FedEMA], ids=lambda method: method.__name__)
+def test_several_encoders_are_refused(method):
+    """What travels is the encoder."""
+    with pytest.raises(ConfigurationError, match=rf"{method.__name__} shares encoder.*use one encoder for all clients"):
+        run(for_toy(method), data=ToyViews(), encoder=[flat_encoder, wide_encoder])
+
+
+def wide_encoder(input_shape):
+    encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 4))
+    encoder.out_features = 4
+    return encoder
+
+
+@pytest.mark.parametrize("other", ["byol", "simsiam", "byol, target kept"])
+def test_a_checkpoint_of_another_objective_is_refused(tmp_path, other):
+    more = {"encoder": flat_encoder, "cohort": 3}
+    play(tmp_path, 1, fit(CASES["simclr"][0], 1), data=ToyViews(drop_last=True), **more)
+    with pytest.raises(CheckpointError, match=r"another objective: .*models.0.objective"):
+        play(
+            tmp_path,
+            2,
+            fit(CASES[other][0], 1),
+            data=ToyViews(drop_last=True),
+            ckpt_path=str(tmp_path / "last.ckpt"),
+            **more,
+        )
