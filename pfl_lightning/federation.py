@@ -103,6 +103,7 @@ class Federation(L.LightningModule):
         self._stage: PersonalizationStage | None = None
         self.validation_scores: dict[int, PartScore] = {}
         self.test_scores: dict[int, PartScore] = {}
+        self.not_tuned: list[int] = []  # clients that were evaluated without the fine-tuning that they should have had
 
     # ------------------------------------------------------------------ set-up
 
@@ -342,7 +343,7 @@ class Federation(L.LightningModule):
         self._start_evaluation(self.trainer.num_test_batches, validation=False, test=True)
 
     def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
-        self.validation_scores, self.test_scores = {}, {}
+        self.validation_scores, self.test_scores, self.not_tuned = {}, {}, []
         clients = self.data.evaluated_clients()[: int(limits[0])]
 
         def task(client: int) -> EvaluationTask:
@@ -376,6 +377,8 @@ class Federation(L.LightningModule):
                     "module's loaders as it is"
                 )
             self._warn_if_not_tuned(result.not_tuned)
+            if result.not_tuned is not None:
+                self.not_tuned.append(client)
             if result.validation is not None:
                 self.validation_scores[client] = result.validation
             if result.test is not None:

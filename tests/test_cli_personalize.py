@@ -101,3 +101,15 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, config):
 def test_too_many_novel_clients_are_refused(config):
     with pytest.raises(ValueError, match="novel_clients is 5: all of the 5 clients would be novel"):
         main(["personalize", "--config", str(config), "--data.init_args.novel_clients", "5"])
+
+
+def test_clients_whose_personalization_fails_are_named(tmp_path, config):
+    main(["fit", "--config", str(config)])
+    last = ["personalize", "--config", str(config), "--ckpt_path", "last"]
+    main(last)
+    assert results(tmp_path)[0]["not_personalized"] == []
+    with pytest.warns(UserWarning, match="evaluated without fine-tuning: client"):
+        main([*last, "--personalize.lr", "1e38", "--personalize.batch_size", "5"])
+    found, rows = results(tmp_path)
+    assert found["not_personalized"]
+    assert [int(row["client"]) for row in rows if row["personalized"] == "0"] == found["not_personalized"]

@@ -36,7 +36,8 @@ class FedEMA(FederatedClient):
     of the norms of its convolutions' weights, and between the start and the end of a fit); lambda_k is set at the start
     of the client's second fit (in the paper right after the aggregation of its first one; both are the same where
     everybody takes part in every round); parameters are mixed, running statistics of batch normalisation are the
-    global ones, as in the published implementation; the server averages by samples.
+    global ones, as in the published implementation; a target network that is kept takes the step after a fit's last
+    batch at the start of the next fit, towards the mixture; the server averages by samples.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.

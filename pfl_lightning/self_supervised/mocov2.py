@@ -28,7 +28,8 @@ class MoCoV2(Objective):
     as well, for what methods build on the encodings of both.
 
     The bank starts every fit anew with random directions, so that no client keeps the keys of an old encoder. It must
-    not be larger than the client's data, since it would hold other views of the very samples of the batch. Bank and
+    not be larger than the client's data, since it would then always hold other views of the batch's own samples (as a
+    bank of about an epoch does now and then, at its turn). Bank and
     loss do as lightly's ``NTXentLoss(memory_bank_size=...)``, which reads its place in the bank as a Python number, and
     would not take keys in under ``torch.func.vmap``.
 

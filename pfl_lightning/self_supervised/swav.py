@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SwAV"]
 
+SMALLEST_EPSILON = 0.0125
+"""Of the exponentials exp(1 / epsilon), many are added up in single precision."""
+
 
 class SwAV(Objective):
     """Each view foretells to which prototypes the other is assigned, all prototypes being used alike in a batch.
@@ -33,7 +36,7 @@ class SwAV(Objective):
         out: See there.
         prototypes: Number of prototypes.
         temperature: Of the predictions.
-        epsilon: Of the Sinkhorn iterations; the smaller, the harder the assignments.
+        epsilon: Of the Sinkhorn iterations; the smaller, the harder the assignments; at least 0.0125.
         iterations: Number of the Sinkhorn iterations.
     """
 
@@ -54,6 +57,11 @@ class SwAV(Objective):
         check_at_least("iterations", iterations, 1)
         check_number("temperature", temperature, strict=True)
         check_number("epsilon", epsilon, strict=True)
+        if epsilon < SMALLEST_EPSILON:
+            raise ValueError(
+                f"epsilon must be at least {SMALLEST_EPSILON}, got {epsilon}: the Sinkhorn iterations start from "
+                "exp(cosine / epsilon), which overflows in single precision"
+            )
         self.projector = _lightly.heads("SwAV").SwaVProjectionHead(self.in_features, hidden, out)
         self.prototypes = nn.Linear(out, prototypes, bias=False)
         self.swapped = _lightly.losses("SwAV").SwaVLoss(temperature, iterations, epsilon)

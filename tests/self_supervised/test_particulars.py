@@ -12,6 +12,7 @@ from toy import normed_encoder, tiny_encoder
 
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.self_supervised import BYOL, MoCoV2, Objective, SimCLR, SimSiam, SMoG, SwAV
+from pfl_lightning.self_supervised.swav import SMALLEST_EPSILON
 
 
 def test_swav_descends_as_the_published_code_up_to_the_second_order_of_the_learning_rate():
@@ -44,6 +45,17 @@ def test_a_loss_of_one_direction_has_no_gradient_for_the_other_view(name):
     gradients = torch.autograd.grad(objective(network, first, second).loss, (first, second), allow_unused=True)
     assert gradients[0].any()
     assert gradients[1] is None
+
+
+def test_the_smallest_epsilon_of_swav_does_not_overflow():
+    """Samples on every prototype, where the cosine is one."""
+    network, objective = built(partial(SMALL["swav"], epsilon=SMALLEST_EPSILON))
+    objective = objective.float()
+    objective.before_fit(network, context())
+    rows = objective.prototypes.weight.detach().repeat(100, 1)
+    assert objective._loss(rows, rows).isfinite()
+    objective.swapped.sinkhorn_epsilon = 0.01
+    assert not objective._loss(rows, rows).isfinite()
 
 
 def test_mocos_bank_starts_anew_with_random_directions():
@@ -155,6 +167,7 @@ ARGUMENTS = [
     (MoCoV2, {"temperature": -1.0}, "temperature must be a finite number above 0"),
     (SwAV, {"prototypes": 0}, "prototypes must be at least 1"),
     (SwAV, {"epsilon": 0.0}, "epsilon must be a finite number above 0"),
+    (SwAV, {"epsilon": 0.01}, "epsilon must be at least 0.0125, got 0.01"),
     (SwAV, {"iterations": 0}, "iterations must be at least 1"),
     (SMoG, {"groups": 0}, "groups must be at least 1"),
     (SMoG, {"beta": 1.5}, "beta must be at most 1"),
