@@ -7,7 +7,7 @@ import torch
 from fake_cluster import fake_ray_fit
 from plain_calibre import PlainCalibre
 from resume import play
-from toy import CLIENTS, SMALL_SIMCLR, assert_same, for_toy, run, whole_state
+from toy import CLIENTS, LABELS, SMALL_SIMCLR, assert_same, for_toy, run, whole_state
 from views import ToyViews, flat_encoder
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
@@ -58,6 +58,22 @@ def fit(objective, epochs=2):
 def options():
     """Batches of four, and none of one sample: the heads have batch normalisation."""
     return {"data": ToyViews(drop_last=True), "encoder": flat_encoder, "cohorts": COHORTS}
+
+
+def break_client_0(inputs, targets):
+    inputs[: len(LABELS[0])] = float("nan")
+
+
+@OBJECTIVE
+def test_a_client_whose_data_are_not_finite_is_left_out(objective, shared, kept):
+    """Nothing of its target network, bank or groups reaches the client after it."""
+    more = {"encoder": flat_encoder, "cohorts": [[0, 2, 3]]}
+    with pytest.warns(UserWarning, match=r"left out of the aggregation: client 0, round 0: the (loss|projections)"):
+        got = run(fit(objective), data=ToyViews(drop_last=True, change=break_client_0), **more)
+    expected = run(fit(objective), data=ToyViews(drop_last=True), **more | {"cohorts": [[2, 3]]})
+    sent = [dict(federation.server.broadcast(1, 1).weights) for federation in (got, expected)]
+    assert_same(*sent)
+    assert not got.personal.written(0)
 
 
 @OBJECTIVE
