@@ -188,7 +188,14 @@ class Federation(L.LightningModule):
     # ------------------------------------------------------------------ the engine
 
     def on_fit_start(self) -> None:
-        """Let the engine get ready."""
+        """See whether clients have the samples that the method needs, not when their turn comes; start the engine."""
+        if any(type(model).check_samples is not FederatedClient.check_samples for model in self.clients.models):
+            groups: dict[int, dict[int, int]] = {}
+            for client in self.data.participating:
+                group = groups.setdefault(self.clients.architecture_of[client], {})
+                group[client] = len(self.data.client_data(client).train)
+            for index, samples in groups.items():
+                self.clients.models[index].check_samples(samples)
         self._start_engine()
 
     def on_validation_start(self) -> None:

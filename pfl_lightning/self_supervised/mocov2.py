@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,19 +68,23 @@ class MoCoV2(Objective):
         self.register_buffer("bank", torch.zeros(bank, out), persistent=False)
         self.register_buffer("place", torch.zeros((), dtype=torch.int64), persistent=False)  # of the oldest key
 
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Refuse a bank that is larger than a client's data; see :meth:`Objective.check_samples`."""
+        client, count = min(samples.items(), key=lambda item: item[1])
+        if len(self.bank) > count:
+            raise ConfigurationError(
+                f"MoCo's memory bank of {len(self.bank)} keys is larger than the {count} training samples of client "
+                f"{client}, so that a sample would be its own negative; set bank to at most {count}, or give clients "
+                "more samples"
+            )
+
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Start the target network and the bank.
 
         Raises:
             ConfigurationError: The bank is larger than the client's data.
         """
-        size, count = len(self.bank), context.data.num_samples
-        if size > count:
-            raise ConfigurationError(
-                f"client {context.client}, round {context.round}: MoCo's memory bank of {size} keys is larger than the "
-                f"client's {count} training samples, so that a sample would be its own negative; set bank to at most "
-                "the samples of the smallest client, or give clients more samples"
-            )
+        self.check_samples({context.client: context.data.num_samples})
         self.target.start(encoder, self.projector)
         directions = torch.randn(self.bank.shape, dtype=torch.float32)  # on the CPU: alike on all devices
         self.bank.copy_(F.normalize(directions.to(self.bank.dtype), dim=1))

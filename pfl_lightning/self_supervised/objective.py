@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -60,6 +60,16 @@ class Objective(nn.Module):
         check_at_least("hidden", hidden, 1)
         check_at_least("out", out, 1)
         self.in_features, self.hidden, self.out = cast(int, encoder.out_features), hidden, out
+
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Refuse clients with too few samples; called before the first round.
+
+        Args:
+            samples: Number of training samples of each client that takes part.
+
+        Raises:
+            ConfigurationError: Names a client, its samples, and what to do.
+        """
 
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Called at the start of a local fit, with the received state; torch's generators are seeded for the fit."""

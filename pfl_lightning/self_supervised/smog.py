@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +72,15 @@ class SMoG(Objective):
         if share_groups:
             self.shared = (*type(self).shared, "groups.*")
 
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Refuse more groups to find than a client has samples; see :meth:`Objective.check_samples`."""
+        client, count = min(samples.items(), key=lambda item: item[1])
+        if self.num_groups > count and not self.share_groups:
+            raise ConfigurationError(
+                f"SMoG looks for {self.num_groups} groups in the {count} training samples of client {client}; set "
+                f"groups to at most {count}, share the groups (share_groups=True), or give clients more samples"
+            )
+
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Start the target network, and find groups.
 
@@ -88,12 +98,7 @@ class SMoG(Objective):
 
     @torch.no_grad()
     def _find_groups(self, encoder: nn.Module, context: FitContext) -> None:
-        if self.num_groups > context.data.num_samples:
-            raise ConfigurationError(
-                f"client {context.client}, round {context.round}: SMoG looks for {self.num_groups} groups in the "
-                f"client's {context.data.num_samples} training samples; set groups to at most the samples of the "
-                "smallest client, share the groups (share_groups=True), or give clients more samples"
-            )
+        self.check_samples({context.client: context.data.num_samples})
         modes = {module: module.training for module in self.projector.modules()}
         self.projector.eval()
         with context.data.forward_context():

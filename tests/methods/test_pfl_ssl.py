@@ -172,6 +172,37 @@ def test_the_encoder_and_the_objective_train_and_the_head_does_not():
     assert all(torch.equal(head, heads[0]) for head in heads)
 
 
+TOO_FEW = {
+    "mocov2": (partial(MoCoV2, **SMALL, bank=8), r"bank of 8 keys is larger than the 7 training samples of client 4"),
+    "smog": (partial(SMoG, **SMALL, groups=8), r"SMoG looks for 8 groups in the 7 training samples of client 4"),
+}
+
+
+@pytest.mark.parametrize(("objective", "message"), TOO_FEW.values(), ids=TOO_FEW)
+@pytest.mark.parametrize("method", [PFLSSL, Calibre, FedEMA], ids=lambda method: method.__name__)
+def test_too_few_samples_are_refused_before_the_first_round(method, objective, message):
+    """And not when the turn of the client comes, which may be late or never."""
+    fitted = []
+
+    class Watched(method):
+        def before_fit(self, context):
+            fitted.append(context.client)
+            return super().before_fit(context)
+
+    with pytest.raises(ConfigurationError, match=message):
+        run(partial(Watched, objective=objective), data=ToyViews(), encoder=flat_encoder, cohorts=[[1, 2]])
+    assert fitted == []
+
+
+def test_novel_clients_may_have_fewer_samples():
+    data = ToyViews(novel_clients=4, drop_last=True)
+    [trains] = data.participating
+    bank = len(LABELS[trains])
+    assert bank > min(map(len, LABELS))
+    federation = run(fit(partial(MoCoV2, **SMALL, bank=bank), 1), data=data, encoder=flat_encoder, loop=FederatedLoop())
+    assert federation.personal.written(trains)
+
+
 def test_one_sample_in_a_projector_with_batch_normalisation():
     """SMoG's predictor sees one view; the other heads see two views of the one sample."""
     message = r"client 1, round 0: batch normalisation cannot train on a batch of one sample.*set drop_last"

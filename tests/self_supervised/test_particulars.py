@@ -97,16 +97,14 @@ def test_mocos_bank_and_loss_are_lightlys(batches):
 def test_a_bank_larger_than_the_data_is_refused():
     network, objective = built(SMALL["mocov2"])
     objective.before_fit(network, context(BANK))
-    message = (
-        r"client 4, round 2: MoCo's memory bank of 20 keys is larger than the client's 19 training samples.*set bank"
-    )
+    message = r"MoCo's memory bank of 20 keys is larger than the 19 training samples of client 4.*at most 19"
     with pytest.raises(ConfigurationError, match=message):
         objective.before_fit(network, context(BANK - 1))
 
 
 def test_more_groups_than_samples_are_refused():
     network, objective = built(SMALL["smog"])
-    message = r"client 4, round 2: SMoG looks for 4 groups in the client's 3 training samples; set groups"
+    message = r"SMoG looks for 4 groups in the 3 training samples of client 4; set groups to at most 3"
     with pytest.raises(ConfigurationError, match=message):
         objective.before_fit(network, context(GROUPS - 1))
     network, objective = built(partial(SMALL["smog"], share_groups=True))
