@@ -58,12 +58,14 @@ def check_fits(
     found = {n: t for n, t in state_dict.items() if n.startswith("models.")}
     surplus = sorted(found.keys() - module_state.keys())
     if surplus:
-        raise CheckpointError(f"the checkpoint is of another encoder: it has {surplus}, which this one has not")
+        what = _whose(surplus[0])
+        raise CheckpointError(f"the checkpoint is of another {what}: it has {surplus}, which this one has not")
     for name, tensor in module_state.items():
         shape = tuple(found[name].shape) if name in found else None
         if shape != tuple(tensor.shape):
             raise CheckpointError(
-                f"the checkpoint is of another encoder: {name} has shape {shape} there and {tuple(tensor.shape)} here"
+                f"the checkpoint is of another {_whose(name)}: {name} has shape {shape} there and "
+                f"{tuple(tensor.shape)} here"
             )
     if list(extra["encoders"]) != list(encoders):
         # One encoder may go by several names (registered, import path, class), so that this is no proof.
@@ -72,6 +74,11 @@ def check_fits(
             "their shapes agree, but see that they are the same",
             stacklevel=2,
         )
+
+
+def _whose(name: str) -> str:
+    """What a tensor of a client's module belongs to: ``models.0.objective.projector.weight`` to its objective."""
+    return "objective" if name.split(".")[2:3] == ["objective"] else "encoder"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

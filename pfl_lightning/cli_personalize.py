@@ -47,22 +47,28 @@ def personalization_table(federation: Federation, personalization: Personalizati
 
 
 def write_personalization(federation: Federation, personalization: Personalization, folder: Path) -> None:
-    """Write ``personalized.json`` (accuracies in [0, 1]) and ``personalized.csv`` (a row for each client)."""
+    """Write ``personalized.json`` (accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
+
+    Both name the clients whose personalization failed, which are evaluated and counted as they are.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
         "method": federation.method_name,
         "seed": federation.seed,
         "round": federation.round,
         "personalization": asdict(personalization),
+        "not_personalized": federation.not_tuned,
     }
     for name, (number, found) in _summaries(federation).items():
         content[name] = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
     (folder / "personalized.json").write_text(json.dumps(content, indent=2) + "\n")
-    novel = set(federation.data.novel)
+    novel, failed = set(federation.data.novel), set(federation.not_tuned)
     with (folder / "personalized.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["client", "novel", "train_samples", "test_samples", "test_accuracy", "test_loss"])
+        columns = ["client", "novel", "personalized", "train_samples", "test_samples", "test_accuracy", "test_loss"]
+        writer.writerow(columns)
         for client, score in federation.test_scores.items():
             samples = len(federation.data.client_data(client).train)
-            row = [client, int(client in novel), samples, score.num_samples, score.accuracy, score.loss]
+            what = [int(client in novel), int(client not in failed)]
+            row = [client, *what, samples, score.num_samples, score.accuracy, score.loss]
             writer.writerow(row)

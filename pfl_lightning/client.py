@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -168,6 +168,16 @@ class FederatedClient(L.LightningModule):
     def receive(self, broadcast: Broadcast) -> None:
         """Take over what the server sends."""
         load_state(self, broadcast.weights)
+
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Refuse clients with too few samples, if the method needs many; called before the first round.
+
+        Args:
+            samples: Number of training samples of each client of this architecture that takes part; at least one.
+
+        Raises:
+            ConfigurationError: Names a client, its samples, and what to do.
+        """
 
     def before_fit(self, context: FitContext) -> Any:
         """Called with the received state, before the first phase; what it returns reaches :meth:`make_update`."""

@@ -141,18 +141,22 @@ class FitData:
     _plain: BatchSource | None = field(default=None, repr=False)
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 
-    def for_phase(self, batch_size: int | None = None, plain: bool = False) -> FitData:
+    def for_phase(self, batch_size: int | None = None, plain: bool = False, leave_out_single: bool = False) -> FitData:
         """The data with the settings of a phase; itself where the phase has none of its own.
 
         Args:
             batch_size: Samples in a batch; ``None`` keeps it.
-            plain: Whether batches are single views without augmentation.
+            plain: Whether batches are single views without augmentation, incomplete last ones included.
+            leave_out_single: Whether a last batch of a single sample is left out, where it is not the only one.
         """
         size = self.batch_size if batch_size is None else batch_size
         augment, views = (False, 1) if plain else (self.augment, self.views)
-        if (size, augment, views) == (self.batch_size, self.augment, self.views):
+        drop_last = self.drop_last and not plain
+        if leave_out_single and 1 < size < self.num_samples:
+            drop_last = drop_last or self.num_samples % size == 1
+        if (size, drop_last, augment, views) == (self.batch_size, self.drop_last, self.augment, self.views):
             return self
-        return replace(self, batch_size=size, drop_last=self.drop_last and not plain, augment=augment, views=views)
+        return replace(self, batch_size=size, drop_last=drop_last, augment=augment, views=views)
 
     @property
     def num_samples(self) -> int:

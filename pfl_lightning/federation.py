@@ -103,6 +103,7 @@ class Federation(L.LightningModule):
         self._stage: PersonalizationStage | None = None
         self.validation_scores: dict[int, PartScore] = {}
         self.test_scores: dict[int, PartScore] = {}
+        self.not_tuned: list[int] = []  # clients that were evaluated without the fine-tuning that they should have had
 
     # ------------------------------------------------------------------ set-up
 
@@ -187,7 +188,14 @@ class Federation(L.LightningModule):
     # ------------------------------------------------------------------ the engine
 
     def on_fit_start(self) -> None:
-        """Let the engine get ready."""
+        """See whether clients have the samples that the method needs, not when their turn comes; start the engine."""
+        if any(type(model).check_samples is not FederatedClient.check_samples for model in self.clients.models):
+            groups: dict[int, dict[int, int]] = {}
+            for client in self.data.participating:
+                group = groups.setdefault(self.clients.architecture_of[client], {})
+                group[client] = len(self.data.client_data(client).train)
+            for index, samples in groups.items():
+                self.clients.models[index].check_samples(samples)
         self._start_engine()
 
     def on_validation_start(self) -> None:
@@ -203,7 +211,8 @@ class Federation(L.LightningModule):
     def _start_engine(self) -> None:
         models = self.clients.models
         if self._personalization is not None:
-            self._stage = PersonalizationStage(self._personalization, self.clients, self.seed)
+            convert = self.trainer.precision_plugin.convert_module
+            self._stage = PersonalizationStage(self._personalization, self.clients, self.seed, convert)
             models = self._stage.modules
         self.local_fit.start(models, self.data, self.environment)
 
@@ -221,6 +230,8 @@ class Federation(L.LightningModule):
             yield
         finally:
             self._personalization = None
+            if self._stage is not None:  # the engine failed before there was anything to tear down
+                self.stop_engine()
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""
@@ -339,7 +350,7 @@ class Federation(L.LightningModule):
         self._start_evaluation(self.trainer.num_test_batches, validation=False, test=True)
 
     def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
-        self.validation_scores, self.test_scores = {}, {}
+        self.validation_scores, self.test_scores, self.not_tuned = {}, {}, []
         clients = self.data.evaluated_clients()[: int(limits[0])]
 
         def task(client: int) -> EvaluationTask:
@@ -373,6 +384,8 @@ class Federation(L.LightningModule):
                     "module's loaders as it is"
                 )
             self._warn_if_not_tuned(result.not_tuned)
+            if result.not_tuned is not None:
+                self.not_tuned.append(client)
             if result.validation is not None:
                 self.validation_scores[client] = result.validation
             if result.test is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.clients import Clients
@@ -37,19 +38,27 @@ class PersonalizationStage:
         personalization: What is trained, and how.
         clients: The trained clients.
         seed: The run's seed.
+        convert: Brings a new module to the outer Trainer's precision.
     """
 
-    def __init__(self, personalization: Personalization, clients: Clients, seed: int) -> None:
+    def __init__(
+        self,
+        personalization: Personalization,
+        clients: Clients,
+        seed: int,
+        convert: Callable[[nn.Module], nn.Module] = lambda module: module,
+    ) -> None:
         self._settings, self._clients = personalization, clients
         self._linear = personalization.train == "linear"
         self._encoders: dict[int, dict[str, Tensor]] = {}
         self.modules: list[FederatedClient]
         if self._linear:
             with torch_seed(derive_seed(seed, "personalize/head")):
-                self.modules = [
-                    LinearProbe(copy.deepcopy(model.encoder), model.num_classes).to(model.device)
-                    for model in clients.models
-                ]
+                probes = [LinearProbe(copy.deepcopy(model.encoder), model.num_classes) for model in clients.models]
+            self.modules = [
+                cast(FederatedClient, convert(probe.to(model.device)))
+                for probe, model in zip(probes, clients.models, strict=True)
+            ]
             self._heads = [
                 {f"head.{name}": value.clone() for name, value in probe.head.state_dict().items()}
                 for probe in self.modules

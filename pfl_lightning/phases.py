@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -25,7 +24,9 @@ class Phase:
         epochs: Passes over the client's training data.
         lr: Learning rate; ``None`` keeps what ``configure_optimizers`` says.
         batch_size: Samples in a batch; ``None`` keeps what the data module says.
-        plain: Whether batches are single views without augmentation, whatever the data module and the method say.
+        plain: Whether batches are single views without augmentation, incomplete last ones included, whatever the data
+            module and the method say; but a last batch of a single sample is left out where batch normalisation trains,
+            which cannot take it.
         optimizer: Makes the optimizer from the trainable parameters; ``None`` keeps the client's.
     """
 
@@ -39,11 +40,25 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class _SGD:
+    """Makes the optimizer; equal settings are equal, so that clients with equal phases can be trained together."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
 class Personalization:
     """How every client, those that never trained included, adapts a trained model to its own data.
 
-    The second stage of Calibre (Peng et al., ICDCS 2024), with its settings as defaults, and of FedAvg-FT and FedBABU.
-    Batches are single views without augmentation.
+    The second stage of Calibre (Chen et al., ICDCS 2024), with its settings as defaults, and of FedAvg-FT and FedBABU.
+    Batches are single views without augmentation; ``drop_last`` of the data module does not count. With ``"all"`` and
+    an encoder with batch normalisation a last batch of a single sample is left out, and a client that has no more than
+    one sample is evaluated as it is, with a warning.
 
     Attributes:
         train: ``"linear"`` fits a new linear head on the features of the trained encoder, which stays as it is
@@ -73,6 +88,6 @@ class Personalization:
 
     def phase(self, heads: tuple[str, ...]) -> Phase:
         """The phase that trains ``heads``, or everything."""
-        make = partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        make = _SGD(self.lr, self.momentum, self.weight_decay)
         train = ("*",) if self.train == "all" else heads
         return Phase("fine_tune", train, self.epochs, None, self.batch_size, plain=True, optimizer=make)

@@ -54,3 +54,18 @@ def test_a_personalization_and_a_fine_tuning_are_judged_by_class_scores():
     assert all(math.isfinite(score.loss) for score in federation.test_scores.values())
     tuned = run(partial(FIT, fine_tune="head"), 1)
     assert all(math.isfinite(score.loss) for score in tuned.test_scores.values())
+
+
+@pytest.mark.parametrize("name", ["FabricFit", "VectorizedFit"])
+def test_clients_of_one_class_and_of_one_sample(name):
+    """The only class that a client knows is what it says of every sample."""
+    labels = [[2] * 6, [3], [0, 1, 1, 0, 1]]
+    data = Toy(labels, test=[4, 4, 8], batch_size=3)
+    engine = FabricFit() if name == "FabricFit" else VectorizedFit(forward="vmap")
+    federation = run(FIT, 1, data=data, cohorts=[[0, 1, 2]], local_fit=engine)
+    assert [federation.test_scores[client].accuracy for client in (0, 1)] == [1.0, 1.0]
+    features = federation.load_client(2, federation.round).eval().encoder
+    with torch.no_grad():
+        (known, classes), (asked, expected) = (data.tensors(2, part) for part in ("train", "test"))
+        nearest = torch.cdist(features(asked).double(), features(known).double()).argmin(1)
+    assert federation.test_scores[2].accuracy == pytest.approx(float((classes[nearest] == expected).float().mean()))

@@ -1,19 +1,15 @@
 """The stage after the training: a head on frozen features, or more, on every client's own data."""
 
-import csv
-import json
 from functools import partial
 
 import pytest
 import torch
-import yaml
 from fake_cluster import fake_ray_fit
 from torch.nn import functional as F
 from toy import CLIENTS, Toy, assert_same, linear_encoder, quiet_trainer, run, tiny_encoder, whole_state
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.cli import main
 from pfl_lightning.methods import FedAvg, FedBABU, FedClassAvg, FedPer, FedRoD, LGFedAvg
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import seeded_generator
@@ -153,71 +149,3 @@ def test_features_are_computed_once():
 def test_arguments_are_checked(options, error):
     with pytest.raises(ValueError, match=error):
         Personalization(**options)
-
-
-# ---------------------------------------------------------------------- the command line
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFL_DEBUG", "1")
-    data = {
-        "novel_clients": 2,
-        "partition": {
-            "class_path": "pfl_lightning.datamodules.IID",
-            "init_args": {"num_clients": 5, "samples_per_client": 30},
-        },
-    }
-    content = {
-        "run_dir": str(tmp_path / "runs"),
-        "model": {
-            "method": {"class_path": "pfl_lightning.methods.FedAvg", "init_args": {"epochs": 1}},
-            "encoder": "mlp",
-        },
-        "data": {"class_path": "pfl_lightning.datamodules.Digits", "init_args": data},
-        "trainer": {"max_epochs": 2, "enable_progress_bar": False, "accelerator": "cpu"},
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
-def results(tmp_path):
-    folder = tmp_path / "runs" / "version_0"
-    with (folder / "personalized.csv").open() as file:
-        return json.loads((folder / "personalized.json").read_text()), list(csv.DictReader(file))
-
-
-def test_fit_goes_on_with_the_stage_and_personalize_repeats_it(tmp_path, config, capsys):
-    main(["fit", "--config", str(config), "--personalize.epochs", "3"])
-    assert "personalized (a linear head, 3 epochs)" in capsys.readouterr().out
-    found, rows = results(tmp_path)
-    assert (found["participating"]["num_clients"], found["novel"]["num_clients"]) == (3, 2)
-    assert found["personalization"]["epochs"] == 3
-    accuracies = [float(row["test_accuracy"]) for row in rows if row["novel"] == "0"]
-    assert found["participating"]["mean"] == pytest.approx(sum(accuracies) / 3)
-    variance = sum((value - sum(accuracies) / 3) ** 2 for value in accuracies) / 3
-    assert found["participating"]["variance"] == pytest.approx(variance)
-    main(["personalize", "--config", str(config), "--ckpt_path", "last", "--personalize.epochs", "3"])
-    assert results(tmp_path) == (found, rows)
-
-
-def test_fit_alone_and_the_stage_alone(tmp_path, config):
-    main(["fit", "--config", str(config)])
-    assert not (tmp_path / "runs" / "version_0" / "personalized.json").exists()
-    main(["personalize", "--config", str(config), "--ckpt_path", "last"])
-    assert results(tmp_path)[0]["personalization"] == {
-        "train": "linear",
-        "epochs": 10,
-        "lr": 0.01,
-        "momentum": 0.9,
-        "weight_decay": 0.0,
-        "batch_size": 32,
-    }
-
-
-def test_without_a_checkpoint_it_says_so(tmp_path, config):
-    """Each client alone, for as many epochs as the stage has: the baseline Script-Fair."""
-    with pytest.warns(UserWarning, match="a model that was not trained"):
-        main(["personalize", "--config", str(config), "--personalize.train", "all"])
-    assert results(tmp_path)[0]["participating"]["num_clients"] == 3

@@ -67,7 +67,8 @@ def prototype_meta_loss(
     Returns:
         A scalar, in single precision for half-precision encodings. A cluster without an encoding in view e has no
         prototype: it has no share in the softmax, and its encodings in view o contribute nothing, neither to the sum
-        nor to the number that it is divided by, as in the published code. Zero where nothing is left.
+        nor to the number that it is divided by, as in the published code. (That also leaves out the prototype of a
+        cluster without an encoding in view o; here it is there to be told from.) Zero where nothing is left.
 
     Raises:
         ValueError: if shapes do not fit together, encodings are not floating point, labels are not integers, or there

@@ -7,8 +7,9 @@ from collections.abc import Generator, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pfl_lightning.client import Phase
+from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.local_fit._stack import Member
+from pfl_lightning.local_fit.base import phase_data
 from pfl_lightning.local_fit.tasks import FitEnvironment
 from pfl_lightning.seeding import seeded_generator
 
@@ -33,9 +34,11 @@ class Stream:
         offset: What is added to positions.
     """
 
-    def __init__(self, member: Member, phase: Phase, environment: FitEnvironment, purpose: str) -> None:
+    def __init__(
+        self, client: FederatedClient, member: Member, phase: Phase, environment: FitEnvironment, purpose: str
+    ) -> None:
         context = member.context
-        self._data = context.data.for_phase(phase.batch_size, phase.plain)
+        self._data = phase_data(client, phase, context)
         self._generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = self._data.loader(self._generator)
         self._loader = loader if member.features is None else loader.with_inputs(member.features)

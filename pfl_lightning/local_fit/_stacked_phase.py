@@ -55,7 +55,7 @@ def run_stacked_phase(
         computations: Makes what computes a vectorised step; by default it is neither compiled nor captured.
     """
     optimizer = StackedOptimizer(client, len(stack.members))  # of the client as it is, with its encoder
-    streams = {member: Stream(member, phase, environment, purpose) for member in stack.members}
+    streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
     on_features = stack.members[0].features is not None
     try:
         stack.keep(sorted(stack.members, key=lambda member: -streams[member].steps))

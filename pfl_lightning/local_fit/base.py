@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FederatedData
+from pfl_lightning.data import FederatedData, FitData
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
 from pfl_lightning.local_fit.evaluation import load_own_state, score_parts
 from pfl_lightning.local_fit.tasks import (
@@ -173,8 +173,8 @@ class LocalFit(ABC):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> Losses:
         enter_phase(client, phase)
-        context = replace(context, data=context.data.for_phase(phase.batch_size, phase.plain))
-        with _explained(context):
+        context = replace(context, data=phase_data(client, phase, context))
+        with _explained(context, phase):
             losses = self.run_phase(client, phase, context, environment, purpose)
         if trains(client.encoder):
             context.data.forget_features()
@@ -218,8 +218,18 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
     return update, personal
 
 
+def phase_data(client: FederatedClient, phase: Phase, context: FitContext) -> FitData:
+    """The client's data with the settings of the phase that it has entered.
+
+    In a plain phase, for which no ``drop_last`` can be set, a last batch of a single sample is left out where batch
+    normalisation trains, which cannot take it; the order being random, it is another sample in every epoch.
+    """
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in client.modules())
+    return context.data.for_phase(phase.batch_size, phase.plain, leave_out_single=phase.plain and normed)
+
+
 @contextmanager
-def _explained(context: FitContext) -> Iterator[None]:
+def _explained(context: FitContext, phase: Phase) -> Iterator[None]:
     """Say what batch normalisation means when it meets a batch of one sample."""
     try:
         yield
@@ -227,10 +237,17 @@ def _explained(context: FitContext) -> Iterator[None]:
         if not str(error).startswith("Expected more than 1 value per channel"):
             raise
         count, size = context.data.num_samples, context.data.batch_size
+        if phase.plain and count == 1:
+            raise ClientError(
+                context.client,
+                context.round,
+                f"batch normalisation cannot train in phase {phase.name!r} on the client's only training sample; give "
+                "it more samples, or train the head alone",
+            ) from error
+        advice = "choose another batch_size" if phase.plain else "set drop_last to true, or choose another batch_size"
         raise ConfigurationError(
             f"client {context.client}, round {context.round}: batch normalisation cannot train on a batch of one "
-            f"sample, and the {count} training samples in batches of {size} leave such a batch; set drop_last to true, "
-            "or choose another batch_size"
+            f"sample, and the {count} training samples in batches of {size} leave such a batch; {advice}"
         ) from error
 
 

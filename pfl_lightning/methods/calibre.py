@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -119,6 +120,10 @@ class Calibre(FederatedClient):
     def steps_on_features(self) -> bool:
         """Whether the step is the base's: in a personalization."""
         return self.phase.name == "fine_tune"
+
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """What the objective asks of clients' numbers of samples."""
+        self.objective.check_samples(samples)
 
     def before_fit(self, context: FitContext) -> int | None:
         """Start what the objective makes anew; draw the starts of the k-means of this fit.

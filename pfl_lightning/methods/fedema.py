@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.messages import ClientUpdate
-from pfl_lightning.self_supervised import BYOL, ObjectiveFactory, make_objective
+from pfl_lightning.self_supervised import BYOL, Objective, ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.client_parts import (
     fitting_phases,
     learn_from_views,
@@ -36,13 +37,15 @@ class FedEMA(FederatedClient):
     of the norms of its convolutions' weights, and between the start and the end of a fit); lambda_k is set at the start
     of the client's second fit (in the paper right after the aggregation of its first one; both are the same where
     everybody takes part in every round); parameters are mixed, running statistics of batch normalisation are the
-    global ones, as in the published implementation; the server averages by samples.
+    global ones, as in the published implementation; a target network that is kept takes the step after a fit's last
+    batch at the start of the next fit, towards the mixture; the server averages by samples.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
         num_classes: Number of classes, C.
-        objective: What makes the objective from the encoder; ``None`` is BYOL with a target network that is the
-            client's own from fit to fit.
+        objective: What makes the objective from the encoder; ``None`` is BYOL by squared distances, to which ``lr``
+            belongs, with a target network that is the client's own from fit to fit, and with the widths of
+            :class:`~pfl_lightning.self_supervised.BYOL` (in the published implementation hidden 4096, out 2048).
         tau: The autoscaler's, the mu of the client's second fit, in [0, 1].
         scaler: lambda_k, the same for all clients, in place of the autoscaler.
         consecutive: Whether only clients that took part in the round before mix, and others start from the global
@@ -82,7 +85,7 @@ class FedEMA(FederatedClient):
         if scaler is not None:
             check_number("scaler (lambda)", scaler)
         self.tau, self.scaler, self.consecutive = tau, scaler, consecutive
-        self.objective = BYOL(encoder, keep_target=True) if objective is None else make_objective(objective, encoder)
+        self.objective = make_objective(objective or _byol, encoder)
         self.shared = objective_shared(self.objective)
         self.own = TensorDict({name: parameter.detach().clone() for name, parameter in self._online().items()})
         self.register_buffer("last_round", torch.full((), -1, dtype=torch.int64))  # of the client's fits
@@ -103,6 +106,10 @@ class FedEMA(FederatedClient):
     def steps_on_features(self) -> bool:
         """Whether the step is the base's: in a personalization."""
         return self.phase.name == "fine_tune"
+
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """What the objective asks of clients' numbers of samples."""
+        self.objective.check_samples(samples)
 
     def before_fit(self, context: FitContext) -> None:
         """Mix the client's own networks into the received global ones; start the target network."""
@@ -146,3 +153,7 @@ class FedEMA(FederatedClient):
         if self.phase.name == "fine_tune":
             return super().training_step(batch, batch_idx)
         return sum_of_terms({"self_supervised": learn_from_views(self.objective, self.encoder, batch).loss})
+
+
+def _byol(encoder: nn.Module) -> Objective:
+    return BYOL(encoder, keep_target=True, squared_distances=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -75,6 +76,10 @@ class PFLSSL(FederatedClient):
     def steps_on_features(self) -> bool:
         """Whether the step is the base's: in a personalization."""
         return self.phase.name == "fine_tune"
+
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """What the objective asks of clients' numbers of samples."""
+        self.objective.check_samples(samples)
 
     def before_fit(self, context: FitContext) -> None:
         """Start what the objective makes anew in every fit."""

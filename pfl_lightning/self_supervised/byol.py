@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from pfl_lightning.self_supervised import _lightly
-from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ class BYOL(Objective):
         keep_target: Whether the target network is the client's own from fit to fit; otherwise every fit starts from a
             copy of the received networks.
         batch_norm: Whether batch normalisation follows the hidden layers of projector and predictor.
+        squared_distances: Whether the loss is the paper's, the squared distances of vectors of unit length, of both
+            directions added: 4 - 2 (cos + cos'). Otherwise it is - (cos + cos') / 2, as in lightly's examples and in
+            Calibre's published code, of which the gradient is a quarter: learning rates belong to one or the other.
     """
 
     shared = ("projector.*", "predictor.*")
@@ -42,11 +45,13 @@ class BYOL(Objective):
         momentum: float = 0.99,
         keep_target: bool = False,
         batch_norm: bool = True,
+        squared_distances: bool = False,
     ) -> None:
         super().__init__(encoder, hidden, out)
         self.projector = _head(self.in_features, hidden, out, batch_norm)
         self.predictor = _head(out, hidden, out, batch_norm)
         self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
+        self.squared_distances = squared_distances
         self.negative_cosine = _lightly.losses("BYOL").NegativeCosineSimilarity()
 
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
@@ -60,15 +65,15 @@ class BYOL(Objective):
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
         self.target.follow(encoder, self.projector)
-        encodings = of_both_views(encoder, first, second)
-        projections = of_both_views(self.projector, *encodings)
-        predicted = of_both_views(self.predictor, *projections)
-        targets = of_both_views(self.target, first, second)
+        encodings = of_each_view(encoder, first, second)
+        projections = of_each_view(self.projector, *encodings)
+        predicted = of_each_view(self.predictor, *projections)
+        targets = of_each_view(self.target, first, second)
         return ObjectiveOutput(in_single_precision(self._loss, *predicted, *targets), encodings, projections)
 
     def _loss(self, one: Tensor, other: Tensor, target: Tensor, other_target: Tensor) -> Tensor:
-        loss: Tensor = 0.5 * (self.negative_cosine(one, other_target) + self.negative_cosine(other, target))
-        return loss
+        cosines: Tensor = self.negative_cosine(one, other_target) + self.negative_cosine(other, target)
+        return 4 + 2 * cosines if self.squared_distances else 0.5 * cosines
 
 
 def _head(width: int, hidden: int, out: int, batch_norm: bool) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.self_supervised import _lightly
-from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class MoCoV2(Objective):
     as well, for what methods build on the encodings of both.
 
     The bank starts every fit anew with random directions, so that no client keeps the keys of an old encoder. It must
-    not be larger than the client's data, since it would hold other views of the very samples of the batch. Bank and
+    not be larger than the client's data, since it would then always hold other views of the batch's own samples (as a
+    bank of about an epoch does now and then, at its turn). Bank and
     loss do as lightly's ``NTXentLoss(memory_bank_size=...)``, which reads its place in the bank as a Python number, and
     would not take keys in under ``torch.func.vmap``.
 
@@ -66,19 +68,23 @@ class MoCoV2(Objective):
         self.register_buffer("bank", torch.zeros(bank, out), persistent=False)
         self.register_buffer("place", torch.zeros((), dtype=torch.int64), persistent=False)  # of the oldest key
 
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Refuse a bank that is larger than a client's data; see :meth:`Objective.check_samples`."""
+        client, count = min(samples.items(), key=lambda item: item[1])
+        if len(self.bank) > count:
+            raise ConfigurationError(
+                f"MoCo's memory bank of {len(self.bank)} keys is larger than the {count} training samples of client "
+                f"{client}, so that a sample would be its own negative; set bank to at most {count}, or give clients "
+                "more samples"
+            )
+
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Start the target network and the bank.
 
         Raises:
             ConfigurationError: The bank is larger than the client's data.
         """
-        size, count = len(self.bank), context.data.num_samples
-        if size > count:
-            raise ConfigurationError(
-                f"client {context.client}, round {context.round}: MoCo's memory bank of {size} keys is larger than the "
-                f"client's {count} training samples, so that a sample would be its own negative; set bank to at most "
-                "the samples of the smallest client, or give clients more samples"
-            )
+        self.check_samples({context.client: context.data.num_samples})
         self.target.start(encoder, self.projector)
         directions = torch.randn(self.bank.shape, dtype=torch.float32)  # on the CPU: alike on all devices
         self.bank.copy_(F.normalize(directions.to(self.bank.dtype), dim=1))
@@ -91,10 +97,10 @@ class MoCoV2(Objective):
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
         self.target.follow(encoder, self.projector)
-        encodings = of_both_views(encoder, first, second)
-        projections = of_both_views(self.projector, *encodings)
+        encodings = of_each_view(encoder, first, second)
+        projections = of_each_view(self.projector, *encodings)
         if self.symmetric:
-            queries, keys = torch.cat(projections), self.target(torch.cat([second, first]))
+            queries, keys = torch.cat(projections), torch.cat(of_each_view(self.target, second, first))
         else:
             queries, keys = projections[0], self.target(second)
         return ObjectiveOutput(in_single_precision(self._loss, queries, keys), encodings, projections)

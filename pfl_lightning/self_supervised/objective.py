@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +15,7 @@ from pfl_lightning.functional._numerics import at_least_single, without_autocast
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
 
-__all__ = ["Objective", "ObjectiveOutput", "in_single_precision", "of_both_views"]
+__all__ = ["Objective", "ObjectiveOutput", "in_single_precision", "of_both_views", "of_each_view"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,16 @@ class Objective(nn.Module):
         check_at_least("out", out, 1)
         self.in_features, self.hidden, self.out = cast(int, encoder.out_features), hidden, out
 
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Refuse clients with too few samples; called before the first round.
+
+        Args:
+            samples: Number of training samples of each client that takes part.
+
+        Raises:
+            ConfigurationError: Names a client, its samples, and what to do.
+        """
+
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Called at the start of a local fit, with the received state; torch's generators are seeded for the fit."""
 
@@ -79,9 +89,18 @@ class Objective(nn.Module):
 
 
 def of_both_views(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """A network's outputs for two views, in one pass: batch normalisation sees both."""
+    """A network's outputs for two views, in one pass: batch normalisation sees both (SimCLR, SwAV)."""
     one, other = network(torch.cat([first, second])).chunk(2)
     return one, other
+
+
+def of_each_view(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """A network's outputs for two views, one after the other: batch normalisation sees one at a time.
+
+    So it is in the published code of BYOL, SimSiam and MoCo: no view learns of the other by the statistics of a batch
+    that they share, and a loss of one direction has no gradient for the view that it only asks for.
+    """
+    return network(first), network(second)
 
 
 def in_single_precision(loss: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ class SimCLR(Objective):
     """NT-Xent: the two views of a sample are closer to one another than to all other views of the batch.
 
     Source: T. Chen, S. Kornblith, M. Norouzi and G. Hinton, A Simple Framework for Contrastive Learning of Visual
-    Representations, ICML 2020.
+    Representations, ICML 2020. As in its code, batch normalisation sees both views of a batch together.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.

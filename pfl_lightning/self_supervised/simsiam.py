@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.self_supervised import _lightly
-from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 
 __all__ = ["SimSiam"]
 
@@ -39,9 +39,9 @@ class SimSiam(Objective):
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
-        encodings = of_both_views(encoder, first, second)
-        projections = of_both_views(self.projector, *encodings)
-        predicted = of_both_views(self.predictor, *projections)
+        encodings = of_each_view(encoder, first, second)
+        projections = of_each_view(self.projector, *encodings)
+        predicted = of_each_view(self.predictor, *projections)
         return ObjectiveOutput(in_single_precision(self._loss, *predicted, *projections), encodings, projections)
 
     def _loss(self, one: Tensor, other: Tensor, projected: Tensor, other_projected: Tensor) -> Tensor:

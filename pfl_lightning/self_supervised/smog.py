@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import cluster_means, fit_kmeans
 from pfl_lightning.self_supervised import _lightly
-from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
+from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork, parameters_to_buffers
 
 if TYPE_CHECKING:
@@ -71,6 +72,15 @@ class SMoG(Objective):
         if share_groups:
             self.shared = (*type(self).shared, "groups.*")
 
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Refuse more groups to find than a client has samples; see :meth:`Objective.check_samples`."""
+        client, count = min(samples.items(), key=lambda item: item[1])
+        if self.num_groups > count and not self.share_groups:
+            raise ConfigurationError(
+                f"SMoG looks for {self.num_groups} groups in the {count} training samples of client {client}; set "
+                f"groups to at most {count}, share the groups (share_groups=True), or give clients more samples"
+            )
+
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Start the target network, and find groups.
 
@@ -88,12 +98,7 @@ class SMoG(Objective):
 
     @torch.no_grad()
     def _find_groups(self, encoder: nn.Module, context: FitContext) -> None:
-        if self.num_groups > context.data.num_samples:
-            raise ConfigurationError(
-                f"client {context.client}, round {context.round}: SMoG looks for {self.num_groups} groups in the "
-                f"client's {context.data.num_samples} training samples; set groups to at most the samples of the "
-                "smallest client, share the groups (share_groups=True), or give clients more samples"
-            )
+        self.check_samples({context.client: context.data.num_samples})
         modes = {module: module.training for module in self.projector.modules()}
         self.projector.eval()
         with context.data.forward_context():
@@ -114,8 +119,8 @@ class SMoG(Objective):
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
         self.target.follow(encoder, self.projector)
-        encodings = of_both_views(encoder, first, second)
-        projections = of_both_views(self.projector, *encodings)
+        encodings = of_each_view(encoder, first, second)
+        projections = of_each_view(self.projector, *encodings)
         predicted, keys = self.predictor(projections[0]), self.target(second)
         return ObjectiveOutput(in_single_precision(self._loss, projections[0], predicted, keys), encodings, projections)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -9,7 +12,13 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
 
+if TYPE_CHECKING:
+    from pfl_lightning.client import FitContext
+
 __all__ = ["SwAV"]
+
+SMALLEST_EPSILON = 0.0125
+"""Of the exponentials exp(1 / epsilon), many are added up in single precision."""
 
 
 class SwAV(Objective):
@@ -17,9 +26,9 @@ class SwAV(Objective):
 
     Source: M. Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, NeurIPS 2020.
     Two views, no smaller crops and no queue. Prototypes are vectors on the unit sphere, without a bias, as in the
-    paper; where its code divides the weights by their length before every step, here the scores are those of the
-    weights divided by their length, which is the same descent up to the second order of the learning rate, and leaves a
-    training step that changes no parameter.
+    paper; where its code divides the weights by their length before every step, here they are divided at the start of
+    every fit, and the scores are those of the weights divided by their length, which is the same descent up to the
+    second order of the learning rate, and leaves a training step that changes no parameter.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
@@ -27,7 +36,7 @@ class SwAV(Objective):
         out: See there.
         prototypes: Number of prototypes.
         temperature: Of the predictions.
-        epsilon: Of the Sinkhorn iterations; the smaller, the harder the assignments.
+        epsilon: Of the Sinkhorn iterations; the smaller, the harder the assignments; at least 0.0125.
         iterations: Number of the Sinkhorn iterations.
     """
 
@@ -48,9 +57,19 @@ class SwAV(Objective):
         check_at_least("iterations", iterations, 1)
         check_number("temperature", temperature, strict=True)
         check_number("epsilon", epsilon, strict=True)
+        if epsilon < SMALLEST_EPSILON:
+            raise ValueError(
+                f"epsilon must be at least {SMALLEST_EPSILON}, got {epsilon}: the Sinkhorn iterations start from "
+                "exp(cosine / epsilon), which overflows in single precision"
+            )
         self.projector = _lightly.heads("SwAV").SwaVProjectionHead(self.in_features, hidden, out)
         self.prototypes = nn.Linear(out, prototypes, bias=False)
         self.swapped = _lightly.losses("SwAV").SwaVLoss(temperature, iterations, epsilon)
+
+    @torch.no_grad()
+    def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
+        """Bring the prototypes to the unit sphere, from which an average takes them: shorter ones turn faster."""
+        self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""

@@ -57,13 +57,18 @@ class PlainObjective:
         return self.target_encoder.state_dict(), self.target_projector.state_dict()
 
     def online(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Projections of both views, one after the other, first through all of the encoder."""
+        encoded = self.encoder(first), self.encoder(second)
+        return self.projector(encoded[0]), self.projector(encoded[1])
+
+    def together(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Projections of both views, which pass together."""
         one, other = self.projector(self.encoder(torch.cat([first, second]))).chunk(2)
         return one, other
 
     def keys(self, *views: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return self.target_projector(self.target_encoder(torch.cat(views))).chunk(len(views))
+            return tuple(self.target_projector(self.target_encoder(view)) for view in views)
 
     def move_target(self, momentum: float) -> None:
         pairs = ((self.encoder, self.target_encoder), (self.projector, self.target_projector))
@@ -78,7 +83,7 @@ class PlainObjective:
 
 class PlainSimCLR(PlainObjective):
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
-        return nt_xent(*self.online(first, second), 0.2)
+        return nt_xent(*self.together(first, second), 0.2)
 
 
 class PlainBYOL(PlainObjective):
@@ -86,15 +91,26 @@ class PlainBYOL(PlainObjective):
 
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         self.move_target(self.momentum)
-        one, other = self.predictor(torch.cat(self.online(first, second))).chunk(2)
+        one, other = (self.predictor(projected) for projected in self.online(first, second))
         target, other_target = self.keys(first, second)
         return -(mean_cosine(one, other_target) + mean_cosine(other, target)) / 2
+
+
+class PlainBYOLByDistances(PlainBYOL):
+    """The squared distances of vectors of unit length, of both directions added."""
+
+    def loss(self, first: Tensor, second: Tensor) -> Tensor:
+        self.move_target(self.momentum)
+        predicted = [self.predictor(projected) for projected in self.online(first, second)]
+        pairs = zip(predicted, reversed(self.keys(first, second)), strict=True)
+        gaps = [unit(p) - unit(t) for own, target in pairs for p, t in zip(own, target, strict=True)]
+        return sum((gap * gap).sum() for gap in gaps) / len(first)
 
 
 class PlainSimSiam(PlainObjective):
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         one, other = self.online(first, second)
-        predicted, other_predicted = self.predictor(torch.cat([one, other])).chunk(2)
+        predicted, other_predicted = self.predictor(one), self.predictor(other)
         return -(mean_cosine(predicted, other) + mean_cosine(other_predicted, one)) / 2
 
 
@@ -135,7 +151,7 @@ class PlainSwAV(PlainObjective):
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         scores = [
             [[cosine(row, prototype) for prototype in self.prototypes] for row in view]
-            for view in self.online(first, second)
+            for view in self.together(first, second)
         ]
         total = 0
         for mine, theirs in ((0, 1), (1, 0)):

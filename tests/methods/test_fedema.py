@@ -200,6 +200,8 @@ def test_by_default_it_is_byol_with_a_target_of_the_clients_own():
     client = FedEMA(flat_encoder(()), 5)
     assert type(client.objective) is BYOL
     assert client.objective.target.keep
+    assert client.objective.squared_distances  # the loss that the learning rate was published with
+    assert client.lr == 0.032
     assert client.objective.target.momentum == 0.99
     assert (client.tau, client.scaler) == (0.7, None)
     assert client.phases() == (Phase("self_supervised", ("encoder.*", "objective.*"), 5),)

@@ -7,14 +7,14 @@ import torch
 from fake_cluster import fake_ray_fit
 from plain_calibre import PlainCalibre
 from resume import play
-from toy import CLIENTS, SMALL_SIMCLR, assert_same, run, whole_state
+from toy import CLIENTS, LABELS, SMALL_SIMCLR, assert_same, for_toy, run, whole_state
 from views import ToyViews, flat_encoder
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.client import Phase
-from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import PFLSSL, Calibre
+from pfl_lightning.errors import CheckpointError, ConfigurationError
+from pfl_lightning.methods import PFLSSL, Calibre, FedEMA
 from pfl_lightning.self_supervised import BYOL, MoCoV2, SimCLR, SimSiam, SMoG, SwAV
 
 SMALL = {"hidden": 6, "out": 5}
@@ -58,6 +58,22 @@ def fit(objective, epochs=2):
 def options():
     """Batches of four, and none of one sample: the heads have batch normalisation."""
     return {"data": ToyViews(drop_last=True), "encoder": flat_encoder, "cohorts": COHORTS}
+
+
+def break_client_0(inputs, targets):
+    inputs[: len(LABELS[0])] = float("nan")
+
+
+@OBJECTIVE
+def test_a_client_whose_data_are_not_finite_is_left_out(objective, shared, kept):
+    """Nothing of its target network, bank or groups reaches the client after it."""
+    more = {"encoder": flat_encoder, "cohorts": [[0, 2, 3]]}
+    with pytest.warns(UserWarning, match=r"left out of the aggregation: client 0, round 0: the (loss|projections)"):
+        got = run(fit(objective), data=ToyViews(drop_last=True, change=break_client_0), **more)
+    expected = run(fit(objective), data=ToyViews(drop_last=True), **more | {"cohorts": [[2, 3]]})
+    sent = [dict(federation.server.broadcast(1, 1).weights) for federation in (got, expected)]
+    assert_same(*sent)
+    assert not got.personal.written(0)
 
 
 @OBJECTIVE
@@ -156,6 +172,37 @@ def test_the_encoder_and_the_objective_train_and_the_head_does_not():
     assert all(torch.equal(head, heads[0]) for head in heads)
 
 
+TOO_FEW = {
+    "mocov2": (partial(MoCoV2, **SMALL, bank=8), r"bank of 8 keys is larger than the 7 training samples of client 4"),
+    "smog": (partial(SMoG, **SMALL, groups=8), r"SMoG looks for 8 groups in the 7 training samples of client 4"),
+}
+
+
+@pytest.mark.parametrize(("objective", "message"), TOO_FEW.values(), ids=TOO_FEW)
+@pytest.mark.parametrize("method", [PFLSSL, Calibre, FedEMA], ids=lambda method: method.__name__)
+def test_too_few_samples_are_refused_before_the_first_round(method, objective, message):
+    """And not when the turn of the client comes, which may be late or never."""
+    fitted = []
+
+    class Watched(method):
+        def before_fit(self, context):
+            fitted.append(context.client)
+            return super().before_fit(context)
+
+    with pytest.raises(ConfigurationError, match=message):
+        run(partial(Watched, objective=objective), data=ToyViews(), encoder=flat_encoder, cohorts=[[1, 2]])
+    assert fitted == []
+
+
+def test_novel_clients_may_have_fewer_samples():
+    data = ToyViews(novel_clients=4, drop_last=True)
+    [trains] = data.participating
+    bank = len(LABELS[trains])
+    assert bank > min(map(len, LABELS))
+    federation = run(fit(partial(MoCoV2, **SMALL, bank=bank), 1), data=data, encoder=flat_encoder, loop=FederatedLoop())
+    assert federation.personal.written(trains)
+
+
 def test_one_sample_in_a_projector_with_batch_normalisation():
     """SMoG's predictor sees one view; the other heads see two views of the one sample."""
     message = r"client 1, round 0: batch normalisation cannot train on a batch of one sample.*set drop_last"
@@ -168,3 +215,31 @@ def test_equal_views_are_warned_of():
     data.augment = False
     with pytest.warns(UserWarning, match="PFLSSL compares 2 augmented views of each sample"):
         run(fit(SMALL_SIMCLR), data=data, encoder=flat_encoder)
+
+
+@pytest.mark.parametrize("method", [PFLSSL, Calibre, FedEMA], ids=lambda method: method.__name__)
+def test_several_encoders_are_refused(method):
+    """What travels is the encoder."""
+    with pytest.raises(ConfigurationError, match=rf"{method.__name__} shares encoder.*use one encoder for all clients"):
+        run(for_toy(method), data=ToyViews(), encoder=[flat_encoder, wide_encoder])
+
+
+def wide_encoder(input_shape):
+    encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 4))
+    encoder.out_features = 4
+    return encoder
+
+
+@pytest.mark.parametrize("other", ["byol", "simsiam", "byol, target kept"])
+def test_a_checkpoint_of_another_objective_is_refused(tmp_path, other):
+    more = {"encoder": flat_encoder, "cohort": 3}
+    play(tmp_path, 1, fit(CASES["simclr"][0], 1), data=ToyViews(drop_last=True), **more)
+    with pytest.raises(CheckpointError, match=r"another objective: .*models.0.objective"):
+        play(
+            tmp_path,
+            2,
+            fit(CASES[other][0], 1),
+            data=ToyViews(drop_last=True),
+            ckpt_path=str(tmp_path / "last.ckpt"),
+            **more,
+        )

@@ -8,10 +8,11 @@ from lightly.loss import NTXentLoss
 from plain_objectives import PlainSwAV, descend
 from small_objectives import BANK, GROUPS, OUT, SMALL, built, close, context, views
 from torch.nn import functional as F
-from toy import tiny_encoder
+from toy import normed_encoder, tiny_encoder
 
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.self_supervised import BYOL, MoCoV2, Objective, SimCLR, SimSiam, SMoG, SwAV
+from pfl_lightning.self_supervised.swav import SMALLEST_EPSILON
 
 
 def test_swav_descends_as_the_published_code_up_to_the_second_order_of_the_learning_rate():
@@ -21,8 +22,7 @@ def test_swav_descends_as_the_published_code_up_to_the_second_order_of_the_learn
         network, objective = built(SMALL["swav"])
         plain = PlainSwAV(network, objective)
         plain.start(F.normalize(objective.prototypes.weight.detach()))
-        with torch.no_grad():
-            objective.prototypes.weight.copy_(plain.prototypes)
+        objective.before_fit(network, context())
         for first, second in views(3):
             descend([*network.parameters(), *objective.parameters()], objective(network, first, second).loss, lr)
             descend(plain.parameters(), plain.loss(first, second), lr)
@@ -32,6 +32,30 @@ def test_swav_descends_as_the_published_code_up_to_the_second_order_of_the_learn
 
     assert difference(1e-2) > 0
     assert difference(1e-3) < 0.02 * difference(1e-2)
+
+
+@pytest.mark.parametrize("name", ["mocov2", "smog"])
+def test_a_loss_of_one_direction_has_no_gradient_for_the_other_view(name):
+    """Nor by the statistics of batch normalisation, in the encoder or in a head."""
+    network, objective = built(SMALL[name], normed_encoder)
+    objective.before_fit(network, context())
+    [(first, second)] = views(1)
+    first.requires_grad_()
+    second.requires_grad_()
+    gradients = torch.autograd.grad(objective(network, first, second).loss, (first, second), allow_unused=True)
+    assert gradients[0].any()
+    assert gradients[1] is None
+
+
+def test_the_smallest_epsilon_of_swav_does_not_overflow():
+    """Samples on every prototype, where the cosine is one."""
+    network, objective = built(partial(SMALL["swav"], epsilon=SMALLEST_EPSILON))
+    objective = objective.float()
+    objective.before_fit(network, context())
+    rows = objective.prototypes.weight.detach().repeat(100, 1)
+    assert objective._loss(rows, rows).isfinite()
+    objective.swapped.sinkhorn_epsilon = 0.01
+    assert not objective._loss(rows, rows).isfinite()
 
 
 def test_mocos_bank_starts_anew_with_random_directions():
@@ -73,16 +97,14 @@ def test_mocos_bank_and_loss_are_lightlys(batches):
 def test_a_bank_larger_than_the_data_is_refused():
     network, objective = built(SMALL["mocov2"])
     objective.before_fit(network, context(BANK))
-    message = (
-        r"client 4, round 2: MoCo's memory bank of 20 keys is larger than the client's 19 training samples.*set bank"
-    )
+    message = r"MoCo's memory bank of 20 keys is larger than the 19 training samples of client 4.*at most 19"
     with pytest.raises(ConfigurationError, match=message):
         objective.before_fit(network, context(BANK - 1))
 
 
 def test_more_groups_than_samples_are_refused():
     network, objective = built(SMALL["smog"])
-    message = r"client 4, round 2: SMoG looks for 4 groups in the client's 3 training samples; set groups"
+    message = r"SMoG looks for 4 groups in the 3 training samples of client 4; set groups to at most 3"
     with pytest.raises(ConfigurationError, match=message):
         objective.before_fit(network, context(GROUPS - 1))
     network, objective = built(partial(SMALL["smog"], share_groups=True))
@@ -143,6 +165,7 @@ ARGUMENTS = [
     (MoCoV2, {"temperature": -1.0}, "temperature must be a finite number above 0"),
     (SwAV, {"prototypes": 0}, "prototypes must be at least 1"),
     (SwAV, {"epsilon": 0.0}, "epsilon must be a finite number above 0"),
+    (SwAV, {"epsilon": 0.01}, "epsilon must be at least 0.0125, got 0.01"),
     (SwAV, {"iterations": 0}, "iterations must be at least 1"),
     (SMoG, {"groups": 0}, "groups must be at least 1"),
     (SMoG, {"beta": 1.5}, "beta must be at most 1"),

@@ -1,0 +1,115 @@
+"""``pfl personalize`` and ``pfl fit --personalize``: what they print, write and refuse."""
+
+import csv
+import json
+
+import pytest
+import yaml
+
+from pfl_lightning.cli import main
+from pfl_lightning.errors import CheckpointError
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_DEBUG", "1")
+    data = {
+        "novel_clients": 2,
+        "partition": {
+            "class_path": "pfl_lightning.datamodules.IID",
+            "init_args": {"num_clients": 5, "samples_per_client": 30},
+        },
+    }
+    content = {
+        "run_dir": str(tmp_path / "runs"),
+        "model": {
+            "method": {"class_path": "pfl_lightning.methods.FedAvg", "init_args": {"epochs": 1}},
+            "encoder": "mlp",
+        },
+        "data": {"class_path": "pfl_lightning.datamodules.Digits", "init_args": data},
+        "trainer": {"max_epochs": 2, "enable_progress_bar": False, "accelerator": "cpu"},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def results(tmp_path):
+    folder = tmp_path / "runs" / "version_0"
+    with (folder / "personalized.csv").open() as file:
+        return json.loads((folder / "personalized.json").read_text()), list(csv.DictReader(file))
+
+
+def test_fit_goes_on_with_the_stage_and_personalize_repeats_it(tmp_path, config, capsys):
+    main(["fit", "--config", str(config), "--personalize.epochs", "3"])
+    assert "personalized (a linear head, 3 epochs)" in capsys.readouterr().out
+    found, rows = results(tmp_path)
+    assert (found["participating"]["num_clients"], found["novel"]["num_clients"]) == (3, 2)
+    assert found["personalization"]["epochs"] == 3
+    accuracies = [float(row["test_accuracy"]) for row in rows if row["novel"] == "0"]
+    assert found["participating"]["mean"] == pytest.approx(sum(accuracies) / 3)
+    variance = sum((value - sum(accuracies) / 3) ** 2 for value in accuracies) / 3
+    assert found["participating"]["variance"] == pytest.approx(variance)
+    main(["personalize", "--config", str(config), "--ckpt_path", "last", "--personalize.epochs", "3"])
+    assert results(tmp_path) == (found, rows)
+
+
+def test_fit_alone_and_the_stage_alone(tmp_path, config):
+    main(["fit", "--config", str(config)])
+    assert not (tmp_path / "runs" / "version_0" / "personalized.json").exists()
+    main(["personalize", "--config", str(config), "--ckpt_path", "last"])
+    assert results(tmp_path)[0]["personalization"] == {
+        "train": "linear",
+        "epochs": 10,
+        "lr": 0.01,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "batch_size": 32,
+    }
+
+
+def test_without_a_checkpoint_it_says_so(tmp_path, config):
+    """Each client alone, for as many epochs as the stage has: the baseline Script-Fair."""
+    with pytest.warns(UserWarning, match="a model that was not trained"):
+        main(["personalize", "--config", str(config), "--personalize.train", "all"])
+    assert results(tmp_path)[0]["participating"]["num_clients"] == 3
+
+
+def test_without_novel_clients_there_are_only_participating_ones(tmp_path, config, capsys):
+    main(["fit", "--config", str(config), "--data.init_args.novel_clients", "0", "--personalize.epochs", "1"])
+    table = capsys.readouterr().out.split("personalized (a linear head, 1 epoch)")[1]
+    assert "partic" in table
+    assert "│ novel" not in table
+    found, rows = results(tmp_path)
+    assert found["participating"]["num_clients"] == 5
+    assert "novel" not in found
+    assert [row["novel"] for row in rows] == ["0"] * 5
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, config):
+    main(["fit", "--config", str(config)])
+    last = ["personalize", "--config", str(config), "--ckpt_path", "last"]
+    with pytest.raises(CheckpointError, match="of the method FedAvg, this run is of FedPer"):
+        main([*last, "--model.method", "pfl_lightning.methods.FedPer"])
+    with pytest.raises(CheckpointError, match="another encoder"):
+        main([*last, "--model.encoder", "small_cnn"])
+    with pytest.raises(CheckpointError, match="another partition"):
+        main([*last, "--data.init_args.novel_clients", "1"])
+    assert not (tmp_path / "runs" / "version_0" / "personalized.json").exists()
+
+
+def test_too_many_novel_clients_are_refused(config):
+    with pytest.raises(ValueError, match="novel_clients is 5: all of the 5 clients would be novel"):
+        main(["personalize", "--config", str(config), "--data.init_args.novel_clients", "5"])
+
+
+def test_clients_whose_personalization_fails_are_named(tmp_path, config):
+    main(["fit", "--config", str(config)])
+    last = ["personalize", "--config", str(config), "--ckpt_path", "last"]
+    main(last)
+    assert results(tmp_path)[0]["not_personalized"] == []
+    with pytest.warns(UserWarning, match="evaluated without fine-tuning: client"):
+        main([*last, "--personalize.lr", "1e38", "--personalize.batch_size", "5"])
+    found, rows = results(tmp_path)
+    assert found["not_personalized"]
+    assert [int(row["client"]) for row in rows if row["personalized"] == "0"] == found["not_personalized"]
