@@ -69,6 +69,7 @@ class Calibre(FederatedClient):
     )
     batch_norm = "shared"
     judged_by = "nearest_neighbour"  # until a head is fitted
+    takes_unlabelled = True
     views = 2
 
     cluster_noise: Tensor
