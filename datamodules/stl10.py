@@ -26,7 +26,8 @@ class STL10(FederatedDataModule):
     The images without labels take part in the local fits of methods that need no labels (Calibre, PFLSSL, FedEMA), and
     in nothing else. At their own size they stay in the file, of which the operating system reads what a client needs; a
     method that takes none of them so pays nothing for them. At another ``image_size`` they are held in memory as bytes:
-    0.3 GB of 32 x 32 pixels.
+    0.3 GB of 32 x 32 pixels. A local fit holds those of its own client once more, and as floats (four times as much)
+    where a method looks at all of a client's samples together, as Calibre does for the divergence rate.
 
     The binary files are read here, not by ``torchvision.datasets.STL10``: that reads all 3 GB to compare checksums
     whichever part is asked for, holds all images without labels in memory, and refuses a smaller archive in the same

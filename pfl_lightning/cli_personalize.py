@@ -38,10 +38,7 @@ def personalization_table(federation: Federation, personalization: Personalizati
     epochs = f"{personalization.epochs} epoch" + ("s" if personalization.epochs > 1 else "")
     table = Table(title=f"{federation.method_name}, personalized ({what}, {epochs}): test accuracy, in %")
     for column in ("clients", "number", "mean", "std", "variance", "worst decile", "best", "worst"):
-        names = column == "clients"
-        table.add_column(
-            column, justify="left" if names else "right", min_width=len("participating") if names else None
-        )
+        table.add_column(column, justify="left" if column == "clients" else "right")
     for name, (number, found) in _summaries(federation).items():
         figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
         extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
