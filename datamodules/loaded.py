@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from pfl_lightning.datamodules.client_data import ClientData, unlabelled_part
 from pfl_lightning.datamodules.counting import Ints, class_counts
@@ -48,7 +49,8 @@ class LoadedData:
         inputs, targets = samples.train_inputs, samples.train_targets
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
         test_targets = targets if samples.test_targets is None else samples.test_targets
-        unlabelled = inputs[:0] if samples.unlabelled_inputs is None else samples.unlabelled_inputs
+        none = torch.empty((0, *inputs.shape[1:]), dtype=inputs.dtype)
+        unlabelled = none if samples.unlabelled_inputs is None else samples.unlabelled_inputs
         return ClientData(
             train=ViewedPart(inputs, targets, division.train[client], self.transform, view),
             validation=ViewedPart(inputs, targets, division.validation[client], self.transform, view),

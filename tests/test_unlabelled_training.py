@@ -10,8 +10,8 @@ import torch
 from fake_cluster import fake_ray_fit
 from plain_calibre import PlainCalibre
 from resume import play
-from toy import CLIENTS, INPUTS, SMALL_SIMCLR, Toy, assert_same, for_toy, quiet_trainer, run, whole_state
-from views import ToyViews, flat_encoder
+from toy import CLIENTS, SMALL_SIMCLR, Toy, assert_same, for_toy, quiet_trainer, run, whole_state
+from views import ToyViews, WithUnlabelled, flat_encoder
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.callbacks import FederatedLoop
@@ -21,24 +21,6 @@ from pfl_lightning.phases import Personalization
 
 COHORTS = [[0, 2, 3], [1, 2]]
 TAKE = (PFLSSL, Calibre, FedEMA)
-
-
-class WithUnlabelled(ToyViews):
-    """The toy data as images, with further ones without labels."""
-
-    further = 23
-
-    def load(self):
-        inputs = torch.randn(self.further, INPUTS, 1, 1, generator=torch.Generator().manual_seed(8))
-        return dataclasses.replace(super().load(), unlabelled_inputs=inputs)
-
-    def tensors(self, client, part="train"):
-        """What the client trains on, for a restatement."""
-        inputs, targets = super().tensors(client, part)
-        if part != "train":
-            return inputs, targets
-        own = self.load().unlabelled_inputs[self.client_data(client).unlabelled.indices]
-        return torch.cat([inputs, own]), torch.cat([targets, torch.full((len(own),), -1)])
 
 
 def play_rounds(fit, data=None, rounds=2, **options):
