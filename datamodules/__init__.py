@@ -1,13 +1,14 @@
 """Data of a federation: partition rules, client views and data sets.
 
 A :class:`FederatedDataModule` holds one data set as tensors, asks a :class:`Partitioner` who holds what, and hands out
-every client's own view as :class:`ClientData`: three :class:`Part` objects that make loaders.
+every client's own view as :class:`ClientData`: :class:`Part` objects that make loaders.
 """
 
 from pfl_lightning.datamodules.augmentation import StrongAugmentation
 from pfl_lightning.datamodules.augmentation_base import Augmentation
 from pfl_lightning.datamodules.augmentation_color import ColorJitter, RandomGrayscale
 from pfl_lightning.datamodules.augmentation_geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
+from pfl_lightning.datamodules.client_data import ClientData
 from pfl_lightning.datamodules.domain_folders import DOMAINNET_10, DomainFolders
 from pfl_lightning.datamodules.image_folder import ImageFolder
 from pfl_lightning.datamodules.module import FederatedDataModule
@@ -30,9 +31,10 @@ from pfl_lightning.datamodules.partition import (
     dominant_groups,
     save_partition,
 )
-from pfl_lightning.datamodules.parts import BatchLoader, ClientData, Part
+from pfl_lightning.datamodules.parts import BatchLoader, Part
 from pfl_lightning.datamodules.plot import partition_table, plot_partition
 from pfl_lightning.datamodules.samples import Samples
+from pfl_lightning.datamodules.stl10 import STL10
 from pfl_lightning.datamodules.transforms import BatchTransform
 from pfl_lightning.datamodules.user_data import FromDatasets, FromLightning
 from pfl_lightning.datamodules.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST
@@ -43,6 +45,7 @@ __all__ = [
     "DOMAINNET_10",
     "EMNIST",
     "IID",
+    "STL10",
     "Augmentation",
     "BatchLoader",
     "BatchTransform",

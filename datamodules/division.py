@@ -18,6 +18,7 @@ from pfl_lightning.datamodules.partition_base import (
     PartitionError,
 )
 from pfl_lightning.datamodules.partition_checks import check_parts
+from pfl_lightning.datamodules.unlabelled import deal_unlabelled
 
 
 class IndexLists:
@@ -59,19 +60,22 @@ class Division:
         test: Test indices of each client, into the test set; into the same samples where there is no test set.
         held: All clients' training and validation samples, sorted, each once; None where the data set has a test set,
             so that every training sample may be looked at.
+        unlabelled: Indices of each client into the samples without labels; none at all where there are no such samples.
     """
 
     train: IndexLists
     validation: IndexLists
     test: IndexLists
     held: Ints | None
+    unlabelled: IndexLists
 
-    def fingerprint(self, num_train: int, num_test: int, views: bytes = b"") -> str:
+    def fingerprint(self, num_train: int, num_test: int, num_unlabelled: int, views: bytes = b"") -> str:
         """A hash of who holds what, in which order.
 
         Args:
             num_train: Number of training samples; of all samples where there is no test set.
             num_test: Number of test samples, 0 where there is no test set.
+            num_unlabelled: Number of samples without labels.
             views: How clients see their samples, nothing where all see them as they are.
 
         Returns:
@@ -81,6 +85,8 @@ class Division:
         for lists in (self.train, self.validation, self.test):
             digest.update(lists.to_bytes())
         digest.update(views)
+        if num_unlabelled:
+            digest.update(np.array(num_unlabelled, dtype="<i8").tobytes() + self.unlabelled.to_bytes())
         return digest.hexdigest()[:16]
 
 
@@ -94,6 +100,8 @@ def divide(
     test_samples_per_client: int | None,
     seed: int,
     domains: tuple[Ints, Sequence[str]] | None = None,
+    num_unlabelled: int = 0,
+    novel: Sequence[int] = (),
 ) -> Division:
     """Give every client its training, validation and test samples.
 
@@ -110,6 +118,8 @@ def divide(
         test_samples_per_client: Greatest size of a client's test part, None for the size of its training part.
         seed: Seed of both splits.
         domains: Domain of each sample, shape (N,), and the domains' names, if there are any.
+        num_unlabelled: Number of samples without labels.
+        novel: The clients that never train.
 
     Returns:
         The division.
@@ -144,7 +154,8 @@ def divide(
         own, validation = split_validation(labels, own, validation_share, seed)
     # Of the parts as they are, not of what the rule chose from, which a file of the same parts does not tell.
     seen = np.unique(np.concatenate([*own, *validation])) if test_labels is None else None
-    return Division(IndexLists(own), IndexLists(validation), IndexLists(test), seen)
+    unlabelled = IndexLists(deal_unlabelled(rule, num_unlabelled, novel, seed))
+    return Division(IndexLists(own), IndexLists(validation), IndexLists(test), seen, unlabelled)
 
 
 def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: int) -> tuple[list[Ints], list[Ints]]:
@@ -174,22 +185,27 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
     return train, validation
 
 
-def check_batches(sizes: Ints, batch_size: int) -> None:
+def check_batches(division: Division, batch_size: int) -> None:
     """Check that every client fills a batch, for where smaller ones are left out.
 
+    With samples without labels, a client that has some is taken to train on them, too, and one that has none not to
+    train at all: whether a method takes them is not known here.
+
     Args:
-        sizes: Training samples of each client, shape (m,).
+        division: Who holds which samples.
         batch_size: Samples in a batch.
 
     Raises:
         PartitionError: If a client does not.
     """
-    short = np.flatnonzero(sizes < batch_size)
+    sizes, further = division.train.sizes + division.unlabelled.sizes, division.unlabelled.sizes
+    training = further > 0 if further.any() else np.ones(len(sizes), dtype=bool)
+    short = np.flatnonzero(training & (sizes < batch_size))
     if len(short):
         raise PartitionError(
             f"drop_last leaves client {short[0]} no batch ({len(short)} such clients): it has "
             f"{sizes[short[0]]} training samples, batch_size is {batch_size}; "
-            f"lower batch_size to at most {sizes.min()} or set drop_last to false"
+            f"lower batch_size to at most {sizes[training].min()} or set drop_last to false"
         )
 
 

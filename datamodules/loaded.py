@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from pfl_lightning.datamodules.client_data import ClientData, unlabelled_part
 from pfl_lightning.datamodules.counting import Ints, class_counts
 from pfl_lightning.datamodules.division import Division
-from pfl_lightning.datamodules.parts import ClientData
 from pfl_lightning.datamodules.samples import Samples
 from pfl_lightning.datamodules.transforms import BatchTransform
 from pfl_lightning.datamodules.views import ClientView, ViewedPart, check_views, describe_views, views_to_bytes
@@ -37,8 +38,10 @@ class LoadedData:
     @property
     def fingerprint(self) -> str:
         """A hash of who holds what and sees it how."""
-        num_test = 0 if self.samples.test_targets is None else len(self.samples.test_targets)
-        return self.division.fingerprint(len(self.samples.train_targets), num_test, views_to_bytes(self.views))
+        samples = self.samples
+        num_test = 0 if samples.test_targets is None else len(samples.test_targets)
+        num_samples = (len(samples.train_targets), num_test, samples.num_unlabelled)
+        return self.division.fingerprint(*num_samples, views_to_bytes(self.views))
 
     def client_data(self, client: int) -> ClientData:
         """One client's parts, through its view."""
@@ -46,10 +49,13 @@ class LoadedData:
         inputs, targets = samples.train_inputs, samples.train_targets
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
         test_targets = targets if samples.test_targets is None else samples.test_targets
+        none = torch.empty((0, *inputs.shape[1:]), dtype=inputs.dtype)
+        unlabelled = none if samples.unlabelled_inputs is None else samples.unlabelled_inputs
         return ClientData(
             train=ViewedPart(inputs, targets, division.train[client], self.transform, view),
             validation=ViewedPart(inputs, targets, division.validation[client], self.transform, view),
             test=ViewedPart(test_inputs, test_targets, division.test[client], self.transform, view),
+            unlabelled=unlabelled_part(unlabelled, division.unlabelled[client], self.transform, view),
         )
 
     def class_counts(self) -> Ints:

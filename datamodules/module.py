@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules.augmentation_base import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.augmentation_geometry import RandomCrop, RandomFlip
+from pfl_lightning.datamodules.client_data import ClientData
 from pfl_lightning.datamodules.cohort import CohortSampler, current_round, draw_novel_clients
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.division import check_batches, divide
 from pfl_lightning.datamodules.loaded import LoadedData
 from pfl_lightning.datamodules.partition_base import Partitioner
 from pfl_lightning.datamodules.partition_file import save_partition
-from pfl_lightning.datamodules.parts import ClientData
 from pfl_lightning.datamodules.samples import Samples
 from pfl_lightning.datamodules.transforms import BatchTransform, channel_statistics
 
@@ -31,6 +31,9 @@ class FederatedDataModule(LightningDataModule, ABC):
     The samples are held once, as tensors; a client is an index. Where the data set has a test set, test parts come from
     it alone; where it has none, a stratified share of the whole set is set aside for tests before the partition rule
     sees the rest. The loaders are for the outer Trainer: a batch is a tensor of client ids, not of samples.
+
+    Samples without labels, if the data set has some, are dealt at random (by ``seed``) and in equal shares to the
+    clients that train. They take part in the local fits of methods that need no labels, and in nothing else.
 
     Args:
         partition: The rule that says which client holds which samples.
@@ -135,9 +138,11 @@ class FederatedDataModule(LightningDataModule, ABC):
             test_samples_per_client=self.test_samples_per_client,
             seed=self.seed,
             domains=None if samples.train_domains is None else (samples.train_domains.numpy(), samples.domain_names),
+            num_unlabelled=samples.num_unlabelled,
+            novel=self.novel,
         )
         if self.drop_last:
-            check_batches(division.train.sizes, self.batch_size)
+            check_batches(division, self.batch_size)
         rule, num_classes = self.partition, len(samples.class_names)
         views = tuple(rule.client_view(client, num_classes) for client in range(self.num_clients))
         self._ready = LoadedData(samples, division, self._transform(samples, division.held), views)
@@ -179,6 +184,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._loaded.division.train.sizes
 
     @property
+    def unlabelled_sizes(self) -> Ints | None:
+        """Samples without labels of each client, shape (m,); None if there are none at all."""
+        return self._loaded.division.unlabelled.sizes if self._loaded.samples.num_unlabelled else None
+
+    @property
     def fingerprint(self) -> str:
         """A short hash of every client's indices and views and of the number of samples, equal after FromFile.
 
@@ -215,8 +225,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         Args:
             path: The file to write, ``.npz`` or ``.json``.
         """
-        own = self._loaded.division
-        save_partition(path, own.train.arrays(), own.test.arrays(), own.validation.arrays(), self._loaded.views)
+        own, views = self._loaded.division, self._loaded.views
+        unlabelled = None if self.unlabelled_sizes is None else own.unlabelled.arrays()
+        save_partition(path, own.train.arrays(), own.test.arrays(), own.validation.arrays(), views, unlabelled)
 
     def train_dataloader(self) -> DataLoader[int]:
         """The ids of the round's cohort, one in a batch: tensors of shape (1,)."""

@@ -15,17 +15,19 @@ from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition_base import Partitioner, PartitionError, check_labels
 from pfl_lightning.datamodules.views import ClientView, views_from_arrays, views_to_arrays
 
-_PARTS = ("train", "validation", "test")
+_PARTS = ("train", "validation", "test", "unlabelled")
 
 
 class FromFile(Partitioner):
     """A partition given by index lists in a file.
 
-    The file holds a part ``train`` and perhaps ``test`` and ``validation``, each with one list of indices a client. An
-    ``.npz`` file has them as integer arrays of shape (clients, samples), or, where clients differ in size, as one
-    flat array and an array ``<part>_sizes``; a ``.json`` file as an object of lists of lists. Indices count samples
-    in the data set's own order (an image folder: classes sorted, files sorted): ``train`` and ``validation`` count the
-    training set, ``test`` the test set; where the data set has no test set, all three count the whole set.
+    The file holds a part ``train`` and perhaps ``test``, ``validation`` and ``unlabelled``, each with one list of
+    indices a client. An ``.npz`` file has them as integer arrays of shape (clients, samples), or, where clients differ
+    in size, as one flat array and an array ``<part>_sizes``; a ``.json`` file as an object of lists of lists. Indices
+    count samples in the data set's own order (an image folder: classes sorted, files sorted): ``train`` and
+    ``validation`` count the training set, ``test`` the test set; where the data set has no test set, all three count
+    the whole set. ``unlabelled`` counts the samples without labels; it is not used where there are none, and without it
+    they are dealt as under any other rule.
 
     A file saved from clients that see their samples differently (FeatureShift, ConceptShift) also has ``rotations``
     (degrees, one a client) or ``label_maps`` (shape (clients, classes)), and these clients see them so again.
@@ -128,6 +130,17 @@ class FromFile(Partitioner):
         """The file's validation indices, None if it has none."""
         return list(self._parts["validation"]) if "validation" in self._parts else None
 
+    def fixed_unlabelled(self, num_samples: int) -> list[Ints] | None:
+        """The file's samples without labels, None if it has none.
+
+        Raises:
+            PartitionError: If an index is out of range.
+        """
+        if "unlabelled" not in self._parts:
+            return None
+        self._check_range("unlabelled", num_samples, "unlabelled set")
+        return list(self._parts["unlabelled"])
+
     def _check_range(self, name: str, num_samples: int, what: str) -> None:
         for client, part in enumerate(self._parts.get(name, [])):
             if len(part) and int(part.max()) >= num_samples:
@@ -143,6 +156,7 @@ def save_partition(
     test: Sequence[npt.NDArray[Any]] | None = None,
     validation: Sequence[npt.NDArray[Any]] | None = None,
     views: Sequence[ClientView] | None = None,
+    unlabelled: Sequence[npt.NDArray[Any]] | None = None,
 ) -> None:
     """Write index lists into a file that :class:`FromFile` reads back unchanged.
 
@@ -152,13 +166,15 @@ def save_partition(
         test: One array of test indices a client, if there are any.
         validation: One array of validation indices a client, if there are any.
         views: How each client sees its samples; None where all see them as they are.
+        unlabelled: One array of indices of samples without labels a client, if there are any.
 
     Raises:
         ValueError: If the ending is another.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    parts = {name: part for name, part in zip(_PARTS, (train, validation, test), strict=True) if part is not None}
+    given = zip(_PARTS, (train, validation, test, unlabelled), strict=True)
+    parts = {name: part for name, part in given if part is not None}
     seen = views_to_arrays(views or [])
     if target.suffix == ".json":
         lists = {name: [np.asarray(own).tolist() for own in part] for name, part in parts.items()}

@@ -65,6 +65,10 @@ class Wrapper(Partitioner):
         """The base rule's validation samples, None if it names none."""
         return self.base.fixed_validation()
 
+    def fixed_unlabelled(self, num_samples: int) -> list[Ints] | None:
+        """The base rule's samples without labels, None if it names none."""
+        return self.base.fixed_unlabelled(num_samples)
+
     def _over(self, base: Partitioner) -> Self:
         other = copy.copy(self)
         other.base = base

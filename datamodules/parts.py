@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pfl_lightning.datamodules.transforms import BatchTransform
+
+NO_LABEL = -1
+"""The class of a sample that has none."""
 
 
 class Part:
@@ -56,7 +58,7 @@ class Part:
             yield piece
 
     def class_counts(self, num_classes: int) -> Tensor:
-        """Samples of each class.
+        """Samples of each class; those without a class count nowhere.
 
         Args:
             num_classes: Number of classes C.
@@ -64,7 +66,8 @@ class Part:
         Returns:
             Whole numbers, shape (C,), int64.
         """
-        return torch.bincount(self.targets, minlength=num_classes)
+        targets = self.targets
+        return torch.bincount(targets[targets != NO_LABEL], minlength=num_classes)
 
     def loader(
         self,
@@ -241,18 +244,3 @@ class BatchLoader:
     def _grouped(self, rows: Tensor) -> Tensor:
         """The views of each sample in a dimension of their own, (B, V, ...)."""
         return rows if self.views == 1 else rows.unflatten(0, (-1, self.views))
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """All that one client sees of the data.
-
-    Attributes:
-        train: The samples it trains on.
-        validation: Samples of its own training data that are set aside; may be empty.
-        test: The samples it is judged by, in the proportions of its own training data.
-    """
-
-    train: Part
-    validation: Part
-    test: Part

@@ -78,6 +78,7 @@ def partition_table(
     max_clients: int = 40,
     max_classes: int = 16,
     groups: Sequence[str] | None = None,
+    unlabelled: Ints | None = None,
 ) -> Table:
     """A table for the terminal: a row a client, a column a class.
 
@@ -87,6 +88,7 @@ def partition_table(
         max_clients: Rows shown; a last row then says how many are left out.
         max_classes: With more classes, one column lists each client's most frequent ones instead.
         groups: What sets each client apart, such as its domain, for a column of its own; None for no such column.
+        unlabelled: Samples without labels of each client, shape (m,), likewise.
 
     Returns:
         The table, to be printed by rich.
@@ -98,8 +100,10 @@ def partition_table(
     num_clients, num_classes = counts.shape
     wide = num_classes <= max_classes
     title = f"{num_clients} clients, {num_classes} classes, {int(counts.sum())} training samples"
+    title += "" if unlabelled is None else f", {int(unlabelled.sum())} unlabelled"
     table = Table(title=title, box=SIMPLE_HEAD)
-    leading = ["client", *(["group"] if groups else []), "samples", *([] if wide else ["classes"])]
+    leading = ["client", *(["group"] if groups else []), "samples"]
+    leading += [*([] if unlabelled is None else ["unlabelled"]), *([] if wide else ["classes"])]
     for name in leading:
         table.add_column(name, justify="right", no_wrap=True)
     digits = len(str(int(counts.max())))
@@ -107,7 +111,8 @@ def partition_table(
         table.add_column(str(name), justify="right" if wide else "left", overflow="fold", min_width=digits)
     for client, row in enumerate(counts[:max_clients]):
         rest = _cells(row) if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
-        table.add_row(str(client), *([groups[client]] if groups else []), str(int(row.sum())), *rest)
+        without = [] if unlabelled is None else [str(int(unlabelled[client]))]
+        table.add_row(str(client), *([groups[client]] if groups else []), str(int(row.sum())), *without, *rest)
     if num_clients > max_clients:
         table.add_row(f"+{num_clients - max_clients}")
     return table

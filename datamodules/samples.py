@@ -20,6 +20,7 @@ class Samples:
         test_targets: Their classes, shape (M,).
         train_domains: Domain of each training sample, from 0, shape (N,), int64; None if there are no domains.
         domain_names: A name for each domain.
+        unlabelled_inputs: Further inputs without classes, shape (U, ...), None if there are none.
     """
 
     train_inputs: Tensor
@@ -29,6 +30,7 @@ class Samples:
     test_targets: Tensor | None = None
     train_domains: Tensor | None = None
     domain_names: tuple[str, ...] = ()
+    unlabelled_inputs: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check that inputs, targets, class names and domains belong together."""
@@ -44,6 +46,21 @@ class Samples:
                 )
         if self.train_domains is not None:
             _check_domains(self.train_domains, len(self.train_targets), len(self.domain_names))
+        if self.unlabelled_inputs is not None:
+            _check_unlabelled(self.unlabelled_inputs, self.train_inputs)
+
+    @property
+    def num_unlabelled(self) -> int:
+        """Number of samples without a class, U."""
+        return 0 if self.unlabelled_inputs is None else len(self.unlabelled_inputs)
+
+
+def _check_unlabelled(unlabelled: Tensor, inputs: Tensor) -> None:
+    if unlabelled.shape[1:] != inputs.shape[1:] or unlabelled.dtype != inputs.dtype:
+        raise ValueError(
+            f"training inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, unlabelled inputs "
+            f"{unlabelled.dtype} of shape {tuple(unlabelled.shape[1:])}: both must be the same"
+        )
 
 
 def _check_domains(domains: Tensor, num_samples: int, num_domains: int) -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, ResultsWriter, architecture_table
 from pfl_lightning.checkpoints import AtomicCheckpointIO, BestRound
 from pfl_lightning.cli_compare import compare, tensorboard
+from pfl_lightning.cli_messages import shorten
 from pfl_lightning.cli_parser import CLIParser, choose_engine, with_engine
 from pfl_lightning.cli_personalize import personalization_table, write_personalization
 from pfl_lightning.cli_tables import encoders_table, methods_table
@@ -53,7 +54,8 @@ class _Trainer(L.Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         counts = datamodule.class_counts()
         groups = datamodule.client_groups
-        Console().print(partition_table(counts, datamodule.class_names, groups=groups))
+        unlabelled = datamodule.unlabelled_sizes
+        Console().print(partition_table(counts, datamodule.class_names, groups=groups, unlabelled=unlabelled))
         plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups)
         datamodule.save_partition(str(folder / "partition.npz"))
         print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
@@ -302,7 +304,7 @@ def main(args: list[str] | None = None) -> None:
         if os.environ.get("PFL_DEBUG"):
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        sys.exit(f"pfl: {error}{notes}\n(PFL_DEBUG=1 shows where)")
+        sys.exit(f"pfl: {shorten(str(error))}{notes}\n(PFL_DEBUG=1 shows where)")
     return None
 
 

@@ -14,6 +14,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from pfl_lightning import datamodules, local_fit, methods
+from pfl_lightning.cli_messages import shorten
 from pfl_lightning.encoders import encoder_names
 from pfl_lightning.errors import ConfigurationError
 
@@ -112,9 +113,7 @@ class CLIParser(LightningArgumentParser):
         """Print what is wrong and what the choices are, and exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        for hint in (_options(message), _choices(message)):
-            if hint:
-                message = f"{message}\n{hint}"
-                break
+        hint = _options(message) or _choices(message)
+        message = "\n".join(filter(None, (shorten(message), hint)))
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help)\n")
         self.exit(2)

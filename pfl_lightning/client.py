@@ -109,6 +109,10 @@ class FederatedClient(L.LightningModule):
     equal_features: bool = False
     """Whether all clients need features of one width although they share no weights (prototypes, class means)."""
 
+    takes_unlabelled: bool = False
+    """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
+    batch is -1. Phases of plain batches, personalization and evaluation see the labelled ones alone."""
+
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
 

@@ -77,6 +77,11 @@ class ClientParts(Protocol):
         """What the client is judged on."""
         ...
 
+    @property
+    def train_and_unlabelled(self) -> PartSource:
+        """What a method without labels trains on; samples without a label have the class -1."""
+        ...
+
 
 class FederatedData(Protocol):
     """What a federation asks of its data module (see ``pfl_lightning.datamodules.FederatedDataModule``)."""
@@ -127,6 +132,7 @@ class FitData:
         device: Where batches are delivered.
         forward_context: The context of every forward pass, such as the outer Trainer's autocast.
         convert_input: Brings inputs to the type that the outer Trainer's precision asks for.
+        labelled: Those of the samples that have labels, for plain batches; ``None`` where all have.
     """
 
     part: PartSource
@@ -138,6 +144,7 @@ class FitData:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
     convert_input: Callable[[Tensor], Tensor] = lambda inputs: inputs
+    labelled: PartSource | None = None
     _plain: BatchSource | None = field(default=None, repr=False)
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 
@@ -146,9 +153,13 @@ class FitData:
 
         Args:
             batch_size: Samples in a batch; ``None`` keeps it.
-            plain: Whether batches are single views without augmentation, incomplete last ones included.
+            plain: Whether batches are single views without augmentation, of samples with labels alone, incomplete last
+                ones included.
             leave_out_single: Whether a last batch of a single sample is left out, where it is not the only one.
         """
+        if plain and self.labelled is not None:
+            own = replace(self, part=self.labelled, labelled=None, _plain=None, _features=None)
+            return own.for_phase(batch_size, plain, leave_out_single)
         size = self.batch_size if batch_size is None else batch_size
         augment, views = (False, 1) if plain else (self.augment, self.views)
         drop_last = self.drop_last and not plain

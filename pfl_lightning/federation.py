@@ -260,9 +260,9 @@ class Federation(L.LightningModule):
         plugin = self.trainer.precision_plugin
         return FitEnvironment(self.seed, self.device, plugin, str(self.trainer.precision))
 
-    def fit_data(self, client: int) -> FitData:
-        """The client's training part with the settings of its local fit."""
-        return fit_data(self.data, client, self.clients.model_of(client), self.environment)
+    def fit_data(self, client: int, *, training: bool = True) -> FitData:
+        """The client's training part with the settings of its local fit; or, with labels alone, of an evaluation."""
+        return fit_data(self.data, client, self.clients.model_of(client), self.environment, training=training)
 
     def start_round(self, send: Callable[[int], Broadcast]) -> None:
         """Hand the cohort of the round to the engine, which takes one client after the other as it needs them.
@@ -318,7 +318,7 @@ class Federation(L.LightningModule):
             self.server.broadcast(client, round),
             self.clients.stored(client),
             self.clients.keeps_trained(client),
-            self.fit_data(client),
+            self.fit_data(client, training=False),
             parts.validation if validation else None,
             parts.test if test else None,
         )

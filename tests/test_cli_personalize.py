@@ -113,3 +113,33 @@ def test_clients_whose_personalization_fails_are_named(tmp_path, config):
     found, rows = results(tmp_path)
     assert found["not_personalized"]
     assert [int(row["client"]) for row in rows if row["personalized"] == "0"] == found["not_personalized"]
+
+
+def test_each_client_alone_from_the_same_start(tmp_path, config):
+    """Script-Fair and Script-Convergent: a fit of no rounds, then the stage, for both kinds of clients."""
+    more = ["--config", str(config), "--model.method", "pfl_lightning.methods.LocalOnly", "--personalize.train", "all"]
+    main(["fit", *more, "--personalize.epochs", "3", "--trainer.max_epochs", "0"])
+    found, rows = results(tmp_path)
+    assert (found["participating"]["num_clients"], found["novel"]["num_clients"]) == (3, 2)
+    with pytest.warns(UserWarning, match="a model that was not trained"):
+        main(["personalize", *more, "--personalize.epochs", "3", "--run_dir", str(tmp_path / "other")])
+    again = json.loads((tmp_path / "other" / "version_0" / "personalized.json").read_text())
+    assert again == found
+    losses = {row["client"]: float(row["test_loss"]) for row in rows}
+    main(["fit", *more, "--personalize.epochs", "30", "--trainer.max_epochs", "0", "--run_dir", str(tmp_path / "long")])
+    with (tmp_path / "long" / "version_0" / "personalized.csv").open() as file:
+        longer = {row["client"]: float(row["test_loss"]) for row in csv.DictReader(file)}
+    assert all(longer[client] < losses[client] for client in losses)
+
+
+def test_a_config_with_the_stage_can_be_told_to_train_alone(tmp_path, config):
+    content = yaml.safe_load(config.read_text()) | {"personalize": {"train": "head", "epochs": 2}}
+    config.write_text(yaml.safe_dump(content))
+    main(["fit", "--config", str(config), "--personalize", "null"])
+    assert not (tmp_path / "runs" / "version_0" / "personalized.json").exists()
+    main(["personalize", "--config", str(config), "--ckpt_path", "last"])
+    found = results(tmp_path)[0]
+    assert (found["personalization"]["train"], found["personalization"]["epochs"]) == ("head", 2)
+    main(["fit", "--config", str(config), "--run_dir", str(tmp_path / "both")])
+    both = json.loads((tmp_path / "both" / "version_0" / "personalized.json").read_text())
+    assert both == found

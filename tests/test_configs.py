@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from stl10_archive import write_stl10
 
 from pfl_lightning.cli import main
 
@@ -60,7 +61,9 @@ def small_data(kind, folder):
     if name == "DomainFolders":
         # Halves: in a last batch of two, batch normalisation has next to no variance to divide by.
         return {"root": domain_folders(folder / "domains"), "image_size": 32, "batch_size": 31}
-    if name == "FashionMNIST":
+    if name == "STL10":
+        write_stl10(folder, train=400, test=120)
+    elif name == "FashionMNIST":
         idx_files(folder / "FashionMNIST" / "raw", "", 10)
     elif name == "EMNIST":
         idx_files(folder / "EMNIST" / "raw", "emnist-byclass-", 62)
@@ -103,7 +106,7 @@ def test_a_config_is_short_and_says_what_it_is(config):
     assert text.startswith("#")
     assert content["run_dir"] == f"runs/{config.stem}"
     assert {"method", "encoder"} <= content["model"].keys()
-    assert content["trainer"]["max_epochs"] > 1
+    assert content["trainer"]["max_epochs"] > (-1 if "personalize" in content else 1)
 
 
 def test_there_are_configs():
@@ -197,3 +200,14 @@ def test_a_cohort_by_number_or_by_rate(tmp_path, cohort, clients):
     results = json.loads((tmp_path / "version_0" / "results.json").read_text())
     parameters = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10
     assert results["bytes"]["up"] == clients * parameters * 4
+
+
+def test_the_partition_says_how_many_images_without_labels_a_client_has(tmp_path, capsys):
+    config = next(path for path in CONFIGS if path.stem == "calibre_stl10")
+    small = small_data("STL10", tmp_path / "data") | {"batch_size": 20, "partition.init_args.num_clients": 4}
+    main(["partition", "--config", str(config), "--run_dir", str(tmp_path / "runs"), *flags(small, "data.init_args.")])
+    said = capsys.readouterr().out
+    assert "30 unlabelled" in " ".join(said.split())
+    rows = [line.split()[:3] for line in said.splitlines() if line.split()[:1] in (["0"], ["1"], ["2"], ["3"])]
+    assert sorted(row[2] for row in rows) == ["0", "0", "15", "15"]
+    assert "unlabelled" in np.load(next((tmp_path / "runs").rglob("partition.npz"))).files

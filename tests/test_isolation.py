@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from toy import CLIENTS, LABELS, GivenCohorts, Toy, for_toy, run
+from views import WithUnlabelled, flat_encoder
 
 from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import METHODS, FedPAC
 
 # On encoders that have none.
@@ -75,6 +77,21 @@ def test_only_a_clients_own_samples_are_read(method, engine):
         assert (("fit", client), "test_inputs") not in touched.rows
         assert touched.rows[("evaluation", client), "train_inputs"] == train[client] | validation[client]
         assert touched.rows[("evaluation", client), "test_inputs"] == test[client]
+
+
+@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_only_a_clients_own_samples_without_labels_are_read_in_its_fit_alone(method, engine):
+    data = WithUnlabelled(novel_clients=1)
+    data.setup()
+    touched = Touched({"unlabelled": data._ready.samples.unlabelled_inputs})
+    fit = for_toy(method, epochs=1, fine_tune="head")
+    with touched:
+        more = {"loop": FederatedLoop(), "local_fit": engine(), "callbacks": [_Whose(touched)]}
+        run(fit, data=data, encoder=flat_encoder, **more)
+    own = {client: set(data.client_data(client).unlabelled.indices.tolist()) for client in data.participating}
+    expected = {(("fit", client), "unlabelled"): rows for client, rows in own.items()}
+    assert touched.rows == (expected if method.takes_unlabelled else {})
 
 
 def garbage_but_for(client):

@@ -207,7 +207,7 @@ class Worker:
         environment = self._environment
         tasks = [
             (model, FitTask(work.broadcast.to(environment.device), work.state, data))
-            for work, model, data in self._clients(parcel)
+            for work, model, data in self._clients(parcel, training=True)
         ]
         with torch.enable_grad(), _step_context(environment, training=True):
             return self._results(tasks)
@@ -220,7 +220,7 @@ class Worker:
     @torch.no_grad()
     def _evaluate(self, parcel: Parcel) -> list[Any]:
         environment, tasks = self._environment, []
-        for work, model, data in self._clients(parcel):
+        for work, model, data in self._clients(parcel, training=False):
             parts = self._data.client_data(work.broadcast.client)
             broadcast = work.broadcast.to(environment.device)
             validation, test = parts.validation if work.validation else None, parts.test if work.test else None
@@ -228,14 +228,15 @@ class Worker:
         with _step_context(environment, training=False):
             return list(self._engine.evaluate(tasks, environment))
 
-    def _clients(self, parcel: Parcel) -> Iterator[tuple[ClientWork, FederatedClient, Any]]:
+    def _clients(self, parcel: Parcel, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, Any]]:
         self._bundles = {number: kept for number, kept in self._bundles.items() if number in parcel.alive}
         for number, reference in parcel.bundles:
             if number not in self._bundles:
                 self._bundles[number] = unpack(self._get(reference))
         for work in unpack(parcel.work, self._bundles):
             model = self._models[work.model]
-            yield work, model, fit_data(self._data, work.broadcast.client, model, self._environment)
+            data = fit_data(self._data, work.broadcast.client, model, self._environment, training=training)
+            yield work, model, data
 
     @staticmethod
     def _answer(compute: Callable[[], Any]) -> Reply:

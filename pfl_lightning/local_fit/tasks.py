@@ -53,7 +53,9 @@ class FitEnvironment:
         return torch.autocast(self.device.type, enabled=False, cache_enabled=False)
 
 
-def fit_data(data: FederatedData, client: int, model: FederatedClient, environment: FitEnvironment) -> FitData:
+def fit_data(
+    data: FederatedData, client: int, model: FederatedClient, environment: FitEnvironment, *, training: bool
+) -> FitData:
     """A client's training part with the settings of its local fit.
 
     Args:
@@ -61,9 +63,13 @@ def fit_data(data: FederatedData, client: int, model: FederatedClient, environme
         client: Number of the client.
         model: The module of its architecture.
         environment: Where and in which precision it trains.
+        training: Whether it is for a local fit, in which samples without labels may take part; not so in an evaluation
+            and what comes before it.
     """
+    own = data.client_data(client)
+    part = own.train_and_unlabelled if training and model.takes_unlabelled else own.train
     return FitData(
-        data.client_data(client).train,
+        part,
         data.batch_size,
         data.drop_last,
         data.augment,
@@ -72,6 +78,7 @@ def fit_data(data: FederatedData, client: int, model: FederatedClient, environme
         environment.device,
         environment.forward_context,
         environment.convert_input,
+        None if part is own.train else own.train,
     )
 
 

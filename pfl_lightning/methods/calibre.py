@@ -42,6 +42,8 @@ class Calibre(FederatedClient):
     Ablations (Table I): ``alpha_n=0`` leaves out L_n, ``alpha_p=0`` L_p, ``aggregation="samples"`` the weights by
     divergence; all three leave :class:`~pfl_lightning.methods.PFLSSL`.
 
+    A client's samples without labels train like the others, and count in its divergence rate and number of samples.
+
     Every batch has two augmented views of each sample. ``drop_last`` is advised: a smaller last batch has as many
     clusters as it has samples at most, and so has a client with fewer samples than clusters.
 
@@ -70,6 +72,7 @@ class Calibre(FederatedClient):
     )
     batch_norm = "shared"
     judged_by = "nearest_neighbour"  # until a head is fitted
+    takes_unlabelled = True
     views = 2
 
     cluster_noise: Tensor
@@ -180,7 +183,7 @@ class Calibre(FederatedClient):
         return terms
 
     def make_update(self, context: FitContext, before: int | None) -> ClientUpdate:
-        """The shared state and, from the encodings of all training data at the trained encoder, the divergence rate."""
+        """The shared state and, from the encodings of all that trained at the trained encoder, the divergence rate."""
         if before is None:
             return super().make_update(context, before)
         encodings, _ = finite_features(self, context)

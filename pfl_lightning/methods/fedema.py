@@ -59,6 +59,7 @@ class FedEMA(FederatedClient):
     citation = Citation("Divergence-aware Federated Self-Supervised Learning", "Zhuang et al.", "ICLR", 2022)
     batch_norm = "shared"
     judged_by = "nearest_neighbour"  # until a head is fitted
+    takes_unlabelled = True
     views = 2
 
     last_round: Tensor

@@ -48,6 +48,7 @@ class PFLSSL(FederatedClient):
     )
     batch_norm = "shared"
     judged_by = "nearest_neighbour"  # until a head is fitted
+    takes_unlabelled = True
     views = 2
 
     def __init__(

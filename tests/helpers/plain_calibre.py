@@ -57,7 +57,7 @@ class PlainCalibre:
             net, draws = self.fit(client, round)
             states.append({n: p.detach() for n, p in net.named_parameters()})
             self.divergences[client] = self.divergence(net, client, draws)
-            weights.append(1 / self.divergences[client] if self.by_divergence else len(self.data.labels[client]))
+            weights.append(1 / self.divergences[client] if self.by_divergence else len(self.data.tensors(client)[0]))
         self.server.load_state_dict(mean_of(states, weights))
 
     def fit(self, client: int, round: int) -> tuple[Networks, Tensor]:

@@ -1,0 +1,69 @@
+"""What jsonargparse says of a wrong value, in a line."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["shorten"]
+
+_KEY, _UNION = 'Parser key "', "Does not validate against any of the Union subtypes"
+_FRAME = (_KEY, _UNION, "Subtypes:", "Errors:", "Problem with given class_path", "Given value type:")
+_TYPE = re.compile(r"Expected an? (?P<type>.+?)(?:\. Got value: (?P<value>.*))?")
+_CLASS = re.compile(r"dot import path string: (?P<value>.*)|path but (?P<path>.*) either .*")
+_WITHIN = re.compile(r"(?:NestedArg|Namespace)\(.*\bval='?(?P<value>.*?)'?\)")
+
+
+def shorten(message: str) -> str:
+    """The path of the option and what is wrong with it; messages of one line, and of others, as they are.
+
+    Where an option may be of several types, or is one of an object that may also be null, jsonargparse says for each
+    type why the value is none of it, and repeats the value. Of use are the complaints that go deepest: those about the
+    type that was meant.
+
+    Args:
+        message: A message.
+    """
+    if "\n" not in message or not (_KEY in message or _UNION in message):
+        return message
+    complaints: list[tuple[int, str]] = []
+    given = ""
+    for line in message.splitlines():
+        text = line.lstrip(" -").rstrip()
+        if text.startswith("Given value: "):
+            given = given or text.removeprefix("Given value: ")
+        elif text and not text.startswith(_FRAME):
+            complaints.append((len(line) - len(line.lstrip(" -")), text))
+    if not complaints:
+        return message
+    deepest = max(depth for depth, _ in complaints)
+    said = _joined([text for depth, text in complaints if depth == deepest], given)
+    return ": ".join(filter(None, (".".join(re.findall(r'Parser key "([\w.]+)":', message)), said)))
+
+
+def _joined(complaints: list[str], given: str) -> str:
+    """Those complaints that are about more than a type; if there are none, all types that were expected."""
+    types = [_TYPE.fullmatch(text) for text in complaints]
+    others = [text for text, found in zip(complaints, types, strict=True) if found is None]
+    if others:
+        return "; ".join(re.sub(r"^Type .* expects a function or a callable class: ", "", text) for text in others)
+    found = [match for match in types if match is not None]
+    expected = dict.fromkeys(_type_name(match["type"]) for match in found)
+    return f"expected {' or '.join(expected)}, got {_value(given, found)}"
+
+
+def _type_name(name: str) -> str:
+    if _CLASS.fullmatch(name):
+        return "a class"
+    name = name.replace("<class 'NoneType'>", "null").replace("typing.Literal", "one of ")
+    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", name)
+
+
+def _value(given: str, types: list[re.Match[str]]) -> str:
+    """The value that was given, wherever it is said."""
+    classes = [match for match in (_CLASS.fullmatch(match["type"]) for match in types) if match]
+    named = [match["value"] for match in types] + [match["value"] or match["path"] for match in classes]
+    if given and not given.startswith(("NestedArg(", "Namespace(")):
+        return given
+    known = next((value for value in named if value), given)
+    within = _WITHIN.fullmatch(known)
+    return within["value"] if within else known
