@@ -31,7 +31,7 @@ from pfl_lightning.datamodules.partition import (
     save_partition,
 )
 from pfl_lightning.datamodules.parts import BatchLoader, ClientData, Part
-from pfl_lightning.datamodules.plot import partition_table, plot_partition
+from pfl_lightning.datamodules.plot import partition_figure, partition_table, plot_partition
 from pfl_lightning.datamodules.samples import Samples
 from pfl_lightning.datamodules.transforms import BatchTransform
 from pfl_lightning.datamodules.user_data import FromDatasets, FromLightning
@@ -78,6 +78,7 @@ __all__ = [
     "Wrapper",
     "class_counts",
     "dominant_groups",
+    "partition_figure",
     "partition_table",
     "plot_partition",
     "save_partition",
