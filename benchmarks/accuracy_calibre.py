@@ -45,7 +45,8 @@ def method(name: str, args: argparse.Namespace) -> Any:
     """What makes a method's clients."""
     from pfl_lightning import methods as m
 
-    own = {"lr": args.lr, "momentum": 0.9, "weight_decay": 1e-4, "epochs": args.epochs}
+    lr = args.lr if name in SELF_SUPERVISED else args.supervised_lr
+    own = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-4, "epochs": args.epochs}
     if name == "FedEMA":
         return partial(m.FedEMA, **own)
     if name.startswith("pFL-"):
@@ -86,7 +87,7 @@ def build(name: str, seed: int, args: argparse.Namespace) -> tuple[Any, Any]:
         test_samples_per_client=args.samples,
         seed=seed,
     )
-    encoder = partial(ResNet18, layers=(1, 1, 1, 1))  # ResNet-10
+    encoder: Any = partial(ResNet18, layers=(1, 1, 1, 1)) if args.encoder == "resnet10" else args.encoder
     return Federation(method(name, args), encoder), data
 
 
@@ -143,8 +144,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--novel", type=int, default=10, help="clients that never train")
     parser.add_argument("--cohort", type=int, default=5, help="clients of a round")
     parser.add_argument("--samples", type=int, default=300, help="images a client, for training and for the test")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--encoder", default="fedpac_cnn", help="a registered name, or resnet10")
+    parser.add_argument("--lr", type=float, default=0.05, help="of self-supervised methods")
+    parser.add_argument("--supervised-lr", type=float, default=0.01)
 
 
 if __name__ == "__main__":
@@ -155,9 +158,9 @@ if __name__ == "__main__":
         names,
         DEFAULT,
         build,
-        60,
+        100,
         add_arguments,
-        evaluate_every=20,
+        evaluate_every=25,
         finish=finish,
         find=find,
         table=table,

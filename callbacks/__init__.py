@@ -1,8 +1,38 @@
 """Callbacks for the outer Trainer of a federation."""
 
 from pfl_lightning.callbacks.architectures import ArchitectureTable, architecture_table
+from pfl_lightning.callbacks.inspection import (
+    ClientAccuracy,
+    CombinationWeights,
+    Communication,
+    FeatureEmbedding,
+    Inspection,
+    InspectionCallback,
+    LossComponents,
+    PartitionPicture,
+    RepresentationMeasures,
+    RunSettings,
+    UnitAttribution,
+)
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.callbacks.traffic import Traffic
 
-__all__ = ["ArchitectureTable", "FederatedLoop", "ResultsWriter", "Traffic", "architecture_table"]
+__all__ = [
+    "ArchitectureTable",
+    "ClientAccuracy",
+    "CombinationWeights",
+    "Communication",
+    "FeatureEmbedding",
+    "FederatedLoop",
+    "Inspection",
+    "InspectionCallback",
+    "LossComponents",
+    "PartitionPicture",
+    "RepresentationMeasures",
+    "ResultsWriter",
+    "RunSettings",
+    "Traffic",
+    "UnitAttribution",
+    "architecture_table",
+]

@@ -155,6 +155,11 @@ class FederatedLoop(L.Callback):
         if trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches:
             self._finish_round(trainer, pl_module)
 
+    @property
+    def results(self) -> list[FitResult]:
+        """Losses, times and errors of the clients of the round so far, without updates and personal states."""
+        return list(self._results)
+
     def _upload(self, federation: Federation, result: FitResult) -> FitResult:
         """Hand one update to the server; the result comes back without it, so that its memory is free."""
         error = result.error

@@ -32,7 +32,7 @@ from pfl_lightning.datamodules.partition import (
     save_partition,
 )
 from pfl_lightning.datamodules.parts import BatchLoader, Part
-from pfl_lightning.datamodules.plot import partition_table, plot_partition
+from pfl_lightning.datamodules.plot import partition_figure, partition_table, plot_partition
 from pfl_lightning.datamodules.samples import Samples
 from pfl_lightning.datamodules.stl10 import STL10
 from pfl_lightning.datamodules.transforms import BatchTransform
@@ -81,6 +81,7 @@ __all__ = [
     "Wrapper",
     "class_counts",
     "dominant_groups",
+    "partition_figure",
     "partition_table",
     "plot_partition",
     "save_partition",

@@ -57,6 +57,16 @@ class Part:
             piece.indices = indices
             yield piece
 
+    def select(self, positions: Tensor) -> Part:
+        """The part's samples at these positions.
+
+        Args:
+            positions: Whole numbers from 0 to n - 1, shape (k,).
+        """
+        piece = copy.copy(self)
+        piece.indices = self.indices[positions]
+        return piece
+
     def class_counts(self, num_classes: int) -> Tensor:
         """Samples of each class; those without a class count nowhere.
 

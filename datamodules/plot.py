@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pfl_lightning.datamodules.counting import Ints
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_ROWS, _MOST_COLUMNS = 120, 120
 
@@ -26,6 +30,22 @@ def plot_partition(
         counts: Samples of each class at each client, shape (m, C).
         class_names: A name for each class.
         path: The PNG file to write; missing folders are made.
+        groups: What sets each client apart, such as its domain; None for nothing.
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    figure = partition_figure(counts, class_names, groups)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, format="png")
+
+
+def partition_figure(counts: Ints, class_names: Sequence[str], groups: Sequence[str] | None = None) -> Figure:
+    """The picture of :func:`plot_partition`, as a figure.
+
+    Args:
+        counts: Samples of each class at each client, shape (m, C).
+        class_names: A name for each class.
         groups: What sets each client apart, such as its domain; None for nothing.
 
     Raises:
@@ -68,8 +88,7 @@ def plot_partition(
     bars.set_xlabel("samples")
     bars.spines[["top", "right"]].set_visible(False)
     figure.colorbar(image, ax=[axes, bars], label="training samples", fraction=0.04, pad=0.02)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, format="png")
+    return figure
 
 
 def partition_table(

@@ -4,7 +4,7 @@ from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.federation import Federation
 from pfl_lightning.local_fit import FabricFit, LocalFit, RayFit, TrainerFit, VectorizedFit
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.server import Aggregator, AveragingAggregator
+from pfl_lightning.server import Aggregator, AveragingAggregator, Mixture
 
 __version__ = "0.1.0"
 
@@ -19,6 +19,7 @@ __all__ = [
     "Federation",
     "FitContext",
     "LocalFit",
+    "Mixture",
     "Phase",
     "RayFit",
     "TrainerFit",

@@ -17,7 +17,8 @@ from lightning.pytorch.plugins import CheckpointIO
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, ResultsWriter, architecture_table
+from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, architecture_table
+from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.checkpoints import AtomicCheckpointIO, BestRound
 from pfl_lightning.cli_compare import compare, tensorboard
 from pfl_lightning.cli_messages import shorten
@@ -146,6 +147,12 @@ class FederatedCLI(LightningCLI):
             default=None,
             help="What every client adapts to its own data after the training; null for nothing.",
         )
+        parser.add_argument(
+            "--inspect",
+            type=bool | Inspection | None,
+            default=None,
+            help="Pictures and further scalars (docs/inspection.md): true for all, or with settings.",
+        )
         parser.add_lightning_class_args(FederatedLoop, "loop")
         parser.add_lightning_class_args(ResultsWriter, "results")
         parser.add_lightning_class_args(BestRound, "checkpoint")
@@ -175,6 +182,8 @@ class FederatedCLI(LightningCLI):
             warnings.warn(
                 f"pfl {self.subcommand} without --ckpt_path evaluates a model that was not trained", stacklevel=2
             )
+        if self.subcommand != "fit":  # an evaluation has no use for what Communication has noted
+            warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
         config.weights_only = True if config.weights_only is None else config.weights_only
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -185,8 +194,9 @@ class FederatedCLI(LightningCLI):
         kwargs["default_root_dir"] = config.default_root_dir or str(folder.parent)
         if config.logger is None and self.subcommand != "partition":
             kwargs["logger"] = TensorBoardLogger(folder.parent.parent, name=folder.parent.name, version=folder.name)
-        own = self.config_init[self.subcommand].trainer.plugins or []
-        kwargs["plugins"] = [*(own if isinstance(own, list) else [own])]
+        kwargs["plugins"] = self._own("plugins")
+        kwargs["callbacks"] = self._own("callbacks")
+        kwargs["callbacks"] += self._inspection(kwargs["callbacks"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
@@ -201,6 +211,20 @@ class FederatedCLI(LightningCLI):
         trainer: L.Trainer = super()._instantiate_trainer(config, callbacks)
         return trainer
 
+    def _own(self, name: str) -> list[Any]:
+        """What the config lists for the Trainer, one or several."""
+        own = self.config_init[self.subcommand].trainer[name] or []
+        return [*(own if isinstance(own, list) else [own])]
+
+    def _inspection(self, own: list[L.Callback]) -> list[InspectionCallback]:
+        """The callbacks that ``inspect`` asks for, apart from those that the config lists."""
+        inspect: bool | Inspection | None = self.config_init[self.subcommand].inspect
+        if not inspect or self.subcommand == "partition":
+            return []
+        settings = Inspection() if inspect is True else inspect
+        config = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
+        return settings.callbacks(config, without=[type(callback) for callback in own])
+
     def _place(self, trainer: L.Trainer, folder: Path) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
@@ -208,6 +232,8 @@ class FederatedCLI(LightningCLI):
                 callback.dirpath = callback.dirpath or str(folder)
             elif isinstance(callback, BestRound):
                 callback.dirpath = callback.dirpath or str(folder / "checkpoints")
+            elif isinstance(callback, InspectionCallback):
+                callback.dirpath = callback.dirpath or str(folder / "inspection")
             elif isinstance(callback, _SaveConfig):
                 callback.folder = folder
         if self.config[self.subcommand].trainer.enable_checkpointing is not False:

@@ -215,6 +215,13 @@ class FederatedClient(L.LightningModule):
         scores: Tensor = self.head(features)
         return scores
 
+    def representations(self, features: Tensor) -> dict[str, Tensor]:
+        """What there is to look at between inputs and scores, by name: the features (N, d), and what is made of them.
+
+        For inspection alone; names are what pictures and scalars call the representations.
+        """
+        return {"features": features}
+
     # ------------------------------------------------------------------ Lightning's hooks
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -338,6 +338,24 @@ class Federation(L.LightningModule):
         with torch.inference_mode(False), torch.no_grad():
             self._warn_if_not_tuned(self.local_fit.load_own_model(model, task, self.environment))
         return copy.deepcopy(model).requires_grad_(True)
+
+    def own_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
+        """The model that each client is evaluated with, before any fine-tuning, for looking at.
+
+        They stand, one after the other, in copies of the architectures' modules, so that the training goes on as if
+        nobody had looked.
+
+        Yields:
+            The client's number and its model in evaluation mode, which is valid until the next is asked for.
+        """
+        copies: dict[int, FederatedClient] = {}
+        for client in clients:
+            own = self.clients.model_of(client)
+            if id(own) not in copies:
+                copies[id(own)] = copy.deepcopy(own)
+            model = copies[id(own)]
+            load_own_state(model, self._evaluation_task(client, self.round))
+            yield client, model.eval()
 
     def on_validation_epoch_start(self) -> None:
         """Hand the clients to the engine; forget the scores of the last evaluation."""

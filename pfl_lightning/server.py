@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.client_states import ClientStates
@@ -12,7 +13,20 @@ from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.state import TensorDict, select_state
 
-__all__ = ["Aggregator", "AveragingAggregator"]
+__all__ = ["Aggregator", "AveragingAggregator", "Mixture"]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How an aggregation made something of its own for each client of the cohort out of what all of them sent.
+
+    Attributes:
+        clients: The cohort, in the order of the rows, m numbers.
+        weights: Row i says how much client ``clients[i]`` gets of each client's, (m, m), on the CPU.
+    """
+
+    clients: tuple[int, ...]
+    weights: Tensor
 
 
 class Aggregator(nn.Module):
@@ -32,6 +46,8 @@ class Aggregator(nn.Module):
     def __init__(self, client: FederatedClient, num_clients: int) -> None:
         super().__init__()
         self.num_clients = num_clients
+        self.mixture: Mixture | None = None
+        """Weights of the last aggregation, for looking at; ``None`` before it, and where clients get no mixture."""
         self.seed = 0
         """The run's seed, set by the federation: what a server draws derives from it and the round."""
 
@@ -50,6 +66,10 @@ class Aggregator(nn.Module):
     def aggregate(self) -> None:
         """Combine what was received since the last call; without any update nothing changes."""
         raise NotImplementedError
+
+    def mixes(self) -> bool:
+        """Whether aggregations leave a ``mixture``: each client gets a combination of its own."""
+        return False
 
     def client_states(self) -> Sequence[ClientStates]:
         """What the server keeps for every client, if anything; the federation says whether it rests on disk."""

@@ -1,8 +1,9 @@
-"""Pure functions on tensors: averages, losses, class statistics, combination weights, clusters.
+"""Pure functions on tensors: averages, losses, class statistics, combination weights, clusters, representations.
 
 Nothing here keeps state between rounds; whoever calls owns the state.
 """
 
+from pfl_lightning.functional.attribution import layer_conductance, rank_correlation, rank_scores
 from pfl_lightning.functional.averaging import RunningAverage, weighted_average
 from pfl_lightning.functional.class_gaussians import (
     covariance_factors,
@@ -22,6 +23,7 @@ from pfl_lightning.functional.contrastive import supervised_contrastive_loss
 from pfl_lightning.functional.kmeans import Clustering, fit_kmeans, kmeans
 from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, proximal_term
 from pfl_lightning.functional.nearest_neighbour import nearest_neighbour_accuracy
+from pfl_lightning.functional.representations import class_separation, linear_cka, pairwise_linear_cka
 from pfl_lightning.functional.statistics import ClassStatistics
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "RunningAverage",
     "alignment_loss",
     "balanced_softmax_loss",
+    "class_separation",
     "cluster_means",
     "combination_weights",
     "covariance_factors",
@@ -39,10 +42,15 @@ __all__ = [
     "fit_kmeans",
     "inverse_divergence_weights",
     "kmeans",
+    "layer_conductance",
+    "linear_cka",
     "nearest_neighbour_accuracy",
+    "pairwise_linear_cka",
     "prototype_contrastive_loss",
     "prototype_meta_loss",
     "proximal_term",
+    "rank_correlation",
+    "rank_scores",
     "sample_class_gaussians",
     "supervised_contrastive_loss",
     "weighted_average",

@@ -134,6 +134,10 @@ class DualFed(FederatedClient):
         both = torch.stack([F.log_softmax(scores, dim=-1, dtype=single) for scores in (personal, general)])
         return both.logsumexp(dim=0) - math.log(2)
 
+    def representations(self, features: Tensor) -> dict[str, Tensor]:
+        """The general representation z in front of the projector, and the personal one u behind it."""
+        return {"pre_projection": features, "post_projection": self.projector(features)}
+
 
 def make_projector(width: int, hidden: int, depth: int, batch_norm: bool) -> nn.Sequential:
     """Linear layers from ``width`` over ``hidden`` back to ``width``: Linear - ReLU - BN - ... - Linear - BN.

@@ -22,7 +22,7 @@ from pfl_lightning.functional import (
 )
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods.class_means import class_statistics
-from pfl_lightning.server import Aggregator
+from pfl_lightning.server import Aggregator, Mixture
 from pfl_lightning.state import TensorDict, select_state
 
 
@@ -257,12 +257,17 @@ class FedPACAggregator(Aggregator):
             torch.tensor([update.num_samples for update in cohort]),
             threshold=self.threshold,
         )
+        self.mixture = Mixture(tuple(update.client for update in cohort), weights.cpu())
         combined = {}
         for name in self.heads.initial:
             heads = torch.stack([update.weights[name].double() for update in cohort])
             combined[name] = torch.einsum("ij,j...->i...", weights.double(), heads)  # (4)
         for row, update in enumerate(cohort):
             self.heads.set(update.client, {name: rows[row] for name, rows in combined.items()})
+
+    def mixes(self) -> bool:
+        """Whether heads are combined."""
+        return self.combination
 
     def client_states(self) -> tuple[ClientStates, ...]:
         """The heads."""

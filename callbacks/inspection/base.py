@@ -1,0 +1,132 @@
+"""What all inspection callbacks have in common: when they show something, and where it goes."""
+
+from __future__ import annotations
+
+import warnings
+
+import lightning as L
+
+from pfl_lightning.callbacks.inspection.charts import LOSSES, Chart
+from pfl_lightning.callbacks.inspection.recorder import Recorder
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
+
+__all__ = ["InspectionCallback"]
+
+
+class InspectionCallback(L.Callback):
+    """Base of the callbacks that look at a fit and change nothing of it.
+
+    A subclass overrides :meth:`show`, which is called after the first round, after every ``every_n_rounds``-th and
+    after the last; :meth:`after_round` and :meth:`after_evaluation` are called in every round, for what costs nothing.
+
+    Args:
+        every_n_rounds: How many rounds lie between two pictures.
+        dirpath: Folder for what no logger takes; ``None`` is ``inspection`` in the run's folder.
+
+    Raises:
+        ConfigurationError: The period is less than one round.
+    """
+
+    def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
+        if isinstance(every_n_rounds, bool) or not isinstance(every_n_rounds, int) or every_n_rounds < 1:
+            raise ConfigurationError(
+                f"{type(self).__name__}: every_n_rounds must be a number of rounds of at least 1, got "
+                f"{every_n_rounds!r}; to show nothing, leave the callback out"
+            )
+        self.every_n_rounds, self.dirpath = every_n_rounds, dirpath
+        self.optional = False
+        """Whether a run with nothing to show passes without a warning, as in a group of callbacks."""
+        self._recorder: Recorder | None = None
+        self._unavailable: str | None = None
+        self._round: int | None = None  # the last finished round of this fit
+        self._shown: int | None = None
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
+        """Why this run has nothing to show, if so; asked once, before the first round."""
+        return None
+
+    def charts(self, federation: Federation) -> tuple[Chart, ...]:
+        """Charts of the scalars that it logs, for TensorBoard's Custom Scalars tab."""
+        return ()
+
+    def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
+        """Called once before the first round of this fit, after a checkpoint was loaded."""
+
+    def after_evaluation(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Called after the evaluation of a round."""
+
+    def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Called after every round."""
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Called after the rounds whose turn it is."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where pictures and scalars go."""
+        assert self._recorder is not None, "the fit has not begun"
+        return self._recorder
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find out where things go and whether there is anything to show."""
+        if not isinstance(pl_module, Federation):
+            raise ConfigurationError(f"{type(self).__name__} looks at a Federation, got {type(pl_module).__name__}")
+        self._recorder = self._recorder_of(trainer)
+        self._round = self._shown = None
+        self._unavailable = self.unavailable(trainer, pl_module)
+        if self._unavailable is not None and not self.optional:
+            warnings.warn(f"{type(self).__name__} shows nothing: {self._unavailable}", stacklevel=2)
+
+    def _recorder_of(self, trainer: L.Trainer) -> Recorder:
+        """That of an inspection callback before this one, so that a run says once what goes where."""
+        for one in self._all(trainer):
+            if one is self:
+                break
+            if one.dirpath == self.dirpath:
+                return one.recorder
+        return Recorder(trainer, self.dirpath)
+
+    @staticmethod
+    def _all(trainer: L.Trainer) -> list[InspectionCallback]:
+        return [callback for callback in trainer.callbacks if isinstance(callback, InspectionCallback)]  # type: ignore[attr-defined]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Group the scalars of all inspection callbacks; one of them does it for all."""
+        assert isinstance(pl_module, Federation)
+        every = self._all(trainer)
+        if every[0] is self:
+            charts = [chart for one in every if one._unavailable is None for chart in one.charts(pl_module)]
+            self.recorder.layout([*charts, *LOSSES])
+        if self._unavailable is None:
+            self.before_fit(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Look at an evaluation inside a fit."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._unavailable is None:
+            assert isinstance(pl_module, Federation)
+            self.after_evaluation(trainer, pl_module, trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Look at a round that is over, evaluated or not."""
+        if self._unavailable is None:
+            assert isinstance(pl_module, Federation)
+            self._round = trainer.current_epoch
+            self.after_round(trainer, pl_module, self._round)
+            if self._round == 0 or (self._round + 1) % self.every_n_rounds == 0:
+                self._show(trainer, pl_module, self._round)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the last round, however the fit has ended."""
+        if self._round is not None:
+            assert isinstance(pl_module, Federation)
+            self._show(trainer, pl_module, self._round)
+
+    def _show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        if self._shown != round:
+            self._shown = round
+            self.show(trainer, federation, round)

@@ -1,0 +1,121 @@
+"""What each kind of logger can take beside numbers; nothing here needs any of them to be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from numpy.typing import NDArray
+
+__all__ = [
+    "end_session",
+    "start_session",
+    "tensorboard_writer",
+    "write_histogram",
+    "write_image",
+    "write_text",
+]
+
+Image = NDArray[np.uint8]
+
+
+class SummaryWriter(Protocol):
+    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int, *, dataformats: str) -> None: ...
+
+    def add_histogram(self, tag: str, values: Any, global_step: int, bins: Any) -> None: ...
+
+    def add_text(self, tag: str, text_string: str, global_step: int) -> None: ...
+
+    def add_custom_scalars(self, layout: Any) -> None: ...
+
+    def _get_file_writer(self) -> Any: ...
+
+
+def tensorboard_writer(logger: Logger) -> SummaryWriter | None:
+    """The writer of a TensorBoardLogger, ``None`` for another logger."""
+    return cast(SummaryWriter, logger.experiment) if isinstance(logger, TensorBoardLogger) else None
+
+
+def write_image(logger: Logger, tag: str, image: Image, round: int) -> bool:
+    """Show a picture of shape (H, W, 3).
+
+    TensorBoard takes it by ``add_image``, Weights & Biases by ``log_image``, MLflow by its client's ``log_image``.
+
+    Returns:
+        Whether the logger has taken it.
+    """
+    writer = tensorboard_writer(logger)
+    if writer is not None:
+        writer.add_image(tag, image, round, dataformats="HWC")
+        return True
+    if hasattr(logger, "log_image"):  # WandbLogger
+        logger.log_image(key=tag, images=[image], step=round)
+        return True
+    client: Any = getattr(logger, "experiment", None) if hasattr(logger, "run_id") else None
+    if not hasattr(client, "log_image"):
+        return False
+    client.log_image(logger.run_id, image, artifact_file=f"{tag}/round-{round:04d}.png")  # type: ignore[attr-defined]
+    return True
+
+
+def write_histogram(logger: Logger, tag: str, values: NDArray[np.float64], edges: NDArray[np.float64], r: int) -> bool:
+    """Show how values spread.
+
+    Args:
+        logger: The logger.
+        tag: Name.
+        values: The values, (n,).
+        edges: Edges of the bins.
+        r: The round.
+
+    Returns:
+        Whether the logger has taken it; TensorBoard alone does.
+    """
+    writer = tensorboard_writer(logger)
+    if writer is None:
+        return False
+    writer.add_histogram(tag, values, r, bins=edges)
+    return True
+
+
+def write_text(logger: Logger, tag: str, text: str, round: int) -> bool:
+    """Show text as it is.
+
+    Returns:
+        Whether the logger has taken it; TensorBoard alone does.
+    """
+    writer = tensorboard_writer(logger)
+    if writer is None:
+        return False
+    writer.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), round)  # Markdown for "as it is"
+    return True
+
+
+def start_session(logger: Logger, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> bool:
+    """Tell TensorBoard's HPARAMS tab the hyper-parameters of a run, and which scalars to show beside them.
+
+    Returns:
+        Whether the logger has taken it; TensorBoard alone does.
+    """
+    writer = tensorboard_writer(logger)
+    if writer is None:
+        return False
+    from torch.utils.tensorboard.summary import hparams
+
+    experiment, start, _ = hparams(dict(values), dict.fromkeys(metrics, 0.0))
+    writer._get_file_writer().add_summary(experiment)
+    writer._get_file_writer().add_summary(start)
+    return True
+
+
+def end_session(logger: Logger) -> None:
+    """Tell TensorBoard's HPARAMS tab that a run has come to its end."""
+    writer = tensorboard_writer(logger)
+    if writer is not None:
+        from torch.utils.tensorboard.summary import hparams
+
+        writer._get_file_writer().add_summary(hparams({}, {})[2])
