@@ -1,7 +1,14 @@
 """Callbacks for the outer Trainer of a federation."""
 
 from pfl_lightning.callbacks.architectures import ArchitectureTable, architecture_table
-from pfl_lightning.callbacks.inspection import ClientAccuracy, InspectionCallback, LossComponents
+from pfl_lightning.callbacks.inspection import (
+    ClientAccuracy,
+    CombinationWeights,
+    Communication,
+    InspectionCallback,
+    LossComponents,
+    PartitionPicture,
+)
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.callbacks.traffic import Traffic
@@ -9,9 +16,12 @@ from pfl_lightning.callbacks.traffic import Traffic
 __all__ = [
     "ArchitectureTable",
     "ClientAccuracy",
+    "CombinationWeights",
+    "Communication",
     "FederatedLoop",
     "InspectionCallback",
     "LossComponents",
+    "PartitionPicture",
     "ResultsWriter",
     "Traffic",
     "architecture_table",

@@ -139,6 +139,11 @@ def assert_equals_restatement(cohorts: list[list[int]], **options: float | bool)
     plain = Restated(Toy(), **options)
     for round, cohort in enumerate(cohorts):
         plain.play(round, cohort)
+    assert federation.server.mixes() == plain.combination == (federation.server.mixture is not None)
+    if plain.combination:
+        mixture = federation.server.mixture
+        assert mixture.clients == tuple(cohorts[-1])
+        torch.testing.assert_close(mixture.weights, torch.tensor(plain.weights).double(), rtol=0, atol=1e-5)
     for client in range(CLIENTS):
         assert_same(named(federation.client(client)), named(plain.model(client)), atol=1e-6)
     server = federation.server

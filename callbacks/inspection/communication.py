@@ -1,0 +1,128 @@
+"""What travelled, and what it was good for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import numpy as np
+
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.callbacks.inspection.charts import Chart
+from pfl_lightning.callbacks.inspection.figures import new_figure
+from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.federation import Federation
+from pfl_lightning.metrics import summarize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Communication", "TrafficPoint", "draw_accuracy_by_bytes"]
+
+
+@dataclass(frozen=True)
+class TrafficPoint:
+    """Where a run stands after a round.
+
+    Attributes:
+        round: The round, from 0.
+        up: Bytes from clients to server so far.
+        down: Bytes from server to clients so far.
+        accuracy: Mean test accuracy over the clients; ``None`` for a round without evaluation.
+    """
+
+    round: int
+    up: int
+    down: int
+    accuracy: float | None
+
+
+class Communication(InspectionCallback):
+    """Bytes that travelled, and accuracy against bytes.
+
+    :class:`~pfl_lightning.callbacks.FederatedLoop` logs ``bytes/up_<kind>`` and ``bytes/down_<kind>`` in any case,
+    cumulated; here ``bytes/up``, ``bytes/down`` and ``bytes/total`` are added in every round, and every
+    ``every_n_rounds`` rounds there is a picture of the mean test accuracy against all bytes so far (for methods whose
+    messages differ in size, rounds cannot be compared). The curve goes on after a resume.
+
+    Args:
+        every_n_rounds: Rounds between two pictures.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
+        super().__init__(every_n_rounds, dirpath)
+        self.history: list[TrafficPoint] = []
+        self._loaded = False
+
+    def charts(self, federation: Federation) -> tuple[Chart, ...]:
+        """Both directions, and by kind."""
+        return (
+            Chart("communication", "bytes so far", ("bytes/(up|down|total)",)),
+            Chart("communication", "bytes so far, by kind", ("bytes/(up|down)_.*",)),
+        )
+
+    def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
+        """Forget another fit's history."""
+        if not self._loaded:
+            self.history = []
+        self._loaded = False
+
+    # After the evaluation, so that a checkpoint of the best round, which is written then, has the round in it.
+    def after_evaluation(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Note the accuracy."""
+        scores = federation.test_scores or federation.validation_scores
+        novel = set(federation.data.novel)
+        own = {client: score.accuracy for client, score in scores.items() if client not in novel}
+        self._note(trainer, round, summarize(list(own), list(own.values())).mean if own else None)
+
+    def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Log the totals."""
+        if not self.history or self.history[-1].round != round:
+            self._note(trainer, round, None)
+        point = self.history[-1]
+        values = {"bytes/up": point.up, "bytes/down": point.down, "bytes/total": point.up + point.down}
+        self.recorder.scalars({name: float(value) for name, value in values.items()}, round)
+
+    def _note(self, trainer: L.Trainer, round: int, accuracy: float | None) -> None:
+        loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))  # type: ignore[attr-defined]
+        up, down = sum(loop.traffic.up.values()), sum(loop.traffic.down.values())
+        self.history = [point for point in self.history if point.round < round]
+        self.history.append(TrafficPoint(round, up, down, accuracy))
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Draw accuracy against bytes, once there is any."""
+        if any(point.accuracy is not None for point in self.history):
+            figure = draw_accuracy_by_bytes(self.history, federation.method_name)
+            self.recorder.figure("accuracy_by_bytes", figure, round)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history, for the checkpoint."""
+        return {"history": [asdict(point) for point in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the checkpoint's history."""
+        self.history, self._loaded = [TrafficPoint(**point) for point in state_dict["history"]], True
+
+
+def draw_accuracy_by_bytes(history: list[TrafficPoint], name: str) -> Figure:
+    """Accuracy against bytes up, down and together."""
+    points = [point for point in history if point.accuracy is not None]
+    accuracy = [100 * float(point.accuracy or 0) for point in points]
+    sizes = {
+        "up": [point.up for point in points],
+        "down": [point.down for point in points],
+        "up and down": [point.up + point.down for point in points],
+    }
+    largest = max(max(sizes["up and down"]), 1)
+    power = min(int(np.log10(largest)) // 3, 4)
+    figure = new_figure(6, 4)
+    axes = figure.add_subplot()
+    for label, values in sizes.items():
+        axes.plot([value / 1000**power for value in values], accuracy, marker=".", label=label)
+    unit = ("bytes", "kB", "MB", "GB", "TB")[power]
+    axes.set(xlabel=f"{unit} so far", ylabel="mean accuracy in %", title=name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure

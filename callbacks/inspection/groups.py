@@ -1,0 +1,59 @@
+"""Which clients belong together, for the order and the marks in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ClientGroups", "group_clients"]
+
+SHARE_OF_LARGEST = 0.5  # a client's own classes are those with at least half the samples of its largest one
+
+
+@dataclass(frozen=True)
+class ClientGroups:
+    """Clients that have the same classes and the same design (domain, rotation, labels).
+
+    Attributes:
+        names: A name for each group, in their order; one, "", where nothing sets clients apart.
+        group_of: The group of each client, (m,).
+    """
+
+    names: tuple[str, ...]
+    group_of: NDArray[np.int64]
+
+    def order(self, clients: Sequence[int]) -> list[int]:
+        """The positions of ``clients`` such that those of a group stand next to each other, ascending within it."""
+        return sorted(range(len(clients)), key=lambda place: (self.group_of[clients[place]], clients[place]))
+
+
+def group_clients(
+    counts: NDArray[np.int64], class_names: Sequence[str], design: Sequence[str] | None = None
+) -> ClientGroups:
+    """Group clients by their own classes, those with at least half the samples of its largest class, and by design.
+
+    Where that would leave most clients alone, the classes do not count; where the design does so too, there is one
+    group of all.
+
+    Args:
+        counts: Training samples of each class at each client, (m, C).
+        class_names: A name for each class.
+        design: What sets each client apart by design, such as its domain; ``None`` for nothing.
+    """
+    own = [tuple(np.flatnonzero(row >= SHARE_OF_LARGEST * max(row.max(), 1)).tolist()) for row in counts]
+    labels = list(design) if design is not None else [""] * len(counts)
+    for keys in ([(label, classes) for label, classes in zip(labels, own, strict=True)], [(la, ()) for la in labels]):
+        distinct = sorted(set(keys), key=lambda key: (labels.index(key[0]), key[1]))
+        if 1 < len(distinct) <= len(counts) / 2:
+            every = all(len(classes) == counts.shape[1] for _, classes in distinct)
+            names = [_name(label, () if every else classes, class_names) for label, classes in distinct]
+            return ClientGroups(tuple(names), np.array([distinct.index(key) for key in keys], dtype=np.int64))
+    return ClientGroups(("",), np.zeros(len(counts), dtype=np.int64))
+
+
+def _name(label: str, classes: Sequence[int], class_names: Sequence[str]) -> str:
+    named = [str(class_names[c]) for c in classes[:4]] + (["..."] if len(classes) > 4 else [])
+    return ": ".join(filter(None, (label, " ".join(named))))

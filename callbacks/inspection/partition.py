@@ -1,0 +1,38 @@
+"""Who holds how much of which class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.datamodules import partition_figure
+from pfl_lightning.federation import Federation
+
+__all__ = ["PartitionPicture"]
+
+
+class PartitionPicture(InspectionCallback):
+    """The heat map of ``pfl partition``: training samples by client and class, once, at the start of the run.
+
+    Novel clients, which never train, are marked.
+
+    Args:
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        super().__init__(dirpath=dirpath)
+
+    def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
+        """Draw it, unless the fit goes on from a checkpoint, whose run has it."""
+        if trainer.current_epoch > 0:
+            return
+        data: Any = federation.data
+        groups: list[str] | None = data.client_groups
+        if data.novel:
+            novel = set(data.novel)
+            known = groups or [""] * data.num_clients
+            groups = [", ".join(filter(None, (own, "novel" * (k in novel)))) for k, own in enumerate(known)]
+        self.recorder.figure("partition", partition_figure(data.class_counts(), data.class_names, groups), 0)
