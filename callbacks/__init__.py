@@ -5,9 +5,14 @@ from pfl_lightning.callbacks.inspection import (
     ClientAccuracy,
     CombinationWeights,
     Communication,
+    FeatureEmbedding,
+    Inspection,
     InspectionCallback,
     LossComponents,
     PartitionPicture,
+    RepresentationMeasures,
+    RunSettings,
+    UnitAttribution,
 )
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.results import ResultsWriter
@@ -18,11 +23,16 @@ __all__ = [
     "ClientAccuracy",
     "CombinationWeights",
     "Communication",
+    "FeatureEmbedding",
     "FederatedLoop",
+    "Inspection",
     "InspectionCallback",
     "LossComponents",
     "PartitionPicture",
+    "RepresentationMeasures",
     "ResultsWriter",
+    "RunSettings",
     "Traffic",
+    "UnitAttribution",
     "architecture_table",
 ]

@@ -17,7 +17,8 @@ from lightning.pytorch.plugins import CheckpointIO
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, ResultsWriter, architecture_table
+from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, architecture_table
+from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.checkpoints import AtomicCheckpointIO, BestRound
 from pfl_lightning.cli_parser import CLIParser, choose_engine, with_engine
 from pfl_lightning.cli_personalize import personalization_table, write_personalization
@@ -142,6 +143,12 @@ class FederatedCLI(LightningCLI):
             default=None,
             help="What every client adapts to its own data after the training; null for nothing.",
         )
+        parser.add_argument(
+            "--inspect",
+            type=bool | Inspection | None,
+            default=None,
+            help="Pictures and further scalars (docs/inspection.md): true for all, or with settings.",
+        )
         parser.add_lightning_class_args(FederatedLoop, "loop")
         parser.add_lightning_class_args(ResultsWriter, "results")
         parser.add_lightning_class_args(BestRound, "checkpoint")
@@ -181,14 +188,29 @@ class FederatedCLI(LightningCLI):
         kwargs["default_root_dir"] = config.default_root_dir or str(folder.parent)
         if config.logger is None and self.subcommand != "partition":
             kwargs["logger"] = TensorBoardLogger(folder.parent.parent, name=folder.parent.name, version=folder.name)
-        own = self.config_init[self.subcommand].trainer.plugins or []
-        kwargs["plugins"] = [*(own if isinstance(own, list) else [own])]
+        kwargs["plugins"] = self._own("plugins")
+        kwargs["callbacks"] = self._own("callbacks")
+        kwargs["callbacks"] += self._inspection(kwargs["callbacks"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
         trainer.callbacks.append(ArchitectureTable())  # type: ignore[attr-defined]
         self._place(trainer, folder)
         return trainer
+
+    def _own(self, name: str) -> list[Any]:
+        """What the config lists for the Trainer, one or several."""
+        own = self.config_init[self.subcommand].trainer[name] or []
+        return [*(own if isinstance(own, list) else [own])]
+
+    def _inspection(self, own: list[L.Callback]) -> list[InspectionCallback]:
+        """The callbacks that ``inspect`` asks for, apart from those that the config lists."""
+        inspect: bool | Inspection | None = self.config_init[self.subcommand].inspect
+        if not inspect or self.subcommand == "partition":
+            return []
+        settings = Inspection() if inspect is True else inspect
+        config = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
+        return settings.callbacks(config, without=[type(callback) for callback in own])
 
     def _place(self, trainer: L.Trainer, folder: Path) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -197,6 +219,8 @@ class FederatedCLI(LightningCLI):
                 callback.dirpath = callback.dirpath or str(folder)
             elif isinstance(callback, BestRound):
                 callback.dirpath = callback.dirpath or str(folder / "checkpoints")
+            elif isinstance(callback, InspectionCallback):
+                callback.dirpath = callback.dirpath or str(folder / "inspection")
             elif isinstance(callback, _SaveConfig):
                 callback.folder = folder
         if self.config[self.subcommand].trainer.enable_checkpointing is not False:

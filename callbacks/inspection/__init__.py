@@ -1,17 +1,27 @@
 """Callbacks that look at a fit and change nothing of it."""
 
 from pfl_lightning.callbacks.inspection.accuracy import ClientAccuracy
+from pfl_lightning.callbacks.inspection.attribution import UnitAttribution
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
+from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
+from pfl_lightning.callbacks.inspection.group import Inspection
 from pfl_lightning.callbacks.inspection.losses import LossComponents
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
+from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
+from pfl_lightning.callbacks.inspection.settings import RunSettings
 
 __all__ = [
     "ClientAccuracy",
     "CombinationWeights",
     "Communication",
+    "FeatureEmbedding",
+    "Inspection",
     "InspectionCallback",
     "LossComponents",
     "PartitionPicture",
+    "RepresentationMeasures",
+    "RunSettings",
+    "UnitAttribution",
 ]

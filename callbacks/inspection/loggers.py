@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from numpy.typing import NDArray
 
-__all__ = ["tensorboard_writer", "write_histogram", "write_image", "write_text"]
+__all__ = [
+    "end_session",
+    "start_session",
+    "tensorboard_writer",
+    "write_histogram",
+    "write_image",
+    "write_text",
+]
 
 Image = NDArray[np.uint8]
 
@@ -89,3 +97,29 @@ def write_text(logger: Logger, tag: str, text: str, round: int) -> bool:
         return False
     writer.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), round)  # Markdown for "as it is"
     return True
+
+
+def start_session(logger: Logger, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> bool:
+    """Tell TensorBoard's HPARAMS tab the hyper-parameters of a run, and which scalars to show beside them.
+
+    Returns:
+        Whether the logger has taken it; TensorBoard alone does.
+    """
+    writer = tensorboard_writer(logger)
+    if writer is None:
+        return False
+    from torch.utils.tensorboard.summary import hparams
+
+    experiment, start, _ = hparams(dict(values), dict.fromkeys(metrics, 0.0))
+    writer._get_file_writer().add_summary(experiment)
+    writer._get_file_writer().add_summary(start)
+    return True
+
+
+def end_session(logger: Logger) -> None:
+    """Tell TensorBoard's HPARAMS tab that a run has come to its end."""
+    writer = tensorboard_writer(logger)
+    if writer is not None:
+        from torch.utils.tensorboard.summary import hparams
+
+        writer._get_file_writer().add_summary(hparams({}, {})[2])

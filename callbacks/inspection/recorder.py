@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from pfl_lightning.callbacks.inspection.charts import Chart, layout
 from pfl_lightning.callbacks.inspection.figures import new_figure, render
-from pfl_lightning.callbacks.inspection.loggers import tensorboard_writer, write_histogram, write_image, write_text
+from pfl_lightning.callbacks.inspection.loggers import (
+    end_session,
+    start_session,
+    tensorboard_writer,
+    write_histogram,
+    write_image,
+    write_text,
+)
 from pfl_lightning.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -79,6 +86,17 @@ class Recorder:
             taken = [write_text(logger, tag, text, round) for logger in self.loggers]
             if not any(taken):
                 self._file(f"{tag}.txt", "texts").write_text(text)
+
+    def hyper_parameters(self, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
+        """Log what the run is made with; TensorBoard shows the last values of the metrics beside it."""
+        for logger in [] if self.silent else self.loggers:
+            if not start_session(logger, values, metrics):
+                logger.log_hyperparams(dict(values))
+
+    def finished(self) -> None:
+        """Tell TensorBoard that the run has come to its end."""
+        for logger in [] if self.silent else self.loggers:
+            end_session(logger)
 
     def layout(self, charts: Sequence[Chart]) -> None:
         """Tell TensorBoard how to group scalars; others have no such thing."""

@@ -1,0 +1,150 @@
+"""Which feature units clients classify by: FedClassAvg's Figure 9 (ICPP 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl_lightning.architectures import width_of
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.callbacks.inspection.charts import Chart
+from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings, represent
+from pfl_lightning.checks import check_at_least
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.federation import Federation
+from pfl_lightning.functional import layer_conductance, rank_correlation, rank_scores
+from pfl_lightning.seeding import derive_seed, torch_seed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Attribution", "UnitAttribution", "draw_attribution"]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What the units contribute to the classification of one sample.
+
+    Attributes:
+        label: The sample's class.
+        clients: The clients that classify it rightly, m of them.
+        conductance: Of each of their units, (m, d).
+    """
+
+    label: int
+    clients: tuple[int, ...]
+    conductance: Tensor
+
+
+class UnitAttribution(InspectionCallback):
+    """Ranks of the feature units by their conductance, client by client (FedClassAvg, section 5.3 and Figure 9).
+
+    Of the samples that are looked at, the one is taken that most clients classify rightly; for these clients the layer
+    conductance of each feature unit for the score of its class (:func:`~pfl_lightning.functional.layer_conductance`) is
+    turned into a rank. ``attribution_ranks`` is a picture, units by clients: where clients use units alike, it has
+    horizontal stripes. ``attribution/rank_correlation`` is the mean of Spearman's correlation over pairs of these
+    clients, ``attribution/clients`` their number.
+
+    Units are compared by position: all clients need features of one width. A method without a trained head, or with a
+    ``forward`` of its own (FedProto), has nothing to show.
+
+    Args:
+        every_n_rounds: Rounds between two pictures.
+        clients: At most so many clients are looked at.
+        samples: At most so many samples of all clients together, in equal shares.
+        part: Whose samples.
+        steps: Pieces of the integral.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    _probe: Probe
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        clients: int = 10,
+        samples: int = 50,
+        part: Part = "test",
+        steps: int = 32,
+        dirpath: str | None = None,
+    ) -> None:
+        super().__init__(every_n_rounds, dirpath)
+        self.settings = ProbeSettings(clients, samples, part)
+        check_at_least("steps", steps, 1)
+        self.steps = steps
+
+    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
+        """There is no trained head on features of one width, or nobody has samples."""
+        models = federation.clients.models
+        widths = {width_of(model.encoder): label for model, label in zip(models, federation.clients.labels)}
+        if len(widths) > 1:
+            named = ", ".join(f"{width} ({label})" for width, label in widths.items())
+            return f"units are compared by position, and the clients' features have several widths: {named}"
+        if models[0].judged_by != "classifier" or type(models[0]).forward is not FederatedClient.forward:
+            return f"{federation.method_name} does not classify by a head on the features"
+        self._probe = Probe(federation, self.settings)
+        return self._probe.lacks
+
+    def charts(self, federation: Federation) -> tuple[Chart, ...]:
+        """The correlation."""
+        return (Chart("representations", "rank correlation of units between clients", ("attribution/rank_.*",)),)
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Find the sample, and rank the units of those who know it."""
+        found = self.attribute(federation)
+        if found is None:
+            return
+        data: Any = federation.data
+        correlation = rank_correlation(found.conductance)
+        pairs = correlation[~torch.eye(len(correlation), dtype=torch.bool)]
+        pairs = pairs[pairs.isfinite()]
+        values = {"attribution/clients": float(len(found.clients))}
+        if len(pairs):
+            values["attribution/rank_correlation"] = float(pairs.mean())
+        self.recorder.scalars(values, round)
+        figure = draw_attribution(found, str(data.class_names[found.label]), round)
+        self.recorder.figure("attribution_ranks", figure, round)
+
+    def attribute(self, federation: Federation) -> Attribution | None:
+        """The attribution of the sample that most clients classify rightly; ``None`` if nobody is right anywhere."""
+        inputs, labels = self._probe.common_samples(federation)
+        right: dict[int, Tensor] = {}
+        for client, model in federation.own_models(self._probe.clients):
+            right[client] = self._right(federation, client, model, inputs, labels)
+        votes = torch.stack(list(right.values())).sum(dim=0)
+        sample = int(votes.argmax())  # the first of equal ones
+        knowing = [client for client, own in right.items() if bool(own[sample])]
+        if not knowing:
+            return None
+        rows = []
+        x, y = inputs[sample : sample + 1], labels[sample : sample + 1]
+        environment = federation.environment
+        for client, model in federation.own_models(knowing):
+            with torch_seed(derive_seed(federation.seed, "inspection", client)), environment.forward_context():
+                units = layer_conductance(model.encoder, model.classify, environment.convert_input(x), y, self.steps)
+            rows.append(units[0].float().cpu())
+        return Attribution(int(y), tuple(knowing), torch.stack(rows))
+
+    @staticmethod
+    @torch.no_grad()
+    def _right(federation: Federation, client: int, model: FederatedClient, inputs: Tensor, labels: Tensor) -> Tensor:
+        scores = represent(federation, client, model, inputs, lambda features: {"scores": model.classify(features)})
+        return scores["scores"].argmax(dim=1) == labels.cpu()
+
+
+def draw_attribution(found: Attribution, class_name: str, round: int) -> Figure:
+    """A heat map of the ranks, units by clients."""
+    ranks = rank_scores(found.conductance).numpy().T
+    figure = new_figure(float(np.clip(2.5 + 0.3 * len(found.clients), 4, 12)), 6)
+    axes = figure.add_subplot()
+    image = axes.imshow(ranks, aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+    thin_ticks(axes, "x", [str(client) for client in found.clients])
+    axes.set(xlabel="client", ylabel="feature unit", title=f"attribution ranks, class {class_name}, round {round}")
+    figure.colorbar(image, ax=axes, label="rank", fraction=0.046, pad=0.02)
+    return figure

@@ -1,0 +1,195 @@
+"""Clients' features in the plane, and in TensorBoard's Embedding Projector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_lightning.architectures import width_of
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.callbacks.inspection.figures import colours, new_figure
+from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings, Representations
+from pfl_lightning.callbacks.inspection.projector import Embedding, write_embedding
+from pfl_lightning.checks import check_number
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["FeatureEmbedding", "Points", "draw_points", "gather_points", "tsne"]
+
+FEWEST, COMPONENTS, USUAL_PERPLEXITY = 4, 50, 30.0
+MOST_IN_LEGEND = 20
+
+
+@dataclass(frozen=True)
+class Points:
+    """Representations of one kind and one width, of several clients.
+
+    Attributes:
+        name: What pictures call them.
+        values: (n, d).
+        labels: Class of each, (n,).
+        clients: Client of each, (n,).
+    """
+
+    name: str
+    values: Tensor
+    labels: NDArray[np.int64]
+    clients: NDArray[np.int64]
+
+
+class FeatureEmbedding(InspectionCallback):
+    """Features of some clients' samples by their own models: t-SNE pictures, and the Embedding Projector.
+
+    A picture ``features/<representation>`` has the same points twice, coloured by class and by client. (DualFed has
+    two representations, in front of the projector and behind it; clients whose features differ in width get pictures of
+    their own.) For the projector, which TensorBoard alone has, the features of the last such round are written with
+    class, client and architecture of each sample, and its image where it has one.
+
+    Args:
+        every_n_rounds: Rounds between two pictures.
+        clients: At most so many clients are looked at.
+        samples: At most so many samples of each.
+        part: Which part of a client's data.
+        perplexity: Of the t-SNE; ``None`` is 30, or a third of the points where there are few.
+        projector: Whether the projector's files are written.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    _probe: Probe
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        clients: int = 10,
+        samples: int = 50,
+        part: Part = "test",
+        perplexity: float | None = None,
+        projector: bool = True,
+        dirpath: str | None = None,
+    ) -> None:
+        super().__init__(every_n_rounds, dirpath)
+        self.settings = ProbeSettings(clients, samples, part)
+        if perplexity is not None:
+            check_number("perplexity", perplexity, least=1.0)
+        self.perplexity, self.projector = perplexity, projector
+
+    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
+        """Nobody has samples, or too few.
+
+        Raises:
+            ConfigurationError: The perplexity is too large for the samples.
+        """
+        self._probe = Probe(federation, self.settings)
+        points: dict[int, int] = {}
+        for client in self._probe.clients:
+            width = width_of(federation.clients.model_of(client).encoder)
+            points[width] = points.get(width, 0) + self._probe.size(federation, client)
+        if self._probe.lacks is not None:
+            return self._probe.lacks
+        fewest = min(points.values())
+        if self.perplexity is not None and self.perplexity >= fewest:
+            raise ConfigurationError(
+                f"FeatureEmbedding: perplexity {self.perplexity:g} needs more samples than that, there are {fewest} "
+                f"(of {len(self._probe.clients)} clients, at most {self.settings.samples} each"
+                f"{', those of one width of features' if len(points) > 1 else ''}); lower it, raise clients or "
+                "samples, or leave it out"
+            )
+        if max(points.values()) < FEWEST:
+            return f"there are {max(points.values())} samples, a t-SNE takes at least {FEWEST}"
+        return None
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Draw the pictures and write the projector's files."""
+        data: Any = federation.data
+        for points in gather_points(self._probe.representations(federation)):
+            if len(points.values) < FEWEST:
+                continue
+            # A client may have been left out since the perplexity was checked.
+            perplexity = self.perplexity if (self.perplexity or 0) < len(points.values) else None
+            plane = tsne(points.values, perplexity, derive_seed(federation.seed, "t-SNE"))
+            figure = draw_points(points, plane, data.class_names, f"{points.name}, round {round}")
+            self.recorder.figure(f"features/{points.name}", figure, round)
+            for folder in self.recorder.tensorboard_folders("the Embedding Projector") if self.projector else []:
+                write_embedding(folder, self._embedding(federation, points, data.class_names))
+
+    def _embedding(self, federation: Federation, points: Points, class_names: Sequence[str]) -> Embedding:
+        clients = federation.clients
+        rows = [
+            (str(class_names[label]), str(client), clients.labels[clients.architecture_of[client]])
+            for label, client in zip(points.labels.tolist(), points.clients.tolist(), strict=True)
+        ]
+        columns = ("class", "client", "encoder")
+        own = [self._probe.samples(federation, client)[0] for client in dict.fromkeys(points.clients.tolist())]
+        pictures = own[0].ndim == 4 and own[0].shape[1] in (1, 3)
+        return Embedding(points.name, points.values, columns, rows, torch.cat(own).cpu() if pictures else None)
+
+
+def gather_points(found: Iterable[Representations]) -> list[Points]:
+    """Put clients' representations of one name and one width together; several widths have names of their own."""
+    held: dict[tuple[str, int], list[tuple[Representations, Tensor]]] = {}
+    for own in found:
+        for name, values in own.by_name.items():
+            held.setdefault((name, values.shape[1]), []).append((own, values))
+    names = [name for name, _ in held]
+    return [
+        Points(
+            name=name if names.count(name) == 1 else f"{name}_{width}",
+            values=torch.cat([values for _, values in members]),
+            labels=np.concatenate([own.labels.numpy() for own, _ in members]),
+            clients=np.concatenate([np.full(len(values), own.client) for own, values in members]),
+        )
+        for (name, width), members in held.items()
+    ]
+
+
+def tsne(values: Tensor, perplexity: float | None, seed: int) -> NDArray[np.float64]:
+    """Points (n, d) in the plane, (n, 2), after their first 50 principal components.
+
+    Args:
+        values: At least four points.
+        perplexity: ``None`` is 30, or a third of the other points where that is less.
+        seed: Seed of the optimisation.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    count, width = values.shape
+    state = seed % 2**32
+    points = values.double().numpy()
+    if width > COMPONENTS and count > COMPONENTS:
+        points = PCA(COMPONENTS, random_state=state).fit_transform(points)
+    if perplexity is None:
+        perplexity = min(USUAL_PERPLEXITY, (count - 1) / 3)
+    # Where all points are one, principal components have no scale to start from.
+    start: Any = "pca" if float(np.ptp(points, axis=0).max()) > 0 and points.shape[1] > 1 else "random"
+    found: NDArray[np.float64] = TSNE(perplexity=perplexity, init=start, random_state=state).fit_transform(points)
+    return found
+
+
+def draw_points(points: Points, plane: NDArray[np.float64], class_names: Sequence[str], title: str) -> Figure:
+    """The points twice, coloured by class and by client."""
+    figure = new_figure(11, 5)
+    figure.suptitle(f"t-SNE of {title}")
+    ways = (("class", points.labels, class_names), ("client", points.clients, None))
+    for place, (what, values, names) in enumerate(ways):
+        axes = figure.add_subplot(1, 2, place + 1)
+        kinds = np.unique(values)
+        for kind, colour in zip(kinds.tolist(), colours(len(kinds)), strict=True):
+            own = plane[values == kind]
+            label = str(names[kind]) if names is not None else str(kind)
+            axes.scatter(own[:, 0], own[:, 1], s=9, color=colour, label=label)
+        axes.set(title=f"by {what}", xticks=[], yticks=[])
+        if len(kinds) <= MOST_IN_LEGEND:
+            axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return figure

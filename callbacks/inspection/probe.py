@@ -1,0 +1,161 @@
+"""A few samples of a few clients, the same in every round, and what the clients' models make of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import PartSource
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.seeding import derive_seed, seeded_generator, torch_seed
+
+__all__ = ["Part", "Probe", "ProbeSettings", "Representations", "represent"]
+
+Part = Literal["train", "validation", "test"]
+AT_ONCE = 128  # samples in a forward pass
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How much is looked at; it bounds the features that are ever held.
+
+    Attributes:
+        clients: At most so many clients, drawn at random from those that are evaluated during the fit.
+        samples: At most so many samples of each, drawn at random.
+        part: Which part of a client's data.
+    """
+
+    clients: int = 10
+    samples: int = 50
+    part: Part = "test"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name, value in (("clients", self.clients), ("samples", self.samples)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name} to look at must be a number of at least 1, got {value!r}")
+        if self.part not in ("train", "validation", "test"):
+            raise ConfigurationError(f"part must be 'train', 'validation' or 'test', got {self.part!r}")
+
+
+@dataclass(frozen=True)
+class Representations:
+    """What a client's own model makes of some samples.
+
+    Attributes:
+        client: Number of the client.
+        by_name: Representations of the samples, (n, d) each, float32 on the CPU.
+        labels: Classes of the samples, (n,), on the CPU.
+    """
+
+    client: int
+    by_name: dict[str, Tensor]
+    labels: Tensor
+
+
+class Probe:
+    """The samples that are looked at.
+
+    The draws come from the run's seed and nothing else, so that they are the same in every round and after a resume.
+
+    Args:
+        federation: The federation, whose data are loaded.
+        settings: How much is looked at.
+    """
+
+    def __init__(self, federation: Federation, settings: ProbeSettings) -> None:
+        self.settings, self._seed = settings, federation.seed
+        known = np.array(federation.data.evaluated_clients())
+        order = np.random.default_rng(derive_seed(self._seed, "inspected clients")).permutation(known).tolist()
+        chosen: list[int] = []
+        for client in order:
+            if len(self._part(federation, client)):
+                chosen.append(client)
+            if len(chosen) == settings.clients:
+                break
+        self.clients = sorted(chosen)
+
+    @property
+    def lacks(self) -> str | None:
+        """Why there is nothing to look at, if so."""
+        part = self.settings.part
+        return None if self.clients else f"no client has samples in its {part} part; choose another part"
+
+    def _part(self, federation: Federation, client: int) -> PartSource:
+        part: PartSource = getattr(federation.data.client_data(client), self.settings.part)
+        return part
+
+    def size(self, federation: Federation, client: int) -> int:
+        """Number of the client's samples that are looked at."""
+        return min(len(self._part(federation, client)), self.settings.samples)
+
+    def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
+        """The client's samples, not augmented, (n, ...), and their classes, (n,), on the federation's device."""
+        part = self._part(federation, client)
+        order = torch.randperm(len(part), generator=seeded_generator(self._seed, "inspected samples", client))
+        chosen = part.select(order[: self.settings.samples].sort().values)
+        loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
+        return loader.tensors()
+
+    def common_samples(self, federation: Federation) -> tuple[Tensor, Tensor]:
+        """As many samples as are looked at of one client, of all clients in equal shares."""
+        share = -(-self.settings.samples // len(self.clients))
+        own = [self.samples(federation, client) for client in self.clients]
+        inputs = torch.cat([x[:: max(1, len(x) // share)][:share] for x, _ in own])
+        labels = torch.cat([y[:: max(1, len(y) // share)][:share] for _, y in own])
+        return inputs[: self.settings.samples], labels[: self.settings.samples]
+
+    def representations(self, federation: Federation, common: bool = False) -> Iterator[Representations]:
+        """Each client's representations of its own samples, or of the common ones.
+
+        A client whose representations are not finite is left out with a warning.
+        """
+        shared = self.common_samples(federation) if common else None
+        for client, model in federation.own_models(self.clients):
+            inputs, labels = shared or self.samples(federation, client)
+            found = represent(federation, client, model, inputs)
+            broken = [name for name, values in found.items() if not bool(values.isfinite().all())]
+            if broken:
+                warnings.warn(
+                    f"client {client}, round {federation.round}: {', '.join(broken)} not finite, left out of the "
+                    "inspection; lower the learning rate, clip the gradient, or look at this client's data",
+                    stacklevel=2,
+                )
+            else:
+                yield Representations(client, found, labels.cpu())
+
+
+@torch.no_grad()
+def represent(
+    federation: Federation,
+    client: int,
+    model: FederatedClient,
+    inputs: Tensor,
+    read: Callable[[Tensor], dict[str, Tensor]] | None = None,
+) -> dict[str, Tensor]:
+    """What a model makes of inputs (n, ...), by name, (n, d) each, float32 on the CPU.
+
+    Args:
+        federation: Gives device, precision and seed.
+        client: Whose model it is.
+        model: The model, in evaluation mode.
+        inputs: Samples, on the device.
+        read: From features (B, d) to what is wanted; ``None`` for the model's representations.
+    """
+    read = read or model.representations
+    environment = federation.environment
+    found: dict[str, list[Tensor]] = {}
+    with torch_seed(derive_seed(federation.seed, "inspection", client)), environment.forward_context():
+        for chunk in inputs.split(AT_ONCE):
+            features = model.encoder(environment.convert_input(chunk))
+            for name, values in read(features).items():
+                found.setdefault(name, []).append(values.flatten(start_dim=1).to("cpu", torch.float32))
+    return {name: torch.cat(values) for name, values in found.items()}

@@ -1,0 +1,88 @@
+"""Files of TensorBoard's Embedding Projector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["Embedding", "write_embedding"]
+
+LARGEST_IMAGE = 64  # pixels; a sprite of thousands of images stays below what browsers load
+CONFIG = "projector_config.pbtxt"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Points with what is known of them.
+
+    Attributes:
+        name: What the projector calls them; may hold slashes.
+        points: (n, d), on the CPU.
+        columns: Names of the metadata.
+        rows: Metadata of each point, a text for each column.
+        images: A picture of each point, (n, 1 or 3, H, W), any floats; ``None`` for none.
+    """
+
+    name: str
+    points: Tensor
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    images: Tensor | None = None
+
+
+def write_embedding(folder: Path, embedding: Embedding) -> None:
+    """Write an embedding below a log folder, over an older one of that name, and add it to the projector's list."""
+    from google.protobuf import text_format
+    from PIL import Image
+    from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+
+    own = Path("projector") / embedding.name
+    (folder / own).mkdir(parents=True, exist_ok=True)
+    np.savetxt(folder / own / "tensors.tsv", embedding.points.numpy(), fmt="%.5g", delimiter="\t")
+    lines = ["\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row) for row in embedding.rows]
+    header = ["\t".join(embedding.columns)] if len(embedding.columns) > 1 else []  # the format has none for one column
+    (folder / own / "metadata.tsv").write_text("\n".join([*header, *lines]) + "\n")
+    config, path = ProjectorConfig(), folder / CONFIG
+    if path.exists():
+        text_format.Parse(path.read_text(), config)
+    others = [entry for entry in config.embeddings if entry.tensor_name != embedding.name]
+    del config.embeddings[:]
+    config.embeddings.extend(others)
+    entry = config.embeddings.add(
+        tensor_name=embedding.name,
+        tensor_path=str(own / "tensors.tsv"),
+        metadata_path=str(own / "metadata.tsv"),
+        tensor_shape=list(embedding.points.shape),
+    )
+    if embedding.images is not None:
+        tiles, side = _sprite(embedding.images)
+        Image.fromarray(tiles).save(folder / own / "sprite.png")
+        entry.sprite.image_path = str(own / "sprite.png")
+        entry.sprite.single_image_dim.extend(side)
+    path.write_text(text_format.MessageToString(config))
+
+
+def _sprite(images: Tensor) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """All images on a square grid, row by row, (H', W', 3), each from black to white; and width and height of one."""
+    height, width = images.shape[-2:]
+    factor = min(1.0, LARGEST_IMAGE / max(height, width))
+    values = images.float()
+    if factor < 1:
+        values = F.interpolate(values, (max(1, int(height * factor)), max(1, int(width * factor))), mode="area")
+    flat = values.flatten(start_dim=1)
+    low, high = (end[:, None, None, None] for end in (flat.amin(dim=1), flat.amax(dim=1)))
+    scaled = (255 * (values - low) / (high - low).clamp(min=1e-12)).round().to(torch.uint8).cpu()
+    scaled = scaled.expand(-1, 3, -1, -1)
+    side = int(np.ceil(np.sqrt(len(scaled))))
+    height, width = scaled.shape[-2:]
+    grid = torch.zeros(side * side, 3, height, width, dtype=torch.uint8)
+    grid[: len(scaled)] = scaled
+    tiles = grid.reshape(side, side, 3, height, width).permute(0, 3, 1, 4, 2).reshape(side * height, side * width, 3)
+    return tiles.numpy(), (width, height)

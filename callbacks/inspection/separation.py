@@ -1,0 +1,95 @@
+"""How well classes are told apart, and how alike clients represent the same samples: DualFed's Figures 5 and 6."""
+
+from __future__ import annotations
+
+import lightning as L
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.callbacks.inspection.charts import Chart
+from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings
+from pfl_lightning.federation import Federation
+from pfl_lightning.functional import class_separation, pairwise_linear_cka
+
+__all__ = ["RepresentationMeasures"]
+
+
+class RepresentationMeasures(InspectionCallback):
+    """Class separation and the similarity between clients of every representation (DualFed's Figures 5 and 6).
+
+    ``separation/<representation>`` is the mean over clients of the class separation of their own samples
+    (:func:`~pfl_lightning.functional.class_separation`), what a personal representation is good for.
+    ``cka/<representation>`` is the mean over pairs of clients of the linear CKA of the same samples, drawn from all
+    clients in equal shares (:func:`~pfl_lightning.functional.linear_cka`), what a general one is good for;
+    ``cka_matrix/<representation>`` is a picture of the pairs. DualFed has two representations, ``pre_projection`` and
+    ``post_projection``, the others ``features``. Clients may have encoders of different widths.
+
+    Args:
+        every_n_rounds: Rounds between two measurements.
+        clients: At most so many clients are looked at.
+        samples: At most so many samples of each, and so many common ones. CKA of fewer samples than a representation
+            has units is biased upwards.
+        part: Whose samples.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    _probe: Probe
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        clients: int = 10,
+        samples: int = 200,
+        part: Part = "test",
+        dirpath: str | None = None,
+    ) -> None:
+        super().__init__(every_n_rounds, dirpath)
+        self.settings = ProbeSettings(clients, samples, part)
+
+    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
+        """Nobody has samples."""
+        self._probe = Probe(federation, self.settings)
+        return self._probe.lacks
+
+    def charts(self, federation: Federation) -> tuple[Chart, ...]:
+        """Both measures, every representation."""
+        return (
+            Chart("representations", "class separation (R²), mean over clients", ("separation/.*",)),
+            Chart("representations", "linear CKA, mean over pairs of clients", ("cka/.*",)),
+        )
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Measure."""
+        separations: dict[str, list[float]] = {}
+        for own in self._probe.representations(federation):
+            for name, values in own.by_name.items():
+                separations.setdefault(name, []).append(class_separation(values, own.labels))
+        common: dict[str, dict[int, Tensor]] = {}
+        for own in self._probe.representations(federation, common=True):
+            for name, values in own.by_name.items():
+                common.setdefault(name, {})[own.client] = values
+        found = {f"separation/{name}": _mean(values) for name, values in separations.items()}
+        for name, by_client in common.items():
+            matrix = pairwise_linear_cka(list(by_client.values())).numpy()
+            found[f"cka/{name}"] = _mean(matrix[~np.eye(len(matrix), dtype=bool)].tolist())
+            self._draw(name, matrix, list(by_client), round)
+        self.recorder.scalars({name: value for name, value in found.items() if np.isfinite(value)}, round)
+
+    def _draw(self, name: str, matrix: NDArray[np.float64], clients: list[int], round: int) -> None:
+        figure = new_figure(5.5, 4.5)
+        axes = figure.add_subplot()
+        image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+        for axis in ("x", "y"):
+            thin_ticks(axes, axis, [str(client) for client in clients])
+        axes.set(xlabel="client", ylabel="client", title=f"linear CKA of {name}, round {round}")
+        figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02)
+        self.recorder.figure(f"cka_matrix/{name}", figure, round)
+
+
+def _mean(values: list[float]) -> float:
+    """The mean of those that have a value."""
+    finite = [value for value in values if np.isfinite(value)]
+    return sum(finite) / len(finite) if finite else float("nan")

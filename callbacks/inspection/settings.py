@@ -1,0 +1,111 @@
+"""What a run was made with, beside what came of it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import lightning as L
+
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.callbacks.results import ResultsWriter
+from pfl_lightning.federation import Federation
+
+__all__ = ["RunSettings", "Setting", "constructor_values", "settings_of"]
+
+Setting = bool | int | float | str
+METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "accuracy/mean", "train/loss")
+
+
+class RunSettings(InspectionCallback):
+    """The hyper-parameters beside the final figures (TensorBoard's HPARAMS tab), and the resolved config as text.
+
+    The tab shows the last value of ``test_accuracy/mean``, ``test_accuracy/worst_decile``, ``accuracy/mean`` and
+    ``train/loss``, so that running and interrupted runs are there, too. At the end of a fit with a
+    :class:`~pfl_lightning.callbacks.ResultsWriter` the mean test accuracies of its choices are logged as
+    ``final/last``, ``final/validation_selected`` and ``final/best_test``. Other loggers get the hyper-parameters by
+    ``log_hyperparams``.
+
+    Args:
+        config: The config as text, which the command line gives; ``None`` writes the hyper-parameters out.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    def __init__(self, config: str | None = None, dirpath: str | None = None) -> None:
+        super().__init__(dirpath=dirpath)
+        self.config = config
+
+    def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
+        """Log hyper-parameters and config; a resumed run adds its own config at its first round."""
+        values = settings_of(trainer, federation)
+        self.recorder.hyper_parameters(values, self._metrics(trainer))
+        text = self.config or "\n".join(f"{name}: {value}" for name, value in values.items())
+        self.recorder.text("config", text, trainer.current_epoch)
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Nothing in between."""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the final figures."""
+        writer = self._writer(trainer)
+        if writer is not None and self._round is not None:
+            finals = {f"final/{choice}": summary.mean for choice, summary in writer.summaries().items()}
+            self.recorder.scalars(finals, self._round)
+            self.recorder.finished()
+
+    @staticmethod
+    def _writer(trainer: L.Trainer) -> ResultsWriter | None:
+        return next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
+
+    def _metrics(self, trainer: L.Trainer) -> tuple[str, ...]:
+        chosen = ("final/validation_selected", "final/last", "final/best_test")
+        return (*METRICS, *(chosen if self._writer(trainer) is not None else ()))
+
+
+def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting]:
+    """The hyper-parameters of a run by name: of method, data, partition, loop and engine, those that are simple."""
+    data: Any = federation.data
+    loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))  # type: ignore[attr-defined]
+    parts = {
+        "method": federation.clients.models[0],
+        "data": data,
+        "partition": getattr(data, "partition", None),
+        "loop": loop,
+        "local_fit": federation.local_fit,
+    }
+    found: dict[str, Setting] = {
+        "method": federation.method_name,
+        "encoder": ", ".join(federation.clients.labels),
+        "data": type(data).__name__,
+        "num_clients": federation.num_clients,
+        "seed": federation.seed,
+        "rounds": trainer.max_epochs or -1,
+        "precision": str(trainer.precision),
+        "local_fit": type(federation.local_fit).__name__,
+    }
+    if parts["partition"] is not None:
+        found["partition"] = type(parts["partition"]).__name__
+    for name, one in parts.items():
+        found |= {f"{name}/{argument}": value for argument, value in constructor_values(one).items()}
+    return found
+
+
+def constructor_values(one: object) -> dict[str, Setting]:
+    """What an object was constructed with, as far as it keeps it under the argument's name and it is a simple value.
+
+    Lists and tuples of simple values are written as text, and ``None`` as ``"null"``.
+    """
+    found: dict[str, Setting] = {}
+    for base in type(one).__mro__:
+        if "__init__" not in vars(base) or base in (object, L.LightningModule, L.LightningDataModule):
+            continue
+        for name in inspect.signature(base.__init__).parameters:  # type: ignore[misc]
+            value = vars(one).get(name, found)  # a module's submodules are elsewhere
+            if value is None:
+                found.setdefault(name, "null")
+            elif isinstance(value, bool | int | float | str):
+                found.setdefault(name, value)
+            elif isinstance(value, list | tuple) and all(isinstance(v, bool | int | float | str) for v in value):
+                found.setdefault(name, str(list(value)))
+    return found
