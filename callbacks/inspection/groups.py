@@ -46,7 +46,7 @@ def group_clients(
     own = [tuple(np.flatnonzero(row >= SHARE_OF_LARGEST * max(row.max(), 1)).tolist()) for row in counts]
     labels = list(design) if design is not None else [""] * len(counts)
     for keys in ([(label, classes) for label, classes in zip(labels, own, strict=True)], [(la, ()) for la in labels]):
-        distinct = sorted(set(keys), key=lambda key: (labels.index(key[0]), key[1]))
+        distinct = list(dict.fromkeys(keys))  # in the order of their first clients
         if 1 < len(distinct) <= len(counts) / 2:
             every = all(len(classes) == counts.shape[1] for _, classes in distinct)
             names = [_name(label, () if every else classes, class_names) for label, classes in distinct]

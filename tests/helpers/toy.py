@@ -117,6 +117,13 @@ def linear_encoder(input_shape: Sequence[int]) -> nn.Module:
     return encoder
 
 
+def wide_encoder(input_shape: Sequence[int]) -> nn.Module:
+    """One layer to seven features: for methods that share nothing behind the encoder."""
+    encoder = nn.Sequential(nn.Linear(input_shape[0], 7), nn.Tanh())
+    encoder.out_features = 7
+    return encoder
+
+
 def normed_encoder(input_shape: Sequence[int]) -> nn.Module:
     """With batch normalisation."""
     encoder = nn.Sequential(nn.Linear(input_shape[0], FEATURES), nn.BatchNorm1d(FEATURES), nn.ReLU())

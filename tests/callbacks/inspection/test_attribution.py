@@ -1,0 +1,97 @@
+"""Ranks of feature units, read back from the event files and computed again from the clients' models."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from events import assert_drawn, board, charts, events, picture, rounds, scalars
+from scipy import stats
+from toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
+
+from pfl_lightning.callbacks import UnitAttribution
+from pfl_lightning.callbacks.inspection.attribution import Attribution, draw_attribution
+from pfl_lightning.methods import PFLSSL, FedClassAvg, FedPer, FedProto, LocalOnly
+
+QUICK = partial(FedClassAvg, epochs=2, lr=0.02, contrastive=False)
+ENCODERS = [tiny_encoder, linear_encoder]
+
+
+def test_ranks_of_the_sample_that_most_clients_know(tmp_path):
+    data = Toy()
+    callback = UnitAttribution(2, samples=10)
+    federation = run(QUICK, 3, callbacks=[callback], logger=board(tmp_path), data=data, encoder=ENCODERS)
+    found = events(tmp_path)
+    assert rounds(found, "attribution_ranks") == [0, 1, 2]
+    assert_drawn(picture(found, "attribution_ranks", 2))
+    models = [federation.client(client).eval() for client in range(CLIENTS)]
+    got = callback.attribute(federation)
+    inputs, labels = callback._probe.common_samples(federation)
+    with torch.no_grad():
+        right = np.array([(model(inputs).argmax(1) == labels).numpy() for model in models])
+        sample = int(right.sum(axis=0).argmax())
+        assert got.clients == tuple(np.flatnonzero(right[:, sample]).tolist())
+        assert got.label == int(labels[sample])
+        rows = []
+        for client in got.clients:  # the head is ReLU and linear: weight times the change of the unit behind the ReLU
+            model = models[client]
+            x = inputs[sample : sample + 1]
+            change = (model.encoder(x).relu() - model.encoder(torch.zeros_like(x)).relu())[0]
+            rows.append((model.head.weight[got.label] * change).numpy())
+    np.testing.assert_allclose(got.conductance.numpy(), rows, atol=2e-2)  # the ReLU's bend lies between two steps
+    assert len(rows) > 1
+    pairs = [stats.spearmanr(got.conductance[i], got.conductance[j])[0] for i in range(len(rows)) for j in range(i)]
+    assert scalars(found, "attribution/rank_correlation")[2] == pytest.approx(np.mean(pairs), abs=1e-6)
+    assert scalars(found, "attribution/clients")[2] == len(rows)
+    assert ("representations", "rank correlation of units between clients") in charts(found)
+
+
+def test_the_picture_has_a_column_for_each_client():
+    values = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 9.0]])
+    axes = draw_attribution(Attribution(1, (4, 6), values), "bee", 0).axes[0]
+    [image] = axes.images
+    np.testing.assert_allclose(image.get_array(), [[1.0, 0.25], [0.0, 0.25], [0.5, 1.0]])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "6"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "reason"),
+    [
+        (
+            LocalOnly,
+            {"encoder": [tiny_encoder, wide_encoder]},
+            r"several widths: 4 \(tiny_encoder\), 7 \(wide_encoder\)",
+        ),
+        (FedProto, {}, "FedProto does not classify by a head"),
+        (for_toy(PFLSSL), {"data": Toy(augment=False)}, "PFLSSL does not classify by a head"),
+        (FedPer, {"data": Toy(validation=0)}, "no client has samples in its validation part"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*compares 2 augmented views")
+def test_what_has_no_units_to_compare_is_named(tmp_path, method, options, reason):
+    with pytest.warns(UserWarning, match=f"UnitAttribution shows nothing: .*{reason}"):
+        run(
+            partial(method, epochs=1),
+            1,
+            callbacks=[UnitAttribution(1, part="validation")],
+            logger=board(tmp_path),
+            **options,
+        )
+    assert not events(tmp_path).Tags()["images"]
+
+
+def test_nobody_is_right_anywhere(tmp_path):
+    class Wrong(FedPer):
+        def classify(self, features):
+            return super().classify(features) * 0 + torch.tensor([0.0] * 4 + [1.0])  # always class 4
+
+    options = {"cohorts": [[0, 1, 2]], "data": Toy([[0, 1] * 4] * 3)}
+    run(partial(Wrong, epochs=1), callbacks=[UnitAttribution(1)], logger=board(tmp_path), **options)
+    found = events(tmp_path)
+    assert not found.Tags()["images"]
+    assert not [tag for tag in found.Tags()["scalars"] if "attribution" in tag]
+
+
+def test_steps_without_meaning_are_refused():
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        UnitAttribution(steps=0)

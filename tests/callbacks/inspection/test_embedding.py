@@ -1,0 +1,188 @@
+"""Features in the plane and in the Embedding Projector, read back from the files."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from events import assert_drawn, board, events, picture, rounds
+from google.protobuf import text_format
+from lightning.pytorch.loggers import CSVLogger
+from PIL import Image
+from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+from toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
+
+from pfl_lightning.callbacks import FeatureEmbedding
+from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, tsne
+from pfl_lightning.callbacks.inspection.projector import Embedding, write_embedding
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import DualFed, FedPer, LocalOnly
+
+QUICK = partial(FedPer, epochs=1)
+
+
+def config(folder):
+    entries = text_format.Parse((folder / "projector_config.pbtxt").read_text(), ProjectorConfig()).embeddings
+    assert len({entry.tensor_name for entry in entries}) == len(entries)
+    return {entry.tensor_name: entry for entry in entries}
+
+
+def table(path):
+    return [line.split("\t") for line in path.read_text().splitlines()]
+
+
+def test_pictures_of_both_representations_of_dualfed(tmp_path):
+    run(for_toy(DualFed, epochs=1), 2, callbacks=[FeatureEmbedding(10, projector=False)], logger=board(tmp_path))
+    found = events(tmp_path)
+    assert sorted(found.Tags()["images"]) == ["features/post_projection", "features/pre_projection"]
+    for tag in found.Tags()["images"]:
+        assert rounds(found, tag) == [0, 1]
+        assert_drawn(picture(found, tag, 1))
+    assert not (tmp_path / "version_0" / "projector").exists()
+
+
+def test_the_projector_has_the_features_of_the_last_round_with_class_client_and_encoder(tmp_path):
+    data, encoders = Toy(), [tiny_encoder, linear_encoder]
+    method = partial(LocalOnly, epochs=1)
+    federation = run(method, 2, callbacks=[FeatureEmbedding(1)], logger=board(tmp_path), data=data, encoder=encoders)
+    folder = tmp_path / "version_0"
+    [entry] = config(folder).values()
+    assert list(entry.tensor_shape) == [8 * CLIENTS, 4]
+    rows = table(folder / entry.metadata_path)
+    assert rows[0] == ["class", "client", "encoder"]
+    expected, metadata = [], []
+    for client in range(CLIENTS):
+        inputs, labels = data.tensors(client, "test")
+        with torch.no_grad():
+            expected.append(federation.client(client).eval().encoder(inputs))
+        label = ("tiny_encoder", "linear_encoder")[client % 2]
+        metadata += [["abcde"[c], str(client), label] for c in labels.tolist()]
+    assert rows[1:] == metadata
+    got = np.loadtxt(folder / entry.tensor_path, delimiter="\t")
+    np.testing.assert_allclose(got, torch.cat(expected).numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_features_of_different_widths_have_pictures_of_their_own(tmp_path):
+    method, encoders = partial(LocalOnly, epochs=1), [tiny_encoder, wide_encoder]
+    run(method, 1, callbacks=[FeatureEmbedding(1)], logger=board(tmp_path), encoder=encoders)
+    assert sorted(events(tmp_path).Tags()["images"]) == ["features/features_4", "features/features_7"]
+    shapes = {name: list(entry.tensor_shape) for name, entry in config(tmp_path / "version_0").items()}
+    assert shapes == {"features_4": [24, 4], "features_7": [16, 7]}
+
+
+def test_a_resumed_run_writes_in_place(tmp_path):
+    options = {"logger": board(tmp_path), "enable_checkpointing": True}
+    federation = run(QUICK, 1, callbacks=[FeatureEmbedding(1)], **options)
+    path = federation.trainer.checkpoint_callback.best_model_path
+    first = (tmp_path / "version_0" / "projector" / "features" / "tensors.tsv").read_text()
+    run(QUICK, 2, callbacks=[FeatureEmbedding(1)], **options | {"logger": board(tmp_path)}, ckpt_path=path)
+    assert rounds(events(tmp_path), "features/features") == [0, 1]
+    assert list(config(tmp_path / "version_0")) == ["features"]
+    assert (tmp_path / "version_0" / "projector" / "features" / "tensors.tsv").read_text() != first
+
+
+def test_without_tensorboard_there_is_no_projector(tmp_path, caplog):
+    logger = CSVLogger(tmp_path, name="", version="")
+    with caplog.at_level("INFO"):
+        run(QUICK, 2, callbacks=[FeatureEmbedding(1)], logger=logger)
+    files = sorted(path.name for path in (tmp_path / "inspection").rglob("*.*"))
+    assert files == ["features-round-0000.png", "features-round-0001.png"]
+    assert caplog.text.count("the Embedding Projector is left out") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"perplexity": 40},
+            r"perplexity 40 needs more samples than that, there are 40 \(of 5 clients, at most 50 each",
+        ),
+        ({"perplexity": 30, "clients": 2}, r"there are 16 \(of 2 clients"),
+        ({"perplexity": 9, "samples": 1}, r"there are 5 \(of 5 clients, at most 1 each\)"),
+    ],
+)
+def test_a_perplexity_larger_than_the_samples_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run(QUICK, callbacks=[FeatureEmbedding(1, **options)])
+
+
+@pytest.mark.parametrize("perplexity", [0, -1, float("nan")])
+def test_a_perplexity_without_meaning_is_refused(perplexity):
+    with pytest.raises(ValueError, match="perplexity must be a finite number of at least 1"):
+        FeatureEmbedding(perplexity=perplexity)
+
+
+def test_too_few_samples_are_named():
+    with pytest.warns(UserWarning, match="there are 3 samples, a t-SNE takes at least 4"):
+        run(QUICK, callbacks=[FeatureEmbedding(1, clients=3, samples=1)])
+
+
+# ---------------------------------------------------------------------- the plane
+
+
+@pytest.mark.parametrize("width", [2, 80])
+def test_neighbours_stay_neighbours(width):
+    torch.manual_seed(0)
+    cluster = torch.arange(60) % 3
+    points = 20 * torch.randn(3, width)[cluster] + torch.randn(60, width)
+    plane = tsne(points, None, seed=7)
+    assert plane.shape == (60, 2)
+    distances = np.linalg.norm(plane[:, None] - plane[None], axis=2) + 1e9 * np.eye(60)
+    assert (cluster.numpy()[distances.argmin(axis=1)] == cluster.numpy()).all()
+    assert (tsne(points, None, seed=7) == plane).all()
+
+
+@pytest.mark.parametrize("points", [torch.ones(6, 3), torch.randn(4, 5), torch.randn(9, 1)])
+def test_odd_points_have_a_place(points):
+    assert np.isfinite(tsne(points, None, seed=0)).all()
+
+
+def test_points_are_coloured_by_class_and_by_client():
+    labels, clients = np.array([0, 1, 1, 3]), np.array([7, 7, 9, 9])
+    plane = np.arange(8.0).reshape(4, 2)
+    figure = draw_points(Points("x", torch.zeros(4, 2), labels, clients), plane, "abcd", "title")
+    for axes, values, names in zip(figure.axes, (labels, clients), (["a", "b", "d"], ["7", "9"]), strict=True):
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == names
+        seen = {}
+        for dots in axes.collections:
+            for place in dots.get_offsets():
+                seen[tuple(place)] = tuple(dots.get_facecolor()[0])
+        colour_of = [seen[tuple(row)] for row in plane]
+        for i in range(4):
+            for j in range(4):
+                assert (colour_of[i] == colour_of[j]) == (values[i] == values[j])
+
+
+# ---------------------------------------------------------------------- the projector's files
+
+
+def test_images_stand_row_by_row(tmp_path):
+    images = torch.zeros(5, 1, 2, 3)
+    for k in range(5):
+        images[k, 0] = torch.tensor([[0.0, 1.0, 0.5], [0.0, 0.0, 1.0]]) * (k + 1) - 3  # scaled one by one
+    rows = [("a", str(k)) for k in range(5)]
+    write_embedding(tmp_path, Embedding("some/points", torch.randn(5, 2), ("class", "client"), rows, images))
+    entry = config(tmp_path)["some/points"]
+    assert list(entry.sprite.single_image_dim) == [3, 2]  # width and height
+    with Image.open(tmp_path / entry.sprite.image_path) as sprite:
+        pixels = np.asarray(sprite)
+    assert pixels.shape == (6, 9, 3)
+    expected = np.array([[0, 255, 128], [0, 0, 255]])
+    for k in range(9):
+        tile = pixels[k // 3 * 2 : k // 3 * 2 + 2, k % 3 * 3 : k % 3 * 3 + 3, 0]
+        assert (tile == (expected if k < 5 else 0)).all()
+
+
+def test_large_images_are_reduced(tmp_path):
+    write_embedding(
+        tmp_path, Embedding("x", torch.randn(2, 2), ("a", "b"), [("1", "2")] * 2, torch.rand(2, 3, 100, 200))
+    )
+    assert list(config(tmp_path)["x"].sprite.single_image_dim) == [64, 32]
+
+
+def test_other_embeddings_stay_and_ones_own_is_replaced(tmp_path):
+    for name, count in (("x", 4), ("y", 5), ("x", 6)):
+        rows = [("a\tb", "line\nbreak")] * count
+        write_embedding(tmp_path, Embedding(name, torch.randn(count, 2), ("class", "client"), rows))
+    assert {name: entry.tensor_shape[0] for name, entry in config(tmp_path).items()} == {"x": 6, "y": 5}
+    assert table(tmp_path / "projector" / "x" / "metadata.tsv") == [["class", "client"], *[["a b", "line break"]] * 6]

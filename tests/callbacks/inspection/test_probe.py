@@ -1,0 +1,165 @@
+"""Which samples are looked at, and what the clients' models make of them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from toy import CLIENTS, Toy, assert_same, for_toy, linear_encoder, run, tiny_encoder
+
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import DualFed, FedPAC, FedPer, LocalOnly
+
+QUICK = partial(FedPer, epochs=1)
+
+
+def everything(models):
+    """Parameters, persistent and other buffers."""
+    return {name: value.clone() for name, value in (*models.named_parameters(), *models.named_buffers())}
+
+
+def of_client(federation, client, inputs):
+    """The features of a client's own model, by the model alone."""
+    model = federation.client(client).eval()
+    with torch.no_grad():
+        return model, model.encoder(inputs)
+
+
+@pytest.mark.parametrize("method", [FedPer, FedPAC])
+def test_features_are_those_of_the_clients_own_models(method):
+    federation = run(partial(method, epochs=1), 2)
+    probe = Probe(federation, ProbeSettings(clients=3, samples=4))
+    before = everything(federation.models)
+    found = list(probe.representations(federation))
+    assert_same(everything(federation.models), before)
+    assert len({own.client for own in found}) == 3
+    for own in found:
+        inputs, labels = probe.samples(federation, own.client)
+        assert own.labels.tolist() == labels.tolist()
+        assert list(own.by_name) == ["features"]
+        assert torch.equal(own.by_name["features"], of_client(federation, own.client, inputs)[1])
+
+
+def test_dualfed_has_two_representations():
+    federation = run(for_toy(DualFed, epochs=1), 1)
+    probe = Probe(federation, ProbeSettings(samples=4))
+    for own in probe.representations(federation):
+        model, features = of_client(federation, own.client, probe.samples(federation, own.client)[0])
+        assert list(own.by_name) == ["pre_projection", "post_projection"]
+        assert torch.equal(own.by_name["pre_projection"], features)
+        torch.testing.assert_close(own.by_name["post_projection"], model.projector(features).detach())
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_samples_are_the_clients_own(part):
+    data = Toy()
+    federation = run(QUICK, data=data)
+    probe = Probe(federation, ProbeSettings(samples=4, part=part))
+    assert probe.clients == list(range(CLIENTS))
+    for client in probe.clients:
+        inputs, labels = probe.samples(federation, client)
+        held, classes = data.tensors(client, part)
+        places = [int((held == row).all(dim=1).nonzero()) for row in inputs]
+        assert places == sorted(set(places))
+        assert labels.tolist() == classes[places].tolist()
+        assert len(inputs) == probe.size(federation, client) == 4
+
+
+def test_the_draws_are_those_of_the_seed():
+    def drawn(seed):
+        federation = run(QUICK, seed=seed)
+        probe = Probe(federation, ProbeSettings(clients=2, samples=3))
+        return probe.clients, [probe.samples(federation, client)[0] for client in probe.clients]
+
+    first, again = drawn(1), drawn(1)
+    assert first[0] == again[0]
+    assert all(torch.equal(one, other) for one, other in zip(first[1], again[1], strict=True))
+    others = [drawn(seed) for seed in (2, 3, 4)]
+    assert any(other[0] != first[0] or not torch.equal(other[1][0], first[1][0]) for other in others)
+
+
+def test_the_common_samples_come_from_all_clients_in_equal_shares():
+    data = Toy()
+    federation = run(QUICK, data=data)
+    probe = Probe(federation, ProbeSettings(samples=10))
+    inputs, labels = probe.common_samples(federation)
+    assert len(inputs) == len(labels) == 10
+    owners = [
+        next(client for client in range(CLIENTS) if (data.tensors(client, "test")[0] == row).all(dim=1).any())
+        for row in inputs
+    ]
+    assert [owners.count(client) for client in range(CLIENTS)] == [2] * CLIENTS
+    found = list(probe.representations(federation, common=True))
+    for own in found:
+        assert torch.equal(own.by_name["features"], of_client(federation, own.client, inputs)[1])
+        assert own.labels.tolist() == labels.tolist()
+
+
+def test_clients_without_samples_are_left_out():
+    federation = run(QUICK, data=Toy(test=[0, 3, 8, 0, 1]))
+    probe = Probe(federation, ProbeSettings(samples=4))
+    assert probe.clients == [1, 2, 4]
+    assert [probe.size(federation, client) for client in probe.clients] == [3, 4, 1]
+    none = Probe(run(QUICK, data=Toy(validation=0)), ProbeSettings(part="validation"))
+    assert none.lacks == "no client has samples in its validation part; choose another part"
+
+
+def test_only_clients_that_are_evaluated_in_the_fit_are_looked_at():
+    chosen = []
+
+    class Watch(FederatedLoop):
+        def on_train_start(self, trainer, pl_module):
+            super().on_train_start(trainer, pl_module)
+            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.evaluated_clients()))
+
+    run(QUICK, loop=Watch(evaluated=3), data=Toy(novel_clients=1))
+    [(clients, evaluated)] = chosen
+    assert clients == evaluated
+    assert len(clients) == 3
+
+
+def test_several_encoders():
+    federation = run(partial(LocalOnly, epochs=1), encoder=[tiny_encoder, linear_encoder])
+    probe = Probe(federation, ProbeSettings(samples=4))
+    for own in probe.representations(federation):
+        inputs, _ = probe.samples(federation, own.client)
+        assert torch.equal(own.by_name["features"], of_client(federation, own.client, inputs)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*left out of the inspection")
+def test_a_client_whose_features_are_not_finite_is_named_and_left_out():
+    federation = run(QUICK)
+    federation.personal.set(2, {name: value * np.nan for name, value in federation.personal.get(2).items()})
+    with torch.no_grad():
+        federation.server.weights.as_state()["encoder.0.weight"].fill_(1.0)
+    probe = Probe(federation, ProbeSettings(samples=4))
+    assert [own.client for own in probe.representations(federation)] == list(
+        range(CLIENTS)
+    )  # the head is not looked at
+    federation.server.weights.as_state()["encoder.0.weight"].fill_(float("inf"))
+    with pytest.warns(UserWarning, match="client 0, round 0: features not finite, left out of the inspection"):
+        assert list(probe.representations(federation)) == []
+
+
+def test_no_global_random_state_is_touched():
+    federation = run(QUICK)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    list(Probe(federation, ProbeSettings(2, 3)).representations(federation))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, "clients to look at must be a number of at least 1, got 0"),
+        ({"samples": 0}, "samples to look at must be"),
+        ({"samples": 2.5}, "samples to look at must be"),
+        ({"part": "all"}, "part must be 'train', 'validation' or 'test', got 'all'"),
+    ],
+)
+def test_settings_without_meaning_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ProbeSettings(**options)
