@@ -178,6 +178,8 @@ class FederatedCLI(LightningCLI):
             warnings.warn(
                 f"pfl {self.subcommand} without --ckpt_path evaluates a model that was not trained", stacklevel=2
             )
+        if self.subcommand != "fit":  # an evaluation has no use for what Communication has noted
+            warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
         config.weights_only = True if config.weights_only is None else config.weights_only
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

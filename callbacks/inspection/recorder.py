@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ class Recorder:
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
         self._said: set[str] = set()
         if dirpath is not None and not self.silent:
-            self._make_folder()
+            self._check_folder()
 
     def scalars(self, values: Mapping[str, float], round: int) -> None:
         """Log numbers against the round."""
@@ -113,19 +114,20 @@ class Recorder:
         return found
 
     def _file(self, name: str, what: str) -> Path:
-        self._make_folder()
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self._say(what, f"no logger of this run takes {what}: they are saved in {self.folder}")
         return path
 
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+    def _check_folder(self) -> None:
+        """Refuse a folder that cannot be made before the first round; it is made when something lies in it."""
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            reason = "cannot be written to" if there.is_dir() else "is not a folder"
             raise ConfigurationError(
-                f"the folder {self.folder} for inspection pictures cannot be made ({error}): give another dirpath"
-            ) from error
+                f"the folder {self.folder} for inspection pictures cannot be made, since {there} {reason}: "
+                "give another dirpath"
+            )
 
     def _say(self, key: str, line: str) -> None:
         if key not in self._said:

@@ -69,7 +69,7 @@ def test_a_period_without_meaning_is_refused(period):
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"the folder .*file/below.* cannot be made .* another dirpath"):
+    with pytest.raises(ConfigurationError, match=r"folder .*file/below.* cannot be made, since .*file is not a folder"):
         run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "file" / "below"))])
 
 
