@@ -43,8 +43,7 @@ def tensorboard_writer(logger: Logger) -> SummaryWriter | None:
 def write_image(logger: Logger, tag: str, image: Image, round: int) -> bool:
     """Show a picture of shape (H, W, 3).
 
-    TensorBoard takes it by ``add_image``, Weights & Biases by ``log_image``, MLflow and Comet by their clients'
-    ``log_image``.
+    TensorBoard takes it by ``add_image``, Weights & Biases by ``log_image``, MLflow by its client's ``log_image``.
 
     Returns:
         Whether the logger has taken it.
@@ -56,13 +55,10 @@ def write_image(logger: Logger, tag: str, image: Image, round: int) -> bool:
     if hasattr(logger, "log_image"):  # WandbLogger
         logger.log_image(key=tag, images=[image], step=round)
         return True
-    client: Any = getattr(logger, "experiment", None)
+    client: Any = getattr(logger, "experiment", None) if hasattr(logger, "run_id") else None
     if not hasattr(client, "log_image"):
         return False
-    if hasattr(logger, "run_id"):  # MLFlowLogger: an artifact
-        client.log_image(logger.run_id, image, artifact_file=f"{tag}/round-{round:04d}.png")
-    else:  # CometLogger
-        client.log_image(image, name=tag, step=round)
+    client.log_image(logger.run_id, image, artifact_file=f"{tag}/round-{round:04d}.png")  # type: ignore[attr-defined]
     return True
 
 

@@ -138,14 +138,12 @@ class _Client:
 
 
 def test_loggers_that_take_pictures_get_them(tmp_path):
-    """With the calls that Weights & Biases, MLflow and Comet have for it."""
-    wandb, comet, mlflow = _LikeWandb(), _Takes(_Client()), _Takes(_Client())
+    """With the calls that Weights & Biases and MLflow have for it."""
+    wandb, mlflow = _LikeWandb(), _Takes(_Client())
     mlflow.run_id = "run 7"
-    loggers = [wandb, comet, mlflow]
+    loggers = [wandb, mlflow]
     run(QUICK, callbacks=[ClientAccuracy()], logger=loggers, default_root_dir=str(tmp_path))
     assert wandb.numbers[0]["clients/test_accuracy"] == (300, 500, 3)
-    (image,), named = comet.experiment.calls[1]
-    assert (image.shape, named) == ((300, 500, 3), {"name": "clients/test_accuracy", "step": 0})
     (identity, image), named = mlflow.experiment.calls[1]
     assert (identity, image.shape) == ("run 7", (300, 500, 3))
     assert named == {"artifact_file": "clients/test_accuracy/round-0000.png"}
