@@ -209,3 +209,14 @@ def test_pieces_put_together_are_the_part(size):
     expected = part.loader(7).tensors()
     assert torch.equal(torch.cat(inputs), expected[0])
     assert torch.equal(torch.cat(targets), expected[1])
+
+
+def test_selected_samples_are_those_at_the_positions():
+    part = make_part()
+    chosen = part.select(torch.tensor([4, 0, 22]))
+    inputs, targets = part.loader(23).tensors()
+    got, classes = chosen.loader(3).tensors()
+    assert torch.equal(got, inputs[[4, 0, 22]])
+    assert torch.equal(classes, targets[[4, 0, 22]])
+    assert len(chosen) == 3
+    assert len(part) == 23
