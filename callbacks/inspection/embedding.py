@@ -16,7 +16,7 @@ from pfl_lightning.architectures import width_of
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import colours, new_figure
 from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings, Representations
-from pfl_lightning.callbacks.inspection.projector import Embedding, write_embedding
+from pfl_lightning.callbacks.inspection.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
@@ -130,9 +130,10 @@ class FeatureEmbedding(InspectionCallback):
             for label, client in zip(points.labels.tolist(), points.clients.tolist(), strict=True)
         ]
         columns = ("class", "client", "encoder")
-        own = [self._probe.samples(federation, client)[0] for client in dict.fromkeys(points.clients.tolist())]
-        pictures = own[0].ndim == 4 and own[0].shape[1] in (1, 3)
-        return Embedding(points.name, points.values, columns, rows, torch.cat(own).cpu() if pictures else None)
+        shown = dict.fromkeys(points.clients.tolist())
+        small = [thumbnails(self._probe.samples(federation, client)[0]) for client in shown]
+        images = [own for own in small if own is not None]
+        return Embedding(points.name, points.values, columns, rows, torch.cat(images) if images else None)
 
 
 def gather_points(found: Iterable[Representations]) -> list[Points]:

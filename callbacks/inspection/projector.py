@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Embedding", "write_embedding"]
+__all__ = ["Embedding", "thumbnails", "write_embedding"]
 
 LARGEST_IMAGE = 64  # pixels; a sprite of thousands of images stays below what browsers load
 CONFIG = "projector_config.pbtxt"
@@ -27,7 +27,7 @@ class Embedding:
         points: (n, d), on the CPU.
         columns: Names of the metadata.
         rows: Metadata of each point, a text for each column.
-        images: A picture of each point, (n, 1 or 3, H, W), any floats; ``None`` for none.
+        images: A picture of each point, as :func:`thumbnails` gives them, (n, 3, H, W); ``None`` for none.
     """
 
     name: str
@@ -69,20 +69,30 @@ def write_embedding(folder: Path, embedding: Embedding) -> None:
     path.write_text(text_format.MessageToString(config))
 
 
-def _sprite(images: Tensor) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """All images on a square grid, row by row, (H', W', 3), each from black to white; and width and height of one."""
-    height, width = images.shape[-2:]
+def thumbnails(inputs: Tensor) -> Tensor | None:
+    """Small pictures of inputs, (n, 3, H, W) unsigned bytes on the CPU, each from black to white.
+
+    Args:
+        inputs: (n, 1 or 3, H, W), any floats; ``None`` comes of other inputs.
+    """
+    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+        return None
+    height, width = inputs.shape[-2:]
     factor = min(1.0, LARGEST_IMAGE / max(height, width))
-    values = images.float()
+    values = inputs.float()
     if factor < 1:
         values = F.interpolate(values, (max(1, int(height * factor)), max(1, int(width * factor))), mode="area")
     flat = values.flatten(start_dim=1)
     low, high = (end[:, None, None, None] for end in (flat.amin(dim=1), flat.amax(dim=1)))
-    scaled = (255 * (values - low) / (high - low).clamp(min=1e-12)).round().to(torch.uint8).cpu()
-    scaled = scaled.expand(-1, 3, -1, -1)
-    side = int(np.ceil(np.sqrt(len(scaled))))
-    height, width = scaled.shape[-2:]
+    scaled = (255 * (values - low) / (high - low).clamp(min=1e-12)).round().to("cpu", torch.uint8)
+    return scaled.expand(-1, 3, -1, -1)
+
+
+def _sprite(images: Tensor) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """All images on a square grid, row by row, (H', W', 3); and width and height of one."""
+    side = int(np.ceil(np.sqrt(len(images))))
+    height, width = images.shape[-2:]
     grid = torch.zeros(side * side, 3, height, width, dtype=torch.uint8)
-    grid[: len(scaled)] = scaled
+    grid[: len(images)] = images
     tiles = grid.reshape(side, side, 3, height, width).permute(0, 3, 1, 4, 2).reshape(side * height, side * width, 3)
     return tiles.numpy(), (width, height)

@@ -66,12 +66,11 @@ class RunSettings(InspectionCallback):
 def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting]:
     """The hyper-parameters of a run by name: of method, data, partition, loop and engine, those that are simple."""
     data: Any = federation.data
-    loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))  # type: ignore[attr-defined]
-    parts = {
+    parts: dict[str, object] = {
         "method": federation.clients.models[0],
         "data": data,
         "partition": getattr(data, "partition", None),
-        "loop": loop,
+        "loop": next((one for one in trainer.callbacks if isinstance(one, FederatedLoop)), None),  # type: ignore[attr-defined]
         "local_fit": federation.local_fit,
     }
     found: dict[str, Setting] = {

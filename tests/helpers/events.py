@@ -25,17 +25,17 @@ def events(folder, version=0):
 
 
 def scalars(found, tag):
-    """Values by round; a round that was logged twice fails."""
+    """Values by round, ascending (files of one second are read in any order); a round that was logged twice fails."""
     values = {event.step: event.value for event in found.Scalars(tag)}
     assert len(values) == len(found.Scalars(tag)), f"{tag} was logged twice in a round"
-    return values
+    return dict(sorted(values.items()))
 
 
 def rounds(found, tag):
-    """The rounds of an image, a histogram or a text."""
+    """The rounds of an image, a histogram or a text, ascending."""
     kinds = {"images": found.Images, "histograms": found.Histograms, "tensors": found.Tensors}
     [read] = [read for kind, read in kinds.items() if tag in found.Tags()[kind]]
-    return [event.step for event in read(tag)]
+    return sorted(event.step for event in read(tag))
 
 
 def picture(found, tag, round):

@@ -14,7 +14,7 @@ from toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_e
 
 from pfl_lightning.callbacks import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, tsne
-from pfl_lightning.callbacks.inspection.projector import Embedding, write_embedding
+from pfl_lightning.callbacks.inspection.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DualFed, FedPer, LocalOnly
 
@@ -161,7 +161,8 @@ def test_images_stand_row_by_row(tmp_path):
     for k in range(5):
         images[k, 0] = torch.tensor([[0.0, 1.0, 0.5], [0.0, 0.0, 1.0]]) * (k + 1) - 3  # scaled one by one
     rows = [("a", str(k)) for k in range(5)]
-    write_embedding(tmp_path, Embedding("some/points", torch.randn(5, 2), ("class", "client"), rows, images))
+    points, columns = torch.randn(5, 2), ("class", "client")
+    write_embedding(tmp_path, Embedding("some/points", points, columns, rows, thumbnails(images)))
     entry = config(tmp_path)["some/points"]
     assert list(entry.sprite.single_image_dim) == [3, 2]  # width and height
     with Image.open(tmp_path / entry.sprite.image_path) as sprite:
@@ -174,9 +175,8 @@ def test_images_stand_row_by_row(tmp_path):
 
 
 def test_large_images_are_reduced(tmp_path):
-    write_embedding(
-        tmp_path, Embedding("x", torch.randn(2, 2), ("a", "b"), [("1", "2")] * 2, torch.rand(2, 3, 100, 200))
-    )
+    points, rows = torch.randn(2, 2), [("1", "2")] * 2
+    write_embedding(tmp_path, Embedding("x", points, ("a", "b"), rows, thumbnails(torch.rand(2, 3, 100, 200))))
     assert list(config(tmp_path)["x"].sprite.single_image_dim) == [64, 32]
 
 
@@ -186,3 +186,8 @@ def test_other_embeddings_stay_and_ones_own_is_replaced(tmp_path):
         write_embedding(tmp_path, Embedding(name, torch.randn(count, 2), ("class", "client"), rows))
     assert {name: entry.tensor_shape[0] for name, entry in config(tmp_path).items()} == {"x": 6, "y": 5}
     assert table(tmp_path / "projector" / "x" / "metadata.tsv") == [["class", "client"], *[["a b", "line break"]] * 6]
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 2, 5, 5), (4, 3, 5)])
+def test_what_is_no_image_has_no_thumbnail(shape):
+    assert thumbnails(torch.randn(shape)) is None

@@ -168,7 +168,7 @@ def test_a_fit_that_goes_on_from_a_checkpoint_shows_what_the_uninterrupted_one_d
         assert scalars(parts, tag) == scalars(whole, tag), tag
     for tag in whole.Tags()["images"]:
         assert rounds(parts, tag) == rounds(whole, tag), tag
-        pictures = [[one.encoded_image_string for one in found.Images(tag)] for found in (whole, parts)]
+        pictures = [{one.step: one.encoded_image_string for one in found.Images(tag)} for found in (whole, parts)]
         assert pictures[0] == pictures[1], tag
 
 
