@@ -57,14 +57,14 @@ def write_embedding(folder: Path, embedding: Embedding) -> None:
     config.embeddings.extend(others)
     entry = config.embeddings.add(
         tensor_name=embedding.name,
-        tensor_path=str(own / "tensors.tsv"),
-        metadata_path=str(own / "metadata.tsv"),
+        tensor_path=(own / "tensors.tsv").as_posix(),
+        metadata_path=(own / "metadata.tsv").as_posix(),
         tensor_shape=list(embedding.points.shape),
     )
     if embedding.images is not None:
         tiles, side = _sprite(embedding.images)
         Image.fromarray(tiles).save(folder / own / "sprite.png")
-        entry.sprite.image_path = str(own / "sprite.png")
+        entry.sprite.image_path = (own / "sprite.png").as_posix()
         entry.sprite.single_image_dim.extend(side)
     path.write_text(text_format.MessageToString(config))
 

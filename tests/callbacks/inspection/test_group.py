@@ -1,5 +1,6 @@
 """All inspection callbacks at once: nothing of the training changes, whatever the method, the engine and the data."""
 
+import random
 from functools import partial
 
 import numpy as np
@@ -43,15 +44,14 @@ def quick(**options):
 
 
 def everything(federation):
-    """All states, the modules as the last client left them, what is in no checkpoint, and the global random states."""
-    found = whole_state(federation)
+    """The global random states, the modules as the last client left them, buffers of no checkpoint, and all states."""
+    found = {"torch": torch.get_rng_state(), "python": torch.tensor(random.getstate()[1])}
+    found["numpy"] = torch.from_numpy(np.random.get_state()[1].astype(np.int64))  # noqa: NPY002
     found |= {f"module {name}": value.detach().clone() for name, value in federation.models.named_parameters()}
     # Lightly leaves the pointer of a memory bank that is not used uninitialised.
     buffers = {name: value for name, value in federation.models.named_buffers() if not name.endswith("bank_ptr")}
     found |= {f"module {name}": value.clone() for name, value in buffers.items()}
-    found["torch"] = torch.get_rng_state()
-    found["numpy"] = torch.from_numpy(np.random.get_state()[1].astype(np.int64))  # noqa: NPY002
-    return found
+    return found | whole_state(federation)  # which loads all clients in turn
 
 
 def compare(tmp_path, callbacks, method, make=lambda: None, loop=None, **options):
@@ -60,6 +60,7 @@ def compare(tmp_path, callbacks, method, make=lambda: None, loop=None, **options
     for version, own in enumerate((callbacks, [])):
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
         settings = {"cohorts": COHORTS, **options, "local_fit": make()}
         if loop is not None:
             settings["loop"] = loop()
@@ -83,8 +84,8 @@ def test_every_kind_of_method_trains_as_without(tmp_path, method):
 
 @pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
 def test_every_engine_trains_as_without(tmp_path, monkeypatch, make):
-    callbacks = Inspection(every_n_rounds=1).callbacks()
-    found = compare(tmp_path, callbacks, partial(FedPAC, epochs=1), lambda: make(monkeypatch))
+    callbacks = Inspection(every_n_rounds=1, clients=3, samples=4).callbacks()
+    found = compare(tmp_path, callbacks, partial(FedPAC, epochs=2, lr=0.1), lambda: make(monkeypatch))
     assert {"combination_weights", "features/features", "attribution_ranks", "partition"} <= set(found.Tags()["images"])
 
 
@@ -94,7 +95,7 @@ def test_fine_tuned_models_batch_normalisation_and_precision(tmp_path):
 
 
 def test_several_encoders_of_different_widths(tmp_path):
-    callbacks = Inspection(every_n_rounds=1).callbacks()
+    callbacks = Inspection(every_n_rounds=1, clients=4, samples=4).callbacks()
     found = compare(tmp_path, callbacks, partial(LocalOnly, epochs=1), encoder=[tiny_encoder, wide_encoder])
     images = set(found.Tags()["images"])
     assert {"features/features_4", "features/features_7", "cka_matrix/features"} <= images
