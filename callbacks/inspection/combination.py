@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
-from numpy.typing import NDArray
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.charts import Chart
-from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.inspection.figures import client_map
 from pfl_lightning.callbacks.inspection.groups import ClientGroups, group_clients
 from pfl_lightning.federation import Federation
 from pfl_lightning.server import Mixture
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["CombinationWeights", "draw_mixture"]
-
-Floats = NDArray[np.float64]
 
 
 class CombinationWeights(InspectionCallback):
@@ -88,15 +85,9 @@ def draw_mixture(mixture: Mixture, groups: ClientGroups, round: int) -> Figure:
     order = groups.order(mixture.clients)
     weights = mixture.weights.double().numpy()[np.ix_(order, order)]
     clients = [mixture.clients[place] for place in order]
-    size = float(np.clip(2.5 + 0.2 * len(clients), 5, 12))
-    figure = new_figure(size + 1.2, size)
-    axes = figure.add_subplot()
-    image = axes.imshow(weights, cmap="viridis", vmin=0, vmax=max(float(weights.max()), 1e-9), interpolation="nearest")
-    for axis in ("x", "y"):
-        thin_ticks(axes, axis, [str(client) for client in clients])
-    axes.set(xlabel="head of client", ylabel="client", title=f"combination weights, round {round}")
+    top = max(float(weights.max()), 1e-9)
+    figure, axes = client_map(weights, clients, f"combination weights, round {round}", "head of client", "weight", top)
     _mark_groups(axes, groups, [int(groups.group_of[client]) for client in clients])
-    figure.colorbar(image, ax=axes, label="weight", fraction=0.046, pad=0.02)
     return figure
 
 

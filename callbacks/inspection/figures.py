@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["colours", "new_figure", "render", "thin_ticks"]
+__all__ = ["client_map", "colours", "new_figure", "render", "thin_ticks"]
 
 _MOST_TICKS = 40
 
@@ -31,6 +31,35 @@ def render(figure: Figure) -> NDArray[np.uint8]:
     canvas: Any = figure.canvas
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def client_map(
+    matrix: NDArray[np.float64],
+    clients: list[int],
+    title: str,
+    across: str = "client",
+    label: str = "",
+    top: float = 1.0,
+) -> tuple[Figure, Axes]:
+    """A heat map of clients by clients.
+
+    Args:
+        matrix: (m, m).
+        clients: Their numbers, m.
+        title: What stands above it.
+        across: What the columns are.
+        label: What the colours are.
+        top: The value of the brightest colour.
+    """
+    size = float(np.clip(2.5 + 0.2 * len(clients), 5, 12))
+    figure = new_figure(size + 1.2, size)
+    axes = figure.add_subplot()
+    image = axes.imshow(matrix, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
+    for axis in ("x", "y"):
+        thin_ticks(axes, axis, [str(client) for client in clients])
+    axes.set(xlabel=across, ylabel="client", title=title)
+    figure.colorbar(image, ax=axes, label=label, fraction=0.046, pad=0.02)
+    return figure, axes
 
 
 def colours(count: int) -> NDArray[np.float64]:

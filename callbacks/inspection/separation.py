@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import lightning as L
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.charts import Chart
-from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.inspection.figures import client_map
 from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka
@@ -75,18 +74,9 @@ class RepresentationMeasures(InspectionCallback):
         for name, by_client in common.items():
             matrix = pairwise_linear_cka(list(by_client.values())).numpy()
             found[f"cka/{name}"] = _mean(matrix[~np.eye(len(matrix), dtype=bool)].tolist())
-            self._draw(name, matrix, list(by_client), round)
+            figure, _ = client_map(matrix, list(by_client), f"linear CKA of {name}, round {round}", label="CKA")
+            self.recorder.figure(f"cka_matrix/{name}", figure, round)
         self.recorder.scalars({name: value for name, value in found.items() if np.isfinite(value)}, round)
-
-    def _draw(self, name: str, matrix: NDArray[np.float64], clients: list[int], round: int) -> None:
-        figure = new_figure(5.5, 4.5)
-        axes = figure.add_subplot()
-        image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
-        for axis in ("x", "y"):
-            thin_ticks(axes, axis, [str(client) for client in clients])
-        axes.set(xlabel="client", ylabel="client", title=f"linear CKA of {name}, round {round}")
-        figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02)
-        self.recorder.figure(f"cka_matrix/{name}", figure, round)
 
 
 def _mean(values: list[float]) -> float:
