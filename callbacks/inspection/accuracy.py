@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import lightning as L
@@ -58,10 +59,14 @@ class ClientAccuracy(InspectionCallback):
 
     @staticmethod
     def _groups(federation: Federation) -> Iterator[tuple[str, dict[int, float]]]:
-        """Name and accuracies by client, of each part that the last evaluation had; novel clients apart."""
+        """Name and accuracies by client, of each part that the last evaluation had; novel clients apart.
+
+        A model that has no accuracy (NaN), such as that of a regression, is left out.
+        """
         novel = set(federation.data.novel)
         for prefix, scores in (("", federation.validation_scores), ("test_", federation.test_scores)):
             for group, wanted in (("", False), ("novel_", True)):
-                own = {client: score.accuracy for client, score in scores.items() if (client in novel) == wanted}
+                known = {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
+                own = {client: accuracy for client, accuracy in known.items() if (client in novel) == wanted}
                 if own:
                     yield f"{group}{prefix}accuracy", own

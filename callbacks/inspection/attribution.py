@@ -81,6 +81,9 @@ class UnitAttribution(InspectionCallback):
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """There is no trained head on features of one width, or nobody has samples."""
+        self._probe = Probe(federation, self.settings)
+        if self._probe.lacks is not None:
+            return self._probe.lacks
         models = federation.clients.models
         widths = {width_of(model.encoder): label for model, label in zip(models, federation.clients.labels)}
         if len(widths) > 1:
@@ -88,8 +91,7 @@ class UnitAttribution(InspectionCallback):
             return f"units are compared by position, and the clients' features have several widths: {named}"
         if models[0].judged_by != "classifier" or type(models[0]).forward is not FederatedClient.forward:
             return f"{federation.method_name} does not classify by a head on the features"
-        self._probe = Probe(federation, self.settings)
-        return self._probe.lacks
+        return None
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
         """The correlation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,8 @@ class Communication(InspectionCallback):
         """Note the accuracy."""
         scores = federation.test_scores or federation.validation_scores
         novel = set(federation.data.novel)
-        own = {client: score.accuracy for client, score in scores.items() if client not in novel}
+        known = {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
+        own = {client: accuracy for client, accuracy in known.items() if client not in novel}
         self._note(trainer, round, summarize(list(own), list(own.values())).mean if own else None)
 
     def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:

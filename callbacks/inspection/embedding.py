@@ -91,12 +91,12 @@ class FeatureEmbedding(InspectionCallback):
             ConfigurationError: The perplexity is too large for the samples.
         """
         self._probe = Probe(federation, self.settings)
+        if self._probe.lacks is not None:
+            return self._probe.lacks
         points: dict[int, int] = {}
         for client in self._probe.clients:
             width = width_of(federation.clients.model_of(client).encoder)
             points[width] = points.get(width, 0) + self._probe.size(federation, client)
-        if self._probe.lacks is not None:
-            return self._probe.lacks
         fewest = min(points.values())
         if self.perplexity is not None and self.perplexity >= fewest:
             raise ConfigurationError(

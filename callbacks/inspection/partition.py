@@ -25,6 +25,10 @@ class PartitionPicture(InspectionCallback):
     def __init__(self, dirpath: str | None = None) -> None:
         super().__init__(dirpath=dirpath)
 
+    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
+        """The data have no classes."""
+        return None if federation.data.num_classes > 0 else "the data have no classes"
+
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
         """Draw it, unless the fit goes on from a checkpoint, whose run has it."""
         if trainer.current_epoch > 0:

@@ -73,6 +73,9 @@ class Probe:
 
     def __init__(self, federation: Federation, settings: ProbeSettings) -> None:
         self.settings, self._seed = settings, federation.seed
+        clients = federation.clients
+        widths = [getattr(getattr(model, "encoder", None), "out_features", None) for model in clients.models]
+        self._without_features = [label for label, width in zip(clients.labels, widths) if width is None]
         known = np.array(federation.data.evaluated_clients())
         order = np.random.default_rng(derive_seed(self._seed, "inspected clients")).permutation(known).tolist()
         chosen: list[int] = []
@@ -86,6 +89,8 @@ class Probe:
     @property
     def lacks(self) -> str | None:
         """Why there is nothing to look at, if so."""
+        if self._without_features:
+            return f"{self._without_features[0]} has no encoder with features (out_features)"
         part = self.settings.part
         return None if self.clients else f"no client has samples in its {part} part; choose another part"
 

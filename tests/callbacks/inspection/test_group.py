@@ -1,8 +1,11 @@
 """All inspection callbacks at once: nothing of the training changes, whatever the method, the engine and the data."""
 
+import math
 import random
+from dataclasses import replace
 from functools import partial
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -22,7 +25,7 @@ from toy import (
 )
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
-from pfl_lightning.callbacks import ClientAccuracy, FederatedLoop, Inspection
+from pfl_lightning.callbacks import ClientAccuracy, FederatedLoop, Inspection, UnitAttribution
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import PFLSSL, DualFed, FedAvg, FedBN, FedClassAvg, FedPAC, FedProto, LocalOnly
@@ -186,3 +189,34 @@ def test_what_the_trainer_has_already_is_left_out():
     kinds = [type(callback) for callback in Inspection().callbacks(without=[ClientAccuracy])]
     assert ClientAccuracy not in kinds
     assert len(kinds) == len(set(kinds)) == len(Inspection().callbacks()) - 1
+
+
+class _Bare(L.Callback):
+    """Makes the federation one of models without features, of data without classes and evaluations without accuracy."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+    def on_fit_start(self, trainer, pl_module):
+        for model in pl_module.models:
+            del model.encoder.out_features
+        self.monkeypatch.setattr(Toy, "num_classes", 0)
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        for scores in (pl_module.test_scores, pl_module.validation_scores):
+            scores.update({client: replace(score, accuracy=math.nan) for client, score in scores.items()})
+
+
+def test_models_without_features_classes_and_accuracies(tmp_path, monkeypatch):
+    callbacks = [_Bare(monkeypatch), *Inspection(1).callbacks()]
+    run(partial(FedAvg, epochs=1), 2, callbacks=callbacks, logger=board(tmp_path))
+    found = events(tmp_path)
+    assert not found.Tags()["images"]
+    assert found.Tags()["histograms"] == ["clients/train_cross_entropy", "clients/train_loss"]
+    assert {"bytes/total", "train/loss"} <= set(found.Tags()["scalars"])
+    assert "test_accuracy/lower" not in found.Tags()["scalars"]
+
+
+def test_a_model_without_features_is_named(monkeypatch):
+    with pytest.warns(UserWarning, match="UnitAttribution shows nothing: tiny_encoder has no encoder with features"):
+        run(partial(FedAvg, epochs=1), callbacks=[_Bare(monkeypatch), UnitAttribution()])
