@@ -14,7 +14,7 @@ from pfl_lightning.architectures import width_of
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.charts import Chart
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings, represent
+from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, represent
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.federation import Federation
@@ -70,7 +70,7 @@ class UnitAttribution(InspectionCallback):
         every_n_rounds: int = 10,
         clients: int = 10,
         samples: int = 50,
-        part: Part = "test",
+        part: PartName = "test",
         steps: int = 32,
         dirpath: str | None = None,
     ) -> None:

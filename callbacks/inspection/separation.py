@@ -9,7 +9,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.charts import Chart
 from pfl_lightning.callbacks.inspection.figures import client_map
-from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings
+from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka
 
@@ -42,7 +42,7 @@ class RepresentationMeasures(InspectionCallback):
         every_n_rounds: int = 10,
         clients: int = 10,
         samples: int = 200,
-        part: Part = "test",
+        part: PartName = "test",
         dirpath: str | None = None,
     ) -> None:
         super().__init__(every_n_rounds, dirpath)

@@ -1,6 +1,7 @@
 """Which samples are looked at, and what the clients' models make of them."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,3 +164,10 @@ def test_no_global_random_state_is_touched():
 def test_settings_without_meaning_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         ProbeSettings(**options)
+
+
+def test_items_of_a_data_set_of_ones_own_cannot_be_picked_out(monkeypatch):
+    federation = run(QUICK)
+    items = SimpleNamespace(test=[1, 2, 3])
+    monkeypatch.setattr(federation.data, "client_data", lambda client: items)
+    assert "of which none can be picked out" in Probe(federation, ProbeSettings()).lacks
