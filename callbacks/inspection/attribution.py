@@ -115,7 +115,7 @@ class UnitAttribution(InspectionCallback):
 
     def attribute(self, federation: Federation) -> Attribution | None:
         """The attribution of the sample that most clients classify rightly; ``None`` if nobody is right anywhere."""
-        inputs, labels = self._probe.common_samples(federation)
+        inputs, labels = self._probe.common_samples(federation, self.settings.samples)
         right: dict[int, Tensor] = {}
         for client, model in federation.own_models(self._probe.clients):
             right[client] = self._right(federation, client, model, inputs, labels)

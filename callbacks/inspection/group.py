@@ -60,7 +60,7 @@ class Inspection:
             Communication(every, self.dirpath),
             CombinationWeights(every, self.dirpath),
             FeatureEmbedding(every, *probe, dirpath=self.dirpath),
-            RepresentationMeasures(every, *probe, dirpath=self.dirpath),
+            RepresentationMeasures(every, self.clients, self.samples, part=self.part, dirpath=self.dirpath),
             UnitAttribution(every, *probe, dirpath=self.dirpath),
         ]
         for callback in found:

@@ -118,20 +118,20 @@ class Probe:
         loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
         return loader.tensors()
 
-    def common_samples(self, federation: Federation) -> tuple[Tensor, Tensor]:
-        """As many samples as are looked at of one client, of all clients in equal shares."""
-        share = -(-self.settings.samples // len(self.clients))
+    def common_samples(self, federation: Federation, count: int) -> tuple[Tensor, Tensor]:
+        """At most ``count`` of the samples that are looked at, of all clients in equal shares."""
+        share = -(-count // len(self.clients))
         own = [self.samples(federation, client) for client in self.clients]
         inputs = torch.cat([x[:: max(1, len(x) // share)][:share] for x, _ in own])
         labels = torch.cat([y[:: max(1, len(y) // share)][:share] for _, y in own])
-        return inputs[: self.settings.samples], labels[: self.settings.samples]
+        return inputs[:count], labels[:count]
 
-    def representations(self, federation: Federation, common: bool = False) -> Iterator[Representations]:
-        """Each client's representations of its own samples, or of the common ones.
+    def representations(self, federation: Federation, common: int = 0) -> Iterator[Representations]:
+        """Each client's representations of its own samples, or of so many common ones.
 
         A client whose representations are not finite is left out with a warning.
         """
-        shared = self.common_samples(federation) if common else None
+        shared = self.common_samples(federation, common) if common else None
         for client, model in federation.own_models(self.clients):
             inputs, labels = shared or self.samples(federation, client)
             found = represent(federation, client, model, inputs)

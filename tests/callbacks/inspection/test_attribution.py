@@ -26,7 +26,7 @@ def test_ranks_of_the_sample_that_most_clients_know(tmp_path):
     assert_drawn(picture(found, "attribution_ranks", 2))
     models = [federation.client(client).eval() for client in range(CLIENTS)]
     got = callback.attribute(federation)
-    inputs, labels = callback._probe.common_samples(federation)
+    inputs, labels = callback._probe.common_samples(federation, 10)
     with torch.no_grad():
         right = np.array([(model(inputs).argmax(1) == labels).numpy() for model in models])
         sample = int(right.sum(axis=0).argmax())
