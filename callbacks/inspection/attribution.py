@@ -136,8 +136,10 @@ class UnitAttribution(InspectionCallback):
     @staticmethod
     @torch.no_grad()
     def _right(federation: Federation, client: int, model: FederatedClient, inputs: Tensor, labels: Tensor) -> Tensor:
-        scores = represent(federation, client, model, inputs, lambda features: {"scores": model.classify(features)})
-        return scores["scores"].argmax(dim=1) == labels.cpu()
+        found = represent(federation, client, model, inputs, lambda features: {"scores": model.classify(features)})
+        scores = found["scores"]
+        finite = scores.isfinite().all(dim=1)  # argmax takes NaN for the greatest
+        return (scores.argmax(dim=1) == labels.cpu()) & finite
 
 
 def draw_attribution(found: Attribution, class_name: str, round: int) -> Figure:

@@ -92,6 +92,16 @@ def test_nobody_is_right_anywhere(tmp_path):
     assert not [tag for tag in found.Tags()["scalars"] if "attribution" in tag]
 
 
+def test_a_client_with_nan_is_not_right():
+    callback = UnitAttribution(1)
+    federation = run(partial(FedPer, epochs=1), callbacks=[callback], data=Toy([[0, 1] * 4] * 3), cohorts=[[0, 1, 2]])
+    assert len(callback.attribute(federation).clients) > 0
+    for client in range(3):
+        head = {name: value * np.nan for name, value in federation.personal.get(client).items()}
+        federation.personal.set(client, head)  # whose greatest score, that of class 0, is NaN
+    assert callback.attribute(federation) is None
+
+
 def test_steps_without_meaning_are_refused():
     with pytest.raises(ValueError, match="steps must be at least 1"):
         UnitAttribution(steps=0)
