@@ -44,10 +44,6 @@ class PartSource(Protocol):
         """Consecutive pieces of at most ``size`` samples."""
         ...
 
-    def select(self, positions: Tensor) -> PartSource:
-        """The samples at these positions, (k,), in this order."""
-        ...
-
     def loader(
         self,
         batch_size: int,

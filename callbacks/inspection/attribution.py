@@ -14,7 +14,7 @@ from pfl_lightning.architectures import width_of
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.charts import Chart
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings, represent
+from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, represent
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.federation import Federation
@@ -70,7 +70,7 @@ class UnitAttribution(InspectionCallback):
         every_n_rounds: int = 10,
         clients: int = 10,
         samples: int = 50,
-        part: Part = "test",
+        part: PartName = "test",
         steps: int = 32,
         dirpath: str | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class UnitAttribution(InspectionCallback):
 
     def attribute(self, federation: Federation) -> Attribution | None:
         """The attribution of the sample that most clients classify rightly; ``None`` if nobody is right anywhere."""
-        inputs, labels = self._probe.common_samples(federation)
+        inputs, labels = self._probe.common_samples(federation, self.settings.samples)
         right: dict[int, Tensor] = {}
         for client, model in federation.own_models(self._probe.clients):
             right[client] = self._right(federation, client, model, inputs, labels)
@@ -136,8 +136,10 @@ class UnitAttribution(InspectionCallback):
     @staticmethod
     @torch.no_grad()
     def _right(federation: Federation, client: int, model: FederatedClient, inputs: Tensor, labels: Tensor) -> Tensor:
-        scores = represent(federation, client, model, inputs, lambda features: {"scores": model.classify(features)})
-        return scores["scores"].argmax(dim=1) == labels.cpu()
+        found = represent(federation, client, model, inputs, lambda features: {"scores": model.classify(features)})
+        scores = found["scores"]
+        finite = scores.isfinite().all(dim=1)  # argmax takes NaN for the greatest
+        return (scores.argmax(dim=1) == labels.cpu()) & finite
 
 
 def draw_attribution(found: Attribution, class_name: str, round: int) -> Figure:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pfl_lightning.architectures import width_of
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import colours, new_figure
-from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings, Representations
+from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, Representations
 from pfl_lightning.callbacks.inspection.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
@@ -73,7 +73,7 @@ class FeatureEmbedding(InspectionCallback):
         every_n_rounds: int = 10,
         clients: int = 10,
         samples: int = 50,
-        part: Part = "test",
+        part: PartName = "test",
         perplexity: float | None = None,
         projector: bool = True,
         dirpath: str | None = None,

@@ -13,7 +13,7 @@ from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.losses import LossComponents
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
-from pfl_lightning.callbacks.inspection.probe import Part, ProbeSettings
+from pfl_lightning.callbacks.inspection.probe import PartName, ProbeSettings
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 from pfl_lightning.checks import check_at_least
@@ -36,7 +36,7 @@ class Inspection:
     every_n_rounds: int = 10
     clients: int = 10
     samples: int = 50
-    part: Part = "test"
+    part: PartName = "test"
     dirpath: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Inspection:
             Communication(every, self.dirpath),
             CombinationWeights(every, self.dirpath),
             FeatureEmbedding(every, *probe, dirpath=self.dirpath),
-            RepresentationMeasures(every, *probe, dirpath=self.dirpath),
+            RepresentationMeasures(every, self.clients, self.samples, part=self.part, dirpath=self.dirpath),
             UnitAttribution(every, *probe, dirpath=self.dirpath),
         ]
         for callback in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import PartSource
+from pfl_lightning.datamodules.parts import Part
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import derive_seed, seeded_generator, torch_seed
 
-__all__ = ["Part", "Probe", "ProbeSettings", "Representations", "represent"]
+__all__ = ["PartName", "Probe", "ProbeSettings", "Representations", "represent"]
 
-Part = Literal["train", "validation", "test"]
+PartName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass
 
 
@@ -35,7 +36,7 @@ class ProbeSettings:
 
     clients: int = 10
     samples: int = 50
-    part: Part = "test"
+    part: PartName = "test"
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -77,10 +78,15 @@ class Probe:
         widths = [getattr(getattr(model, "encoder", None), "out_features", None) for model in clients.models]
         self._without_features = [label for label, width in zip(clients.labels, widths) if width is None]
         known = np.array(federation.data.evaluated_clients())
+        self._without_tensors = False
         order = np.random.default_rng(derive_seed(self._seed, "inspected clients")).permutation(known).tolist()
         chosen: list[int] = []
         for client in order:
-            if len(self._part(federation, client)):
+            part = self._part(federation, client)
+            if not isinstance(part, Part):
+                self._without_tensors = True
+                break
+            if len(part):
                 chosen.append(client)
             if len(chosen) == settings.clients:
                 break
@@ -92,6 +98,8 @@ class Probe:
         if self._without_features:
             return f"{self._without_features[0]} has no encoder with features (out_features)"
         part = self.settings.part
+        if self._without_tensors:
+            return "the data module gives items of a data set of one's own, of which none can be picked out"
         return None if self.clients else f"no client has samples in its {part} part; choose another part"
 
     def _part(self, federation: Federation, client: int) -> PartSource:
@@ -104,26 +112,26 @@ class Probe:
 
     def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
         """The client's samples, not augmented, (n, ...), and their classes, (n,), on the federation's device."""
-        part = self._part(federation, client)
+        part = cast(Part, self._part(federation, client))
         order = torch.randperm(len(part), generator=seeded_generator(self._seed, "inspected samples", client))
         chosen = part.select(order[: self.settings.samples].sort().values)
         loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
         return loader.tensors()
 
-    def common_samples(self, federation: Federation) -> tuple[Tensor, Tensor]:
-        """As many samples as are looked at of one client, of all clients in equal shares."""
-        share = -(-self.settings.samples // len(self.clients))
+    def common_samples(self, federation: Federation, count: int) -> tuple[Tensor, Tensor]:
+        """At most ``count`` of the samples that are looked at, of all clients in equal shares."""
+        share = -(-count // len(self.clients))
         own = [self.samples(federation, client) for client in self.clients]
         inputs = torch.cat([x[:: max(1, len(x) // share)][:share] for x, _ in own])
         labels = torch.cat([y[:: max(1, len(y) // share)][:share] for _, y in own])
-        return inputs[: self.settings.samples], labels[: self.settings.samples]
+        return inputs[:count], labels[:count]
 
-    def representations(self, federation: Federation, common: bool = False) -> Iterator[Representations]:
-        """Each client's representations of its own samples, or of the common ones.
+    def representations(self, federation: Federation, common: int = 0) -> Iterator[Representations]:
+        """Each client's representations of its own samples, or of so many common ones.
 
         A client whose representations are not finite is left out with a warning.
         """
-        shared = self.common_samples(federation) if common else None
+        shared = self.common_samples(federation, common) if common else None
         for client, model in federation.own_models(self.clients):
             inputs, labels = shared or self.samples(federation, client)
             found = represent(federation, client, model, inputs)

@@ -9,7 +9,8 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.charts import Chart
 from pfl_lightning.callbacks.inspection.figures import client_map
-from pfl_lightning.callbacks.inspection.probe import Part, Probe, ProbeSettings
+from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka
 
@@ -29,9 +30,10 @@ class RepresentationMeasures(InspectionCallback):
     Args:
         every_n_rounds: Rounds between two measurements.
         clients: At most so many clients are looked at.
-        samples: At most so many samples of each, and so many common ones. CKA of fewer samples than a representation
-            has units is biased upwards.
-        part: Whose samples.
+        samples: At most so many samples of each.
+        common: At most so many of these samples are common ones, for CKA, which fewer samples than a representation has
+            units bias upwards.
+        part: Which part of a client's data.
         dirpath: See :class:`InspectionCallback`.
     """
 
@@ -41,12 +43,14 @@ class RepresentationMeasures(InspectionCallback):
         self,
         every_n_rounds: int = 10,
         clients: int = 10,
-        samples: int = 200,
-        part: Part = "test",
+        samples: int = 50,
+        common: int = 200,
+        part: PartName = "test",
         dirpath: str | None = None,
     ) -> None:
         super().__init__(every_n_rounds, dirpath)
-        self.settings = ProbeSettings(clients, samples, part)
+        self.settings, self.common = ProbeSettings(clients, samples, part), common
+        check_at_least("common", common, 2)
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """Nobody has samples."""
@@ -67,7 +71,7 @@ class RepresentationMeasures(InspectionCallback):
             for name, values in own.by_name.items():
                 separations.setdefault(name, []).append(class_separation(values, own.labels))
         common: dict[str, dict[int, Tensor]] = {}
-        for own in self._probe.representations(federation, common=True):
+        for own in self._probe.representations(federation, self.common):
             for name, values in own.by_name.items():
                 common.setdefault(name, {})[own.client] = values
         found = {f"separation/{name}": _mean(values) for name, values in separations.items()}

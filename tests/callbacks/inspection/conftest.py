@@ -1,8 +1,9 @@
-"""Runs without a logger leave their pictures in the working folder: let it be one of the test's own."""
+"""What the tests of inspection share."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Without a logger, pictures lie in the working folder."""
     monkeypatch.chdir(tmp_path)

@@ -26,7 +26,7 @@ def test_ranks_of_the_sample_that_most_clients_know(tmp_path):
     assert_drawn(picture(found, "attribution_ranks", 2))
     models = [federation.client(client).eval() for client in range(CLIENTS)]
     got = callback.attribute(federation)
-    inputs, labels = callback._probe.common_samples(federation)
+    inputs, labels = callback._probe.common_samples(federation, 10)
     with torch.no_grad():
         right = np.array([(model(inputs).argmax(1) == labels).numpy() for model in models])
         sample = int(right.sum(axis=0).argmax())
@@ -90,6 +90,16 @@ def test_nobody_is_right_anywhere(tmp_path):
     found = events(tmp_path)
     assert not found.Tags()["images"]
     assert not [tag for tag in found.Tags()["scalars"] if "attribution" in tag]
+
+
+def test_a_client_with_nan_is_not_right():
+    callback = UnitAttribution(1)
+    federation = run(partial(FedPer, epochs=1), callbacks=[callback], data=Toy([[0, 1] * 4] * 3), cohorts=[[0, 1, 2]])
+    assert len(callback.attribute(federation).clients) > 0
+    for client in range(3):
+        head = {name: value * np.nan for name, value in federation.personal.get(client).items()}
+        federation.personal.set(client, head)  # whose greatest score, that of class 0, is NaN
+    assert callback.attribute(federation) is None
 
 
 def test_steps_without_meaning_are_refused():

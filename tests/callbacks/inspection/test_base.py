@@ -3,6 +3,8 @@
 from functools import partial
 
 import lightning as L
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 from events import board, events, rounds
 from lightning.pytorch.callbacks import EarlyStopping
@@ -11,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from PIL import Image
 from toy import GivenCohorts, Toy, quiet_trainer, run
 
-from pfl_lightning.callbacks import ClientAccuracy, LossComponents
+from pfl_lightning.callbacks import ClientAccuracy, Inspection, LossComponents
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedPAC
@@ -174,3 +176,10 @@ def test_nothing_is_shown_outside_a_fit(tmp_path):
     trainer.validate(federation, datamodule=Toy(), verbose=False)
     trainer.test(federation, datamodule=Toy(), verbose=False)
     assert (callback.shown, callback.finished, callback.evaluated) == ([], [], [])
+
+
+def test_matplotlibs_global_state_is_left_alone(tmp_path):
+    before = plt.get_fignums(), matplotlib.get_backend(), dict(matplotlib.rcParams)
+    run(QUICK, 2, callbacks=Inspection(1, clients=2, samples=3).callbacks(), default_root_dir=str(tmp_path))
+    assert len(pictures(tmp_path)) > 8
+    assert (plt.get_fignums(), matplotlib.get_backend(), dict(matplotlib.rcParams)) == before

@@ -1,6 +1,7 @@
 """Which samples are looked at, and what the clients' models make of them."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,15 +84,15 @@ def test_the_draws_are_those_of_the_seed():
 def test_the_common_samples_come_from_all_clients_in_equal_shares():
     data = Toy()
     federation = run(QUICK, data=data)
-    probe = Probe(federation, ProbeSettings(samples=10))
-    inputs, labels = probe.common_samples(federation)
+    probe = Probe(federation, ProbeSettings(samples=4))
+    inputs, labels = probe.common_samples(federation, 10)
     assert len(inputs) == len(labels) == 10
     owners = [
         next(client for client in range(CLIENTS) if (data.tensors(client, "test")[0] == row).all(dim=1).any())
         for row in inputs
     ]
     assert [owners.count(client) for client in range(CLIENTS)] == [2] * CLIENTS
-    found = list(probe.representations(federation, common=True))
+    found = list(probe.representations(federation, common=10))
     for own in found:
         assert torch.equal(own.by_name["features"], of_client(federation, own.client, inputs)[1])
         assert own.labels.tolist() == labels.tolist()
@@ -163,3 +164,10 @@ def test_no_global_random_state_is_touched():
 def test_settings_without_meaning_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         ProbeSettings(**options)
+
+
+def test_items_of_a_data_set_of_ones_own_cannot_be_picked_out(monkeypatch):
+    federation = run(QUICK)
+    items = SimpleNamespace(test=[1, 2, 3])
+    monkeypatch.setattr(federation.data, "client_data", lambda client: items)
+    assert "of which none can be picked out" in Probe(federation, ProbeSettings()).lacks
