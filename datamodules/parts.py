@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from pfl_lightning.datamodules.transforms import BatchTransform
@@ -24,6 +25,8 @@ class Part:
         indices: This part's samples, shape (n,), int64.
         transform: Normalisation and augmentation.
     """
+
+    datamodule: LightningDataModule | None = None
 
     def __init__(self, inputs: Tensor, targets: Tensor, indices: Tensor, transform: BatchTransform) -> None:
         self.indices = indices

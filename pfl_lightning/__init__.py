@@ -1,6 +1,7 @@
 """Personalized federated learning on PyTorch Lightning."""
 
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.federation import Federation
 from pfl_lightning.local_fit import FabricFit, LocalFit, RayFit, TrainerFit, VectorizedFit
 from pfl_lightning.messages import Broadcast, ClientUpdate
@@ -23,4 +24,5 @@ __all__ = [
     "RayFit",
     "TrainerFit",
     "VectorizedFit",
+    "federate",
 ]

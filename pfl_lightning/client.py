@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -84,6 +85,10 @@ class FederatedClient(L.LightningModule):
     citation: ClassVar[Citation | None] = None
     """Where the method was published."""
 
+    needs: ClassVar[Literal["step", "encoder"]] = "encoder"
+    """What the method must have of a model: ``"step"``, no more than a training step and parameters, so that it applies
+    to any LightningModule (:func:`pfl_lightning.federate`); or ``"encoder"``, its encoder and its head."""
+
     shared: tuple[str, ...] = ("encoder.*", "head.*")
     """Patterns of the parameters and buffers that travel; the rest is personal and never leaves the client."""
 
@@ -134,15 +139,19 @@ class FederatedClient(L.LightningModule):
         self.evaluated = evaluated or type(self).evaluated
         check_at_least("epochs", epochs, 1)
         check_at_least("fine_tune_epochs", fine_tune_epochs, 1)
-        self.encoder = encoder
-        self.head = nn.Linear(encoder.out_features, num_classes)  # type: ignore[arg-type]
         self.num_classes = num_classes
+        self.assemble(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
         self._recorder: dict[str, list[Tensor]] | None = None
+
+    def assemble(self, encoder: nn.Module) -> None:
+        """Put the model together: the encoder, and a linear head on its features."""
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.out_features, self.num_classes)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ what a method says of itself
 
@@ -187,6 +196,10 @@ class FederatedClient(L.LightningModule):
             weights=select_state(self, self.shared_names()),
         )
 
+    def active_network(self) -> nn.Module | None:
+        """What trains in the current phase, made by :meth:`copy_network`; ``None``, by default, for the own network."""
+        return None
+
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of the loss by name; the loss is their sum.
 
@@ -198,19 +211,29 @@ class FederatedClient(L.LightningModule):
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores (N, C) of features (N, d)."""
-        scores: Tensor = self.head(features)
+        scores: Tensor = self._active("head")(features)
         return scores
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Features (N, d) of inputs."""
+        features: Tensor = self._active("encoder")(inputs)
+        return features
+
+    def _active(self, part: str) -> nn.Module:
+        network = self.active_network()
+        found: nn.Module = getattr(self if network is None else network, part)
+        return found
 
     # ------------------------------------------------------------------ Lightning's hooks
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Class scores, (N, C)."""
-        return self.classify(self.encoder(inputs))
+        return self.classify(self.encode(inputs))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch and its named parts."""
         inputs, labels = batch
-        terms = self.loss_terms(self.encoder(inputs), labels)
+        terms = self.loss_terms(self.encode(inputs), labels)
         loss = cast(Tensor, sum(terms.values()))
         return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
@@ -219,7 +242,7 @@ class FederatedClient(L.LightningModule):
 
         Where the encoder is frozen, the engines then compute the features once.
         """
-        return type(self).training_step is FederatedClient.training_step
+        return type(self).training_step is FederatedClient.training_step and self.active_network() is None
 
     def configure_optimizers(self) -> Any:
         """SGD over the parameters that train in the current phase, at the phase's rate."""
@@ -254,6 +277,41 @@ class FederatedClient(L.LightningModule):
 
     # ------------------------------------------------------------------ for the engines
 
+    @property
+    def step_module(self) -> L.LightningModule:
+        """The module whose steps and hooks a local fit calls."""
+        return self
+
+    def own_model(self) -> L.LightningModule:
+        """What a client's owner gets of it."""
+        return self
+
+    def copy_network(self) -> nn.Module:
+        """Encoder and head once more, with the same weights."""
+        return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "head": copy.deepcopy(self.head)})
+
+    def network_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
+        return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
+
+    def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+        """The names that fit one of a method's patterns, such as ``encoder.*``."""
+        return matching(names, patterns)
+
+    def trained_names(self, phase: Phase) -> set[str]:
+        """Names of the parameters that train in a phase."""
+        return set(self.match([name for name, _ in self.named_parameters()], phase.train))
+
+    def frozen_norms(self) -> Iterator[nn.Module]:
+        """The normalisation layers of the parts of which nothing trains in the current phase."""
+        for part in self.children():
+            if not any(parameter.requires_grad for parameter in part.parameters()):
+                yield from (layer for layer in part.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
+
+    def take_logged(self) -> dict[str, float]:
+        """What the module itself logged in the local fit, apart from the terms of the loss; forgotten afterwards."""
+        return {}
+
     def is_judged_by_neighbours(self) -> bool:
         """Whether an evaluation now looks at nearest neighbours: no head was trained for it."""
         return self.judged_by == "nearest_neighbour" and not self.personalization_phases()
@@ -261,7 +319,7 @@ class FederatedClient(L.LightningModule):
     def shared_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that travel."""
         own = set() if self.batch_norm == "shared" else norm_names(self, affine=self.batch_norm == "own")
-        return [name for name in matching(self.state_dict().keys(), self.shared) if name not in own]
+        return [name for name in self.match(self.state_dict().keys(), self.shared) if name not in own]
 
     def personal_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that stay with the client."""
@@ -277,7 +335,7 @@ class FederatedClient(L.LightningModule):
 
     def fixed_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that keep their first value."""
-        return matching(self.state_dict().keys(), self.fixed)
+        return self.match(self.state_dict().keys(), self.fixed)
 
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:

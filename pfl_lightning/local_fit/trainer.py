@@ -10,11 +10,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.local_fit.base import LocalFit, check_finite_losses, means
+from pfl_lightning.local_fit.module_evaluation import StepsTask
+from pfl_lightning.local_fit.module_trainer import (
+    ScoresCallback,
+    evaluate_under_trainer,
+    fit_under_trainer,
+    loader_for_trainer,
+    module_under_trainer,
+    numbers,
+)
 from pfl_lightning.local_fit.tasks import FitEnvironment, Losses
 from pfl_lightning.seeding import seeded_generator
 
@@ -51,6 +62,8 @@ class TrainerFit(LocalFit):
         """Train through one phase; see :meth:`LocalFit.run_phase`."""
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         watch = _LossWatch(context, phase)
+        if isinstance(client, ModuleClient):
+            return self._run_module_phase(client, phase, context, environment, generator, watch)
         with _silence():
             trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), watch])
             try:
@@ -65,7 +78,44 @@ class TrainerFit(LocalFit):
             name: float(value) for name, value in trainer.callback_metrics.items() if name not in watch.steps
         }
 
-    def _make_trainer(self, phase: Phase, environment: FitEnvironment, callbacks: Sequence[L.Callback]) -> L.Trainer:
+    def _run_module_phase(
+        self,
+        client: ModuleClient,
+        phase: Phase,
+        context: FitContext,
+        environment: FitEnvironment,
+        generator: torch.Generator,
+        watch: _LossWatch,
+    ) -> Losses:
+        """Train somebody's own module: it is the inner Trainer's, as it would be without a federation."""
+        loader = loader_for_trainer(context, generator)
+        with _silence(), module_under_trainer(client) as terms:
+            trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), *terms, watch])
+            fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
+            client.keep_logged(numbers(trainer.callback_metrics))
+        client.to(environment.device)
+        client.reset_metrics()
+        if watch.error is not None:
+            raise watch.error
+        return means(watch.steps)
+
+    def run_module_steps(self, task: StepsTask) -> dict[str, float]:
+        """Run the validation or test steps of somebody's own module under an inner Trainer."""
+        with _silence(), module_under_trainer(task.client):
+            callback = ScoresCallback(task.scores, task.environment)
+            trainer = self._make_trainer(Phase(), task.environment, [callback], limit_val_batches=1.0)
+            evaluate_under_trainer(trainer, task)
+        task.client.to(task.environment.device)
+        task.client.eval()
+        return numbers(trainer.callback_metrics)
+
+    def _make_trainer(
+        self,
+        phase: Phase,
+        environment: FitEnvironment,
+        callbacks: Sequence[L.Callback],
+        limit_val_batches: float = 0.0,
+    ) -> L.Trainer:
         clip: dict[str, Any] = {}
         if self.gradient_clip_val is not None:
             clip = {
@@ -85,9 +135,10 @@ class TrainerFit(LocalFit):
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            limit_val_batches=0,
+            limit_val_batches=limit_val_batches,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
+            inference_mode=False,  # whose tensors could not train
             **clip,
         )
 
