@@ -286,6 +286,10 @@ class FederatedClient(L.LightningModule):
         """What a client's owner gets of it."""
         return self
 
+    def exported_names(self) -> list[str]:
+        """Names, in :meth:`own_model`, of what the client predicts with."""
+        return list(self.own_model().state_dict())
+
     def copy_network(self) -> nn.Module:
         """Encoder and head once more, with the same weights."""
         return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "head": copy.deepcopy(self.head)})

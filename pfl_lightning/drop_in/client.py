@@ -100,8 +100,8 @@ class ModuleClient(FederatedClient):
         if not self._roles:
             if ("encoder.*" in patterns) != ("head.*" in patterns):
                 raise ConfigurationError(
-                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, which has no linear "
-                    "layer to be guessed: name its last layers by head="
+                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and there is no last "
+                    "linear layer to be guessed: name the last layers by head="
                 )
             patterns = [pattern for pattern in patterns if pattern != "head.*"]
         fitting = set(matching(roles, patterns))

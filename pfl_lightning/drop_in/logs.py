@@ -12,9 +12,14 @@ from torchmetrics import Metric
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["LogRecord"]
+__all__ = ["LogRecord", "can_reduce"]
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+def can_reduce(reduce_fx: Any) -> bool:
+    """Whether a record takes values with this ``reduce_fx``."""
+    return reduce_fx in (*_REDUCTIONS, torch.mean, torch.sum, torch.min, torch.max)
 
 
 @dataclass
@@ -77,11 +82,8 @@ class LogRecord:
         **kwargs: Any,
     ) -> None:
         """Take a value, as ``LightningModule.log`` does."""
-        if isinstance(reduce_fx, str) and reduce_fx in _REDUCTIONS:
-            reduction = reduce_fx
-        elif reduce_fx in (torch.mean, torch.sum, torch.min, torch.max):
-            reduction = reduce_fx.__name__
-        else:
+        reduction = getattr(reduce_fx, "__name__", reduce_fx)
+        if not can_reduce(reduce_fx):
             raise ConfigurationError(
                 f"self.log({name!r}, reduce_fx={reduce_fx!r}): FabricFit takes {', '.join(_REDUCTIONS)}; use TrainerFit"
             )

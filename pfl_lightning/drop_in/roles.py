@@ -51,15 +51,17 @@ def find_roles(module: nn.Module, head: str | Sequence[str] | None) -> Roles:
             "before the module is federated"
         )
     roles = Roles(_guess(module) if head is None else _fitting(names, [head] if isinstance(head, str) else head))
-    if roles and not any(name not in roles.head for name, _ in module.named_parameters()):
+    if roles and _is_everything(module, roles.head):
         raise ConfigurationError(
-            f"head={head!r} fits all parameters of {type(module).__name__}, so that none is left for the encoder: "
-            f"name the last layers alone; there are {names}"
-            if head is not None
-            else f"{type(module).__name__} is a single linear layer, which cannot be divided into encoder and head: "
-            "its parameters have no head; use a method that needs none, such as FedAvg, with head=()"
+            f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the last "
+            f"layers alone; there are {names}"
         )
-    _refuse_tied(module, roles)
+    tied = _tied_across(module, roles.head)
+    if tied is not None:
+        raise ConfigurationError(
+            f"{tied[0]} and {tied[1]} are one parameter of {_name(module)} (tied weights), and only one of the names is "
+            "of the head: a client cannot keep the one and share the other; name both or none in head="
+        )
     return roles
 
 
@@ -73,12 +75,17 @@ def _fitting(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return found
 
 
+def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
+    own = set(names)
+    return all(name in own for name, _ in module.named_parameters())
+
+
 def _guess(module: nn.Module) -> list[str]:
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if not linear:
-        _log.info("%s has no linear layer that might be its head: it has none, unless head names it", _name(module))
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
+    found = [name for name in module.state_dict() if linear and name.startswith(f"{linear[-1]}.")]
+    if not found or _is_everything(module, found) or _tied_across(module, found):
+        _log.info("%s has no last linear layer with weights of its own: it has no head, unless head= names one", _name(module))
         return []
-    found = [name for name in module.state_dict() if name.startswith(f"{linear[-1]}.")]
     _log.warning(
         "head of %s: guessed %r, its last linear layer (%s); head= names another",
         _name(module),
@@ -88,16 +95,14 @@ def _guess(module: nn.Module) -> list[str]:
     return found
 
 
-def _refuse_tied(module: nn.Module, roles: Roles) -> None:
-    """One tensor under two names would be of both parts."""
-    seen: dict[int, str] = {}
+def _tied_across(module: nn.Module, head: Iterable[str]) -> tuple[str, str] | None:
+    """Two names of one tensor, of which one is of the head."""
+    own, seen = set(head), dict[int, str]()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         other = seen.setdefault(id(parameter), name)
-        if roles and (name in roles.head) != (other in roles.head):
-            raise ConfigurationError(
-                f"{other} and {name} are one parameter of {_name(module)} (tied weights), and only one of the names is "
-                "of the head: a client cannot keep the one and share the other; name both or none in head="
-            )
+        if (name in own) != (other in own):
+            return other, name
+    return None
 
 
 def _name(module: nn.Module) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -14,10 +14,12 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.client import ModuleClient, patched
+from pfl_lightning.drop_in.logs import LogRecord, can_reduce
 from pfl_lightning.local_fit.module_evaluation import ClassScores, StepsTask, forward_of
 from pfl_lightning.local_fit.tasks import FitEnvironment
 
@@ -26,19 +28,20 @@ __all__ = [
     "evaluate_under_trainer",
     "fit_under_trainer",
     "loader_for_trainer",
+    "logged_values",
     "module_under_trainer",
     "numbers",
 ]
 
 
 @contextmanager
-def module_under_trainer(client: ModuleClient) -> Iterator[Sequence[L.Callback]]:
-    """Let the module's step have the method's terms, and what it logs be means over an epoch.
+def module_under_trainer(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Callback]]]:
+    """Let the module's step have the method's terms, and record the means of what it logs.
 
     ``setup`` and its like were called when the federation was set up; called again, they might make the layers anew.
 
     Yields:
-        Callbacks of the inner Trainer.
+        What was logged, and callbacks of the inner Trainer.
     """
     module = client.step_module
     own_step, own_optimizers, own_log = module.training_step, module.configure_optimizers, module.log
@@ -48,10 +51,15 @@ def module_under_trainer(client: ModuleClient) -> Iterator[Sequence[L.Callback]]
         output = own_step(*args, **kwargs)
         return client.with_method_terms(output) if module.automatic_optimization else output
 
+    record = LogRecord()
+
     @wraps(own_log)
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if len(args) < 3 and module.trainer.training:  # on_step and on_epoch are not given by place
-            kwargs |= {"on_step": False, "on_epoch": True}
+        if module.trainer.training and len(args) < 3:  # on_step and on_epoch are not given by place
+            if isinstance(value, Metric):
+                kwargs |= {"on_step": False, "on_epoch": True}  # so that the Trainer computes and resets it
+            elif can_reduce(kwargs.get("reduce_fx", "mean")):
+                record.log(name, value, **kwargs)
         own_log(name, value, *args, **kwargs)
 
     @wraps(own_optimizers)
@@ -66,13 +74,29 @@ def module_under_trainer(client: ModuleClient) -> Iterator[Sequence[L.Callback]]
     functions |= dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
     try:
         with patched(module, **functions):
-            yield [] if module.automatic_optimization else [_MethodGradients(client)]
+            gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
+            yield record, [*gradients, _RecordCallback(record)]
     finally:
         module.trainer = None
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Done before."""
+
+
+class _RecordCallback(L.Callback):
+    """Tells a record of epochs and batches."""
+
+    def __init__(self, record: LogRecord) -> None:
+        self._record = record
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._record.start_epoch()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._record.start_batch(batch)
 
 
 class _MethodGradients(L.Callback):
@@ -149,3 +173,10 @@ def _standing_in(datamodule: LightningDataModule, name: str, loader: BatchSource
 def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     """Logged values as floats."""
     return {name: float(value) for name, value in metrics.items()}
+
+
+def logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
+    """What a module logged in a fit: means over the last epoch; what cannot be recorded, as the Trainer has it."""
+    own = record.values()
+    steps = {f"{name}_{what}" for name in own for what in ("step", "epoch")}
+    return {n: v for n, v in numbers(trainer.callback_metrics).items() if n not in steps} | own

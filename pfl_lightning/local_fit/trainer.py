@@ -23,6 +23,7 @@ from pfl_lightning.local_fit.module_trainer import (
     evaluate_under_trainer,
     fit_under_trainer,
     loader_for_trainer,
+    logged_values,
     module_under_trainer,
     numbers,
 )
@@ -89,10 +90,10 @@ class TrainerFit(LocalFit):
     ) -> Losses:
         """Train somebody's own module: it is the inner Trainer's, as it would be without a federation."""
         loader = loader_for_trainer(context, generator)
-        with _silence(), module_under_trainer(client) as terms:
-            trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), *terms, watch])
+        with _silence(), module_under_trainer(client) as (record, own):
+            trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), *own, watch])
             fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
-            client.keep_logged(numbers(trainer.callback_metrics))
+            client.keep_logged(logged_values(trainer, record))
         client.to(environment.device)
         client.reset_metrics()
         if watch.error is not None:

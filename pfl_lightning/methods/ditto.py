@@ -53,6 +53,10 @@ class Ditto(FederatedClient):
         """The global model in its own phase; otherwise the personal one."""
         return self.global_model if self.training and self.phase.name == "global" else None
 
+    def exported_names(self) -> list[str]:
+        """The personal model alone."""
+        return [name for name in super().exported_names() if not name.startswith("global_model.")]
+
     def phases(self) -> tuple[Phase, ...]:
         """Algorithm 1: v_k, then w."""
         return (
