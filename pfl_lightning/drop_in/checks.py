@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from functools import partial
@@ -12,8 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
 
-__all__ = ["check_module", "check_trainer", "split_method"]
+__all__ = ["check_module", "check_trainer", "copied", "split_method"]
 
 
 def check_module(module: Any) -> L.LightningModule:
@@ -22,19 +24,18 @@ def check_module(module: Any) -> L.LightningModule:
     Raises:
         ConfigurationError: It is none, has no training step, parameters without a shape, or names with a slash.
     """
-    original = getattr(module, "_orig_mod", None)
+    original = getattr(module, "_orig_mod", module)
     if isinstance(original, L.LightningModule):
-        warnings.warn(
-            f"{type(original).__name__} is compiled; clients train the module as it was before, not compiled. Compile "
-            "a part of it in its __init__ instead",
-            stacklevel=4,
-        )
+        if original is not module or original._compiled_call_impl is not None:
+            warnings.warn(
+                f"{type(original).__name__} is compiled; clients train the module as it was before, not compiled. "
+                "Compile layers of it in its __init__ instead",
+                stacklevel=4,
+            )
         module = original
-    if not isinstance(module, L.LightningModule) or isinstance(module, FederatedClient):
-        kind = type(module)
-        raise ConfigurationError(
-            f"expected a LightningModule of the package lightning, got {kind.__module__}.{kind.__qualname__}"
-        )
+    if not isinstance(module, L.LightningModule) or isinstance(module, FederatedClient | Federation):
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise ConfigurationError(f"expected a LightningModule of the package lightning, no federation yet, got {name}")
     if type(module).training_step is L.LightningModule.training_step and "training_step" not in vars(module):
         raise ConfigurationError(f"{type(module).__name__} has no training_step")
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
@@ -47,6 +48,14 @@ def check_module(module: Any) -> L.LightningModule:
     if slashes:
         raise ConfigurationError(f"the name {slashes[0]!r} in {type(module).__name__} has a slash: rename it")
     return module
+
+
+def copied(module: L.LightningModule) -> L.LightningModule:
+    """A copy that is not compiled: a compiled call would go on with the weights of the original."""
+    other = copy.deepcopy(module)
+    for layer in other.modules():
+        layer._compiled_call_impl = None
+    return other
 
 
 def split_method(method: Any) -> tuple[type[FederatedClient], dict[str, Any]]:

@@ -6,7 +6,8 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,14 +18,15 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.checks import check_module, check_trainer, split_method
+from pfl_lightning.drop_in.checks import check_module, check_trainer, copied, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.roles import Roles, find_roles
-from pfl_lightning.errors import FederationError
+from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.local_fit import LocalFit, TrainerFit
 from pfl_lightning.local_fit.module_evaluation import as_test_name
 from pfl_lightning.metrics import PartScore, summarize
+from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import derive_seed, torch_seed
 from pfl_lightning.state import load_state
 
@@ -86,7 +88,7 @@ class ModuleFederation(Federation):
             partial(client_class(made), **settings), type(module), local_fit=local_fit or TrainerFit(), **options
         )
         roles = find_roles(module, head) if module.state_dict() else None
-        self._given = _Given(module, copy.deepcopy(module), head, roles)
+        self._given = _Given(module, copied(module), head, roles)
         self.loop, self.monitor = loop, monitor
 
     # ------------------------------------------------------------------ set-up
@@ -143,6 +145,21 @@ class ModuleFederation(Federation):
             )
             return
         load_state(given, state)
+
+    @contextmanager
+    def personalized(self, personalization: Personalization) -> Iterator[None]:
+        """Inside, ``trainer.test`` lets clients go on with their head or their whole model before they are evaluated.
+
+        Raises:
+            ConfigurationError: A linear head on features is asked for.
+        """
+        if personalization.train == "linear":
+            raise ConfigurationError(
+                "personalize.train 'linear' puts a new head on the features of an encoder, which a LightningModule of "
+                "one's own does not show: use 'head' or 'all'"
+            )
+        with super().personalized(personalization):
+            yield
 
     # ------------------------------------------------------------------ what is logged
 

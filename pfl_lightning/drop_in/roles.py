@@ -53,14 +53,14 @@ def find_roles(module: nn.Module, head: str | Sequence[str] | None) -> Roles:
     roles = Roles(_guess(module) if head is None else _fitting(names, [head] if isinstance(head, str) else head))
     if roles and _is_everything(module, roles.head):
         raise ConfigurationError(
-            f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the last "
-            f"layers alone; there are {names}"
+            f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the "
+            f"last layers alone; there are {names}"
         )
     tied = _tied_across(module, roles.head)
     if tied is not None:
         raise ConfigurationError(
-            f"{tied[0]} and {tied[1]} are one parameter of {_name(module)} (tied weights), and only one of the names is "
-            "of the head: a client cannot keep the one and share the other; name both or none in head="
+            f"{tied[0]} and {tied[1]} are one parameter of {_name(module)} (tied weights), and only one of the names "
+            "is of the head: a client cannot keep the one and share the other; name both or none in head="
         )
     return roles
 
@@ -84,7 +84,9 @@ def _guess(module: nn.Module) -> list[str]:
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
     found = [name for name in module.state_dict() if linear and name.startswith(f"{linear[-1]}.")]
     if not found or _is_everything(module, found) or _tied_across(module, found):
-        _log.info("%s has no last linear layer with weights of its own: it has no head, unless head= names one", _name(module))
+        _log.info(
+            "%s has no last linear layer with weights of its own: it has no head, unless head= names one", _name(module)
+        )
         return []
     _log.warning(
         "head of %s: guessed %r, its last linear layer (%s); head= names another",

@@ -60,7 +60,7 @@ class ClassScores:
         classes = None if self._missing else class_of_batch(batch)
         scores, self._given = self._given, None
         if classes is not None and scores is None and isinstance(batch, tuple | list):
-            scores = forward(batch[0])
+            scores, self._given = forward(batch[0]), None
         if classes is None or not isinstance(scores, Tensor) or scores.shape != (len(classes), self._num_classes):
             self._missing = True
             return

@@ -29,16 +29,33 @@ __all__ = [
     "fit_under_trainer",
     "loader_for_trainer",
     "logged_values",
+    "module_in_fit",
     "module_under_trainer",
     "numbers",
 ]
 
 
 @contextmanager
-def module_under_trainer(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Callback]]]:
-    """Let the module's step have the method's terms, and record the means of what it logs.
+def module_under_trainer(module: L.LightningModule, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Lend a module to an inner Trainer.
 
     ``setup`` and its like were called when the federation was set up; called again, they might make the layers anew.
+
+    Args:
+        module: The module.
+        functions: What stands in the place of its methods.
+    """
+    done = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
+    try:
+        with patched(module, **done, **functions):
+            yield
+    finally:
+        module.trainer = None
+
+
+@contextmanager
+def module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Callback]]]:
+    """Let the module's step have the method's terms, and record the means of what it logs.
 
     Yields:
         What was logged, and callbacks of the inner Trainer.
@@ -55,7 +72,7 @@ def module_under_trainer(client: ModuleClient) -> Iterator[tuple[LogRecord, list
 
     @wraps(own_log)
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if module.trainer.training and len(args) < 3:  # on_step and on_epoch are not given by place
+        if len(args) < 3:  # on_step and on_epoch are not given by place
             if isinstance(value, Metric):
                 kwargs |= {"on_step": False, "on_epoch": True}  # so that the Trainer computes and resets it
             elif can_reduce(kwargs.get("reduce_fx", "mean")):
@@ -66,18 +83,9 @@ def module_under_trainer(client: ModuleClient) -> Iterator[tuple[LogRecord, list
     def configure_optimizers() -> Any:
         return client.optimizers_from(own_optimizers)
 
-    functions: dict[str, Callable[..., Any]] = {
-        "training_step": training_step,
-        "configure_optimizers": configure_optimizers,
-        "log": log,
-    }
-    functions |= dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
-    try:
-        with patched(module, **functions):
-            gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
-            yield record, [*gradients, _RecordCallback(record)]
-    finally:
-        module.trainer = None
+    with module_under_trainer(module, training_step=training_step, configure_optimizers=configure_optimizers, log=log):
+        gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
+        yield record, [*gradients, _RecordCallback(record)]
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

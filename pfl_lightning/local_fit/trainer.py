@@ -24,6 +24,7 @@ from pfl_lightning.local_fit.module_trainer import (
     fit_under_trainer,
     loader_for_trainer,
     logged_values,
+    module_in_fit,
     module_under_trainer,
     numbers,
 )
@@ -90,7 +91,7 @@ class TrainerFit(LocalFit):
     ) -> Losses:
         """Train somebody's own module: it is the inner Trainer's, as it would be without a federation."""
         loader = loader_for_trainer(context, generator)
-        with _silence(), module_under_trainer(client) as (record, own):
+        with _silence(), module_in_fit(client) as (record, own):
             trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), *own, watch])
             fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
             client.keep_logged(logged_values(trainer, record))
@@ -102,7 +103,7 @@ class TrainerFit(LocalFit):
 
     def run_module_steps(self, task: StepsTask) -> dict[str, float]:
         """Run the validation or test steps of somebody's own module under an inner Trainer."""
-        with _silence(), module_under_trainer(task.client):
+        with _silence(), module_under_trainer(task.client.module):
             callback = ScoresCallback(task.scores, task.environment)
             trainer = self._make_trainer(Phase(), task.environment, [callback], limit_val_batches=1.0)
             evaluate_under_trainer(trainer, task)

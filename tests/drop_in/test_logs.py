@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from plain import batches, copy_of, first_net, named, put
-from project import Net, run_project
+from project import Data, Net, run_project
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 from toy import CLIENTS, Toy
 
@@ -51,6 +52,11 @@ class Logging(Net):
         self.log("val_end", float(self.judged.compute()))
 
 
+class InSmallBatches(Data):
+    def test_dataloader(self) -> Any:
+        return DataLoader(super().test_dataloader().dataset, batch_size=2)
+
+
 def restate_training(epochs):
     """For each client: loss and accuracy at each step of the last epoch, and the sizes of the batches."""
     data, found = Toy(), []
@@ -93,7 +99,7 @@ def test_training_values_equal_a_loop_over_all_samples(engine):
 
 @both
 def test_validation_values_are_those_of_all_validation_samples(engine):
-    federation, trainer = run_project(FedRep, module=Logging(), local_fit=engine())
+    federation, trainer = run_project(FedRep, module=Logging(), local_fit=engine(), data=InSmallBatches())
     data, losses, right, samples = Toy(), 0.0, 0, 0
     for client in range(CLIENTS):
         net = first_net()

@@ -72,12 +72,12 @@ class Data(L.LightningDataModule):
 
 def run_project(method: Any, rounds: int = 1, *, module: Any = None, data: Any = None, trainer: Any = None, **options):
     """Fit a federation of the project on the toy data's own division."""
-    own = data or Data()
+    own = Data() if data is None else data
     if "num_clients" not in options:
         options.setdefault("partition", own.toy.partition)
     clients = options.get("num_clients", 5)
     cohorts = options.pop("cohorts", (range(clients),))
-    federation, data = federate(module or Net(), own, method, seed=SEED, **options)
+    federation, data = federate(Net() if module is None else module, own, method, seed=SEED, **options)
     trainer = quiet_trainer(rounds, GivenCohorts(*cohorts), **(trainer or {}))
     trainer.fit(federation, datamodule=data)
     return federation, trainer
