@@ -114,7 +114,8 @@ class Federation(L.LightningModule):
         if datamodule is None or not hasattr(datamodule, "client_data"):
             raise ConfigurationError(
                 "a Federation needs a FederatedDataModule: trainer.fit(federation, datamodule=...); "
-                f"got {type(datamodule).__name__}. pfl_lightning.datamodules.FromLightning and FromDatasets wrap others"
+                f"got {type(datamodule).__name__}. pfl_lightning.datamodules.FromLightning and FromDatasets wrap "
+                "others, and pfl_lightning.federate gives one"
             )
         return cast(FederatedData, datamodule)
 
@@ -292,7 +293,7 @@ class Federation(L.LightningModule):
             self.personal.set(result.client, result.personal)
         self.finished.append(result)
         self.round = result.round
-        if result.losses:
+        if "loss" in result.losses:
             progress = {"round": float(result.round), "client": float(result.client), "loss": result.losses["loss"]}
             self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
 

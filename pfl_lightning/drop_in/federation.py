@@ -90,14 +90,20 @@ class ModuleFederation(Federation):
         roles = find_roles(module, head) if module.state_dict() else None
         self._given = _Given(module, copied(module), head, roles)
         self.loop, self.monitor = loop, monitor
+        if module._log_hyperparams:
+            plain = {n: v for n, v in module.hparams.items() if isinstance(v, bool | int | float | str | None)}
+            self.save_hyperparameters({"method": made.__name__, **plain})
 
     # ------------------------------------------------------------------ set-up
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """The callback that drives the rounds, where the Trainer has none."""
+        """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         check_trainer(self.trainer)
         callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [] if any(isinstance(callback, type(self.loop)) for callback in callbacks) else [self.loop]
+        given = self._given.module.configure_callbacks()
+        own = list(given) if isinstance(given, Sequence) else [given]
+        driven = any(isinstance(callback, type(self.loop)) for callback in (*callbacks, *own))
+        return own if driven else [*own, self.loop]
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""

@@ -47,7 +47,7 @@ def module_under_trainer(module: L.LightningModule, **functions: Callable[..., A
     """
     done = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
     try:
-        with patched(module, **done, **functions):
+        with patched(module, **done, configure_callbacks=list, **functions):  # the outer Trainer has its callbacks
             yield
     finally:
         module.trainer = None

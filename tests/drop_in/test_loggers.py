@@ -67,6 +67,30 @@ def test_any_logger():
     assert all(isinstance(value, float) for _, row in logger.rows for value in row.values())
     trainer.test(trainer.lightning_module, datamodule=data, verbose=False)
     assert "test_loss" in logger.rows[-1][1]
+    assert logger.hyperparameters == []
+
+
+def test_hyperparameters_of_the_module_are_logged():
+    class Saving(Net):
+        def __init__(self, lr: float, width: int = 3, layer: object = None) -> None:
+            super().__init__(lr)
+            self.save_hyperparameters()
+
+    federation, data = federate(Saving(0.5, layer=object()), Data(), FedPer, num_clients=2, head="fc", seed=1)
+    logger = Recorder()
+    quiet_trainer(1, logger=logger).fit(federation, datamodule=data)
+    assert dict(logger.hyperparameters[0]) == {"method": "FedPer", "lr": 0.5, "width": 3}
+
+
+def test_callbacks_that_the_module_configures_see_rounds():
+    class Stopping(Net):
+        def configure_callbacks(self):
+            return EarlyStopping("val_loss", patience=1, min_delta=100.0)
+
+    federation, data = federate(Stopping(), Data(), FedPer, num_clients=2, head="fc", seed=1)
+    trainer = quiet_trainer(5)
+    trainer.fit(federation, datamodule=data)
+    assert trainer.current_epoch == 2
 
 
 def test_callbacks_of_the_project_go_on(tmp_path):
