@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
+from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast
@@ -249,28 +249,6 @@ class ModuleClient(FederatedClient):
         """What the module logged; of a name that several phases log, the last value."""
         found, self._logged = self._logged, {}
         return found
-
-
-@contextmanager
-def patched(module: nn.Module, **functions: Any) -> Iterator[None]:
-    """Put functions in the place of methods of one object, not of its class, and take them away again."""
-    before = {name: vars(module)[name] for name in functions if name in vars(module)}
-    vars(module).update(functions)
-    try:
-        yield
-    finally:
-        for name in functions:
-            vars(module).pop(name, None)
-        vars(module).update(before)
-
-
-def call_step(step: Callable[..., Any], batch: Any, batch_idx: int) -> Any:
-    """Call a ``*_step``, of which the number of the batch may be left out."""
-    if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
-        raise ConfigurationError("a step that takes dataloader_iter needs TrainerFit")
-    if is_param_in_hook_signature(step, "batch_idx", min_args=2):
-        return step(batch, batch_idx)
-    return step(batch)
 
 
 def _bare(name: str) -> str:

@@ -13,8 +13,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from pfl_lightning.data import BatchSource, FitData, PartSource, class_of_batch
-from pfl_lightning.drop_in.client import ModuleClient, call_step, patched
+from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.local_fit.tasks import FitEnvironment
 from pfl_lightning.metrics import PartScore

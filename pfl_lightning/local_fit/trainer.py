@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
@@ -32,6 +33,9 @@ from pfl_lightning.local_fit.tasks import FitEnvironment, Losses
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["TrainerFit"]
+
+FOR_MODULES = {"logger": DummyLogger()}
+"""Of an inner Trainer of somebody's own module, whose code may send to ``self.logger``: it goes nowhere."""
 
 
 class TrainerFit(LocalFit):
@@ -92,7 +96,9 @@ class TrainerFit(LocalFit):
         """Train somebody's own module: it is the inner Trainer's, as it would be without a federation."""
         loader = loader_for_trainer(context, generator)
         with _silence(), module_in_fit(client) as (record, own):
-            trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), *own, watch])
+            trainer = self._make_trainer(
+                phase, environment, [*copy.deepcopy(self.callbacks), *own, watch], **FOR_MODULES
+            )
             fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
             client.keep_logged(logged_values(trainer, record))
         client.to(environment.device)
@@ -105,7 +111,7 @@ class TrainerFit(LocalFit):
         """Run the validation or test steps of somebody's own module under an inner Trainer."""
         with _silence(), module_under_trainer(task.client.module):
             callback = ScoresCallback(task.scores, task.environment)
-            trainer = self._make_trainer(Phase(), task.environment, [callback], limit_val_batches=1.0)
+            trainer = self._make_trainer(Phase(), task.environment, [callback], **FOR_MODULES, limit_val_batches=1.0)
             evaluate_under_trainer(trainer, task)
         task.client.to(task.environment.device)
         task.client.eval()
@@ -116,14 +122,11 @@ class TrainerFit(LocalFit):
         phase: Phase,
         environment: FitEnvironment,
         callbacks: Sequence[L.Callback],
-        limit_val_batches: float = 0.0,
+        **options: Any,
     ) -> L.Trainer:
-        clip: dict[str, Any] = {}
         if self.gradient_clip_val is not None:
-            clip = {
-                "gradient_clip_val": self.gradient_clip_val,
-                "gradient_clip_algorithm": self.gradient_clip_algorithm,
-            }
+            options["gradient_clip_val"] = self.gradient_clip_val
+            options["gradient_clip_algorithm"] = self.gradient_clip_algorithm
         device = environment.device
         return L.Trainer(
             accelerator="cpu" if device.type == "cpu" else device.type,
@@ -132,16 +135,14 @@ class TrainerFit(LocalFit):
             max_epochs=phase.epochs,
             callbacks=list(callbacks),
             accumulate_grad_batches=self.accumulate_grad_batches,
-            logger=False,
             barebones=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            limit_val_batches=limit_val_batches,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
             inference_mode=False,  # whose tensors could not train
-            **clip,
+            **{"logger": False, "limit_val_batches": 0, **options},
         )
 
 

@@ -111,12 +111,19 @@ def test_a_resumed_fit_is_the_uninterrupted_one(tmp_path):
     assert_same(dict(resumed.state_dict()), dict(whole.state_dict()))
 
 
-@pytest.mark.parametrize("engine", [VectorizedFit, RayFit], ids=["vectorized", "ray"])
-def test_other_engines_train_it_as_fabric_fit_does(engine):
+ENGINES = {
+    "vectorized": (lambda: VectorizedFit(forward="vmap"), FabricFit),
+    "ray": (lambda: RayFit(workers=1), FabricFit),
+    "trainer in ray": (lambda: RayFit(workers=1, engine=TrainerFit()), TrainerFit),
+}
+
+
+@pytest.mark.parametrize(("engine", "like"), ENGINES.values(), ids=ENGINES)
+def test_other_engines_train_it_alike(engine, like):
     options = {"num_clients": 2, "mu": 0.1}
-    expected, _ = run_project(FedProx, local_fit=FabricFit(), **options)
-    made = RayFit(workers=1) if engine is RayFit else VectorizedFit(forward="vmap")
-    got, _ = run_project(FedProx, local_fit=made, **options)
+    expected, first = run_project(FedProx, local_fit=like(), **options)
+    got, second = run_project(FedProx, local_fit=engine(), **options)
+    assert second.callback_metrics["train_loss"] == first.callback_metrics["train_loss"]
     assert_same(dict(got.global_model().state_dict()), dict(expected.global_model().state_dict()))
     for client, score in expected.test_scores.items():
         assert got.test_scores[client].logged == score.logged
