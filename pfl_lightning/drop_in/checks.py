@@ -51,8 +51,19 @@ def check_module(module: Any) -> L.LightningModule:
 
 
 def copied(module: L.LightningModule) -> L.LightningModule:
-    """A copy that is not compiled: a compiled call would go on with the weights of the original."""
-    other = copy.deepcopy(module)
+    """A copy that is not compiled: a compiled call would go on with the weights of the original.
+
+    Raises:
+        ConfigurationError: It cannot be copied.
+    """
+    try:
+        other = copy.deepcopy(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"clients train copies of {type(module).__name__}, and it cannot be copied: {reason}. Make what cannot be "
+            "copied (a lock, an open file, a connection) in setup, or define __deepcopy__"
+        ) from error
     for layer in other.modules():
         layer._compiled_call_impl = None
     return other

@@ -17,6 +17,7 @@ from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
+from pfl_lightning.drop_in.transient import Transient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Phase
@@ -78,6 +79,7 @@ class ModuleClient(FederatedClient):
         self._logged: dict[str, float] = {}
         self._record: LogRecord | None = None
         self._own_loss: Tensor | None = None
+        self._transients: list[Transient] = []  # made before the first fit
 
     def assemble(self, encoder: nn.Module) -> None:
         """The model is the module."""
@@ -219,7 +221,12 @@ class ModuleClient(FederatedClient):
     # ------------------------------------------------------------------ a fit and what is logged in it
 
     def receive(self, broadcast: Broadcast) -> None:
-        """Take over what the server sends; metrics forget what other clients left in them."""
+        """Take over what the server sends; nothing that another client has left behind stays."""
+        networks = [self.get_submodule(prefix[:-1]) for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+        if not self._transients:
+            self._transients = [Transient(network) for network in networks]
+        for transient, network in zip(self._transients, networks, strict=True):
+            transient.restore(network)
         super().receive(broadcast)
         self.reset_metrics()
 
@@ -253,9 +260,7 @@ class ModuleClient(FederatedClient):
 
 def _bare(name: str) -> str:
     """The name in the user's module."""
-    for prefix in NETWORKS:
-        name = name.removeprefix(prefix)
-    return name
+    return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
 
 
 _made: dict[type[FederatedClient], type[ModuleClient]] = {}

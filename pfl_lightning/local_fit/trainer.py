@@ -96,9 +96,8 @@ class TrainerFit(LocalFit):
         """Train somebody's own module: it is the inner Trainer's, as it would be without a federation."""
         loader = loader_for_trainer(context, generator)
         with _silence(), module_in_fit(client) as (record, own):
-            trainer = self._make_trainer(
-                phase, environment, [*copy.deepcopy(self.callbacks), *own, watch], **FOR_MODULES
-            )
+            callbacks = [*copy.deepcopy(self.callbacks), *own, watch]
+            trainer = self._make_trainer(phase, environment, callbacks, **FOR_MODULES)
             fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
             client.keep_logged(logged_values(trainer, record))
         client.to(environment.device)
