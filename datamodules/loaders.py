@@ -174,6 +174,17 @@ class FromLoaders(FederatedDataModule):
         return tuple(str(name) for name in names)
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Not to be had: items may have any shape.
+
+        Raises:
+            ValueError: Always; it says what has one.
+        """
+        raise ValueError(
+            "FromLoaders hands out items of any kind, of no known shape: an encoder needs FromLightning or FromDatasets"
+        )
+
+    @property
     def num_classes(self) -> int:
         """Number of classes C; 0 where items have none."""
         return len(self.class_names) if self._labelled else 0

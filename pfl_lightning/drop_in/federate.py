@@ -10,6 +10,7 @@ import lightning as L
 from lightning.pytorch import LightningDataModule
 
 from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, Partitioner
 from pfl_lightning.drop_in.federation import ModuleFederation
 from pfl_lightning.errors import ConfigurationError
@@ -17,11 +18,13 @@ from pfl_lightning.local_fit import LocalFit
 
 __all__ = ["federate"]
 
+Method = type[FederatedClient] | partial[FederatedClient]
+
 
 def federate(
     module: L.LightningModule,
     datamodule: LightningDataModule,
-    method: Any,
+    method: Method,
     partition: Partitioner | None = None,
     *,
     num_clients: int | None = None,

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.local_fit.base import LocalFit, check_finite_losses, means, trains
-from pfl_lightning.local_fit.module_evaluation import needs_no_trainer
+from pfl_lightning.local_fit.module_evaluation import needs_no_trainer, warn_of_counters
 from pfl_lightning.local_fit.optimizers import unpack_optimizers
 from pfl_lightning.local_fit.tasks import FitEnvironment, Losses
 from pfl_lightning.seeding import seeded_generator
@@ -239,6 +239,8 @@ def _refuse_what_is_not_taken(client: FederatedClient, context: FitContext) -> N
             raise ConfigurationError(
                 f"{type(module).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
             )
+    if module is not client:
+        warn_of_counters(module)
     datamodule = context.data.datamodule
     for hook in BATCH_HOOKS if datamodule is not None else ():
         if is_overridden(hook, datamodule):

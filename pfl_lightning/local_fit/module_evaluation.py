@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -194,3 +197,23 @@ def needs_no_trainer(module: nn.Module) -> Iterator[None]:
             f"{type(module).__name__} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like), and "
             "FabricFit has no Trainer: use TrainerFit"
         ) from error
+
+
+def warn_of_counters(module: L.LightningModule) -> None:
+    """Say that epochs and steps are not counted, to a module whose code asks for them: without a Trainer they are 0."""
+    of_lightning = set(dir(L.LightningModule))
+    functions = [
+        value
+        for base in type(module).__mro__
+        if not base.__module__.startswith(("torch.", "lightning."))
+        for name, value in vars(base).items()
+        if inspect.isfunction(value) and (name in of_lightning or not name.startswith("__"))
+    ]
+    used = {name for function in functions for name in function.__code__.co_names}
+    found = sorted(used & {"current_epoch", "global_step"})
+    if found:
+        warnings.warn(
+            f"{type(module).__name__} asks for {' and '.join(found)}, which FabricFit does not count: always 0. Use "
+            "TrainerFit if it matters",
+            stacklevel=2,
+        )

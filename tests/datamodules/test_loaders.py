@@ -331,6 +331,18 @@ def test_what_it_does_not_have_is_the_project_s():
         data.nothing_of_the_kind  # noqa: B018
 
 
+def test_encoders_need_data_of_a_known_shape():
+    from toy import quiet_trainer
+
+    from pfl_lightning import Federation
+    from pfl_lightning.methods import FedAvg
+
+    federation = Federation(FedAvg, "mlp")
+    data = FromLoaders(IID(2), datamodule=WithVal(val=tensors(30)))
+    with pytest.raises(ValueError, match="an encoder needs FromLightning or FromDatasets"):
+        quiet_trainer(1).fit(federation, datamodule=data)
+
+
 def test_it_survives_pickling():
     data = divided(WithVal(val=tensors(30)))
     again = pickle.loads(pickle.dumps(data))

@@ -1,6 +1,7 @@
 """A local fit under TrainerFit is what a Trainer makes of the module; FabricFit names what it does not take."""
 
 import itertools
+import warnings
 from typing import Any
 
 import lightning as L
@@ -210,6 +211,19 @@ def test_fabric_fit_says_what_it_does_not_take(module, options, message):
     method = options.pop("method", FedAvg)
     with pytest.raises(ConfigurationError, match=message):
         run_project(method, module=module(), local_fit=FabricFit(), **options)
+
+
+def test_fabric_fit_says_that_it_counts_no_epochs():
+    class Counting(Net):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) / (1 + self.current_epoch)
+
+    with pytest.warns(UserWarning, match="Counting asks for current_epoch, which FabricFit does not count"):
+        run_project(FedAvg, module=Counting(), local_fit=FabricFit())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not count.*")
+        run_project(FedAvg, module=Counting(), local_fit=TrainerFit())
+        run_project(FedAvg, local_fit=FabricFit())
 
 
 @pytest.mark.parametrize("module", [AsksTrainer, AsksTrainerLater, Manual, Hooked, Unused, Plateau, Scheduled])

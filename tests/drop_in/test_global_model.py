@@ -11,7 +11,7 @@ from project import Data, Net, run_project
 from torch import nn
 from toy import assert_same, quiet_trainer
 
-from pfl_lightning import FabricFit, RayFit, TrainerFit, VectorizedFit, federate
+from pfl_lightning import FabricFit, TrainerFit, federate
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.drop_in.client import client_class
 from pfl_lightning.errors import FederationError
@@ -109,25 +109,6 @@ def test_a_resumed_fit_is_the_uninterrupted_one(tmp_path):
     resumed, _ = project(3, tmp_path / "one.ckpt")
     whole, _ = project(3)
     assert_same(dict(resumed.state_dict()), dict(whole.state_dict()))
-
-
-ENGINES = {
-    "vectorized": (lambda: VectorizedFit(forward="vmap"), FabricFit),
-    "ray": (lambda: RayFit(workers=1), FabricFit),
-    "trainer in ray": (lambda: RayFit(workers=1, engine=TrainerFit()), TrainerFit),
-}
-
-
-@pytest.mark.parametrize(("engine", "like"), ENGINES.values(), ids=ENGINES)
-def test_other_engines_train_it_alike(engine, like):
-    options = {"num_clients": 2, "mu": 0.1}
-    expected, first = run_project(FedProx, local_fit=like(), **options)
-    got, second = run_project(FedProx, local_fit=engine(), **options)
-    assert second.callback_metrics["train_loss"] == first.callback_metrics["train_loss"]
-    assert_same(dict(got.global_model().state_dict()), dict(expected.global_model().state_dict()))
-    for client, score in expected.test_scores.items():
-        assert got.test_scores[client].logged == score.logged
-        assert got.test_scores[client].accuracy == score.accuracy
 
 
 def test_a_client_survives_copying_and_pickling():

@@ -8,7 +8,8 @@ from plain import batches, copy_of, first_net, named, put
 from project import Data, Net, run_project
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from toy import CLIENTS, Toy
 
 from pfl_lightning import FabricFit, TrainerFit
@@ -27,6 +28,7 @@ class Logging(Net):
         super().__init__()
         self.seen = MulticlassAccuracy(5, average="micro")
         self.judged = MulticlassAccuracy(5, average="micro")
+        self.several = MetricCollection([MulticlassAccuracy(5, average="micro"), MulticlassRecall(5, average="micro")])
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         scores = self(batch[0])
@@ -35,6 +37,8 @@ class Logging(Net):
         self.log("train/loss_own", loss, on_step=True, prog_bar=True)
         self.log("accuracy_seen", self.seen)
         self.log_dict({"samples": float(len(batch[1])), "twice": 2 * loss}, on_step=False, on_epoch=True)
+        self.several.update(scores, batch[1])
+        self.log_dict(self.several)
         self.log("most", loss, reduce_fx="max")
         self.log("all_samples", float(len(batch[1])), reduce_fx="sum")
         return {"loss": loss, "scores": scores}
@@ -91,6 +95,7 @@ def test_training_values_equal_a_loop_over_all_samples(engine):
     assert got["train/loss_own"] == pytest.approx(loss, abs=1e-5)
     assert got["twice"] == pytest.approx(2 * loss, abs=1e-5)
     assert got["accuracy_seen"] == pytest.approx(sum(right for _, right, _ in every) / samples, abs=1e-6)
+    assert got["MulticlassAccuracy"] == got["MulticlassRecall"] == pytest.approx(got["accuracy_seen"])
     assert got["samples"] == pytest.approx(sum(n * n for _, _, n in every) / samples, abs=1e-5)
     assert got["most"] == pytest.approx(weighted([max(loss for loss, _, _ in own) for own in steps]), abs=1e-5)
     assert got["all_samples"] == pytest.approx(weighted(sizes), abs=1e-4)
