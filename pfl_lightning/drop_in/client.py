@@ -246,7 +246,6 @@ class ModuleClient(FederatedClient):
                 self._logged |= self._record.values()
         finally:
             self._record = None
-            self.reset_metrics()
 
     def keep_logged(self, values: dict[str, float]) -> None:
         """Keep what the module logged in a phase."""

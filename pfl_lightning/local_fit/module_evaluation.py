@@ -124,7 +124,7 @@ def score_module(
     module = client.module
     scores = ClassScores(module, client.num_classes)
     own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
-    client.reset_metrics()
+    client.reset_metrics()  # what a fine-tuning, or the other part, left
     with scores.watching():
         if own is None:
             for batch in part.loader(data.eval_batch_size, device=environment.device):
@@ -132,7 +132,6 @@ def score_module(
             logged: dict[str, float] = {}
         else:
             logged = run(StepsTask(client, own, part, data, environment, scores))
-    client.reset_metrics()
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
     return PartScore(scores.accuracy, math.nan, len(part), logged)

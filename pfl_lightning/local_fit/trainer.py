@@ -101,7 +101,6 @@ class TrainerFit(LocalFit):
             fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
             client.keep_logged(logged_values(trainer, record))
         client.to(environment.device)
-        client.reset_metrics()
         if watch.error is not None:
             raise watch.error
         return means(watch.steps)

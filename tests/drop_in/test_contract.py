@@ -161,7 +161,7 @@ def test_a_phase_sets_the_rate_that_a_schedule_starts_from():
     class Halved(Net):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.3)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
 
     for engine in (FabricFit, TrainerFit):
         options = {"head_epochs": 2, "head_lr": 0.08, "local_fit": engine(), "head": "fc"}

@@ -28,12 +28,12 @@ class Counting(Net):
         self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("cache", torch.zeros(2), persistent=False)
         self.frozen = nn.Linear(2, 2).requires_grad_(False)
-        self.norm = nn.BatchNorm1d(2).eval()
+        self.norm = nn.BatchNorm1d(2).eval().requires_grad_(False)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.steps += 1
-        self.norm(self.frozen(batch[0][:, :2]))
-        return super().training_step(batch, batch_idx)
+        own = self.norm(self.frozen(batch[0][:, :2])).square().mean()  # a gradient would reach all of them
+        return super().training_step(batch, batch_idx) + own
 
 
 @pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
@@ -121,18 +121,22 @@ def test_a_client_survives_copying_and_pickling():
 
 
 def test_layers_that_are_made_in_setup_are_made_once():
+    setups = []
+
     class Late(Net):
         def __init__(self) -> None:
             L.LightningModule.__init__(self)
             self.lr = 0.05
 
         def setup(self, stage: str) -> None:
+            setups.append(stage)
             self.body, self.fc = nn.Linear(6, 4), nn.Linear(4, 5)
             assert self.trainer.datamodule.toy is not None
 
     module = Late()
     with pytest.warns(UserWarning, match="makes its layers in setup"):
         federation, _ = run_project(FedPer, 2, module=module, head="fc")
+    assert setups == ["fit"]
     one, two = federation.client(0), federation.client(1)
     assert torch.equal(one.body.weight, two.body.weight)
     assert not torch.equal(one.fc.weight, two.fc.weight)

@@ -61,6 +61,9 @@ class InSmallBatches(Data):
         return DataLoader(super().test_dataloader().dataset, batch_size=2)
 
 
+UNEQUAL = {"validation": [5, 2, 9, 1, 20], "test": [8, 8, 3, 16, 40]}
+
+
 def restate_training(epochs):
     """For each client: loss and accuracy at each step of the last epoch, and the sizes of the batches."""
     data, found = Toy(), []
@@ -104,8 +107,8 @@ def test_training_values_equal_a_loop_over_all_samples(engine):
 
 @both
 def test_validation_values_are_those_of_all_validation_samples(engine):
-    federation, trainer = run_project(FedRep, module=Logging(), local_fit=engine(), data=InSmallBatches())
-    data, losses, right, samples = Toy(), 0.0, 0, 0
+    federation, trainer = run_project(FedRep, module=Logging(), local_fit=engine(), data=InSmallBatches(Toy(**UNEQUAL)))
+    data, losses, right, samples = Toy(**UNEQUAL), 0.0, 0, 0
     for client in range(CLIENTS):
         net = first_net()
         put(
@@ -165,3 +168,28 @@ def test_a_batch_size_that_is_given_is_the_weight():
     record.log("a", 1.0)
     record.log("a", 5.0, batch_size=1)
     assert record.values() == {"a": pytest.approx((3 * 1.0 + 5.0) / 4)}
+
+
+@both
+def test_a_metric_that_training_uses_too_begins_anew_in_an_evaluation(engine):
+    class Shared(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.right = MulticlassAccuracy(5, average="micro")
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.right.update(self(batch[0]), batch[1])
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.right(self(batch[0]), batch[1])
+            self.log("val_acc", self.right)
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.right(self(batch[0]), batch[1])
+            self.log("test_acc", self.right)
+
+    federation, _ = run_project(FedAvg, module=Shared(), local_fit=engine(), fine_tune="all")
+    for scores, name in ((federation.validation_scores, "val_acc"), (federation.test_scores, "test_acc")):
+        for score in scores.values():
+            assert score.logged[name] == pytest.approx(score.accuracy)
