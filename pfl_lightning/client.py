@@ -283,12 +283,12 @@ class FederatedClient(L.LightningModule):
         return self
 
     def own_model(self) -> L.LightningModule:
-        """What a client's owner gets of it."""
-        return self
+        """What a client's owner gets of a copy of it, all of which may train again."""
+        return self.requires_grad_(True)
 
     def exported_names(self) -> list[str]:
         """Names, in :meth:`own_model`, of what the client predicts with."""
-        return list(self.own_model().state_dict())
+        return list(self.state_dict())
 
     def copy_network(self) -> nn.Module:
         """Encoder and head once more, with the same weights."""

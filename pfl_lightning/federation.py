@@ -337,7 +337,7 @@ class Federation(L.LightningModule):
             self._warn_if_not_tuned(self.local_fit.load_own_model(model, task, self.environment))
         own = copy.deepcopy(model)
         own.phase = Phase()
-        return own.own_model().requires_grad_(True)
+        return own.own_model()
 
     def on_validation_epoch_start(self) -> None:
         """Hand the clients to the engine; forget the scores of the last evaluation."""

@@ -156,8 +156,14 @@ class ModuleClient(FederatedClient):
         return self.module if active is None else cast(L.LightningModule, active)
 
     def own_model(self) -> L.LightningModule:
-        """The module, of its author's class."""
+        """The module, of its author's class; what the author has frozen is frozen."""
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name not in self._never_trained)
         return self.module
+
+    def exported_names(self) -> list[str]:
+        """Names in the module."""
+        return list(self.module.state_dict())
 
     def copy_network(self) -> nn.Module:
         """The module once more."""
@@ -197,7 +203,7 @@ class ModuleClient(FederatedClient):
 
     def with_method_terms(self, output: Any) -> Any:
         """What the module's step returned, with the method's terms added to the loss."""
-        loss = output["loss"] if isinstance(output, dict) else output
+        loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             return output
         terms = self.method_terms(loss)
@@ -262,7 +268,7 @@ def _bare(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
 
 
-_made: dict[type[FederatedClient], type[ModuleClient]] = {}
+_made: dict[type[FederatedClient], type[ModuleClient]] = {}  # one class for a method, however often it is asked for
 
 
 def client_class(method: type[FederatedClient]) -> type[ModuleClient]:

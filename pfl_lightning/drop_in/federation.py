@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +30,6 @@ from pfl_lightning.seeding import derive_seed, torch_seed
 from pfl_lightning.state import load_state
 
 __all__ = ["ModuleFederation"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,12 +127,12 @@ class ModuleFederation(Federation):
             raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
         client = copy.deepcopy(self.clients.models[0])
         assert isinstance(client, ModuleClient)
-        module = client.module
+        module = client.own_model()
         state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
         for prefix in NETWORKS:
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             load_state(module, own)
-        return module.requires_grad_(True)
+        return module
 
     def teardown(self, stage: str) -> None:
         """Let the engine go, and give the global model to its author."""

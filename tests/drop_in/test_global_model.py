@@ -54,8 +54,11 @@ def test_whole_numbers_are_not_averaged(engine):
     assert int(state["body.1.num_batches_tracked"]) == mean
     for name in ("frozen.weight", "frozen.bias", "norm.weight", "norm.running_mean"):
         assert torch.equal(state[name], first[name]), name
-    own = federation.client(0)
-    assert not own.norm.training
+    for own in (federation.client(0), federation.global_model()):
+        assert not own.norm.training
+        assert {n for n, p in own.named_parameters() if not p.requires_grad} == {
+            n for n, p in Counting().named_parameters() if not p.requires_grad
+        }
 
 
 def test_what_never_travels_keeps_its_first_value_in_the_global_model():
