@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -16,10 +16,11 @@ from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.data import FitData
+from pfl_lightning.declared_parts import DeclaredParts
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.phases import Personalization, Phase
-from pfl_lightning.state import load_state, matching, norm_names, select_state
+from pfl_lightning.state import load_state, select_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,7 @@ class FitContext:
     data: FitData
 
 
-class FederatedClient(L.LightningModule):
+class FederatedClient(DeclaredParts):
     """An encoder, a head, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what
@@ -88,23 +89,6 @@ class FederatedClient(L.LightningModule):
     needs: ClassVar[Literal["step", "encoder"]] = "encoder"
     """What the method must have of a model: ``"step"``, no more than a training step and parameters, so that it applies
     to any LightningModule (:func:`pfl_lightning.federate`); or ``"encoder"``, its encoder and its head."""
-
-    shared: tuple[str, ...] = ("encoder.*", "head.*")
-    """Patterns of the parameters and buffers that travel; the rest is personal and never leaves the client."""
-
-    heads: tuple[str, ...] = ("head.*",)
-    """Patterns of what ``fine_tune="head"`` trains."""
-
-    fixed: tuple[str, ...] = ()
-    """Patterns of those that a local fit never changes: they keep their first value, the same for every client."""
-
-    batch_norm: Literal["shared", "own_statistics", "own"] = "shared"
-    """What of batch normalisation travels with the shared part that it lies in: everything (``"shared"``), its weights
-    and biases but not its running statistics (``"own_statistics"``), or nothing (``"own"``)."""
-
-    evaluated: str = "aggregated"
-    """Which model of a client is evaluated: its personal state under what the server would send now (``"aggregated"``),
-    or the model as it was after the client's last local fit, before the averaging (``"trained"``)."""
 
     judged_by: Literal["classifier", "nearest_neighbour"] = "classifier"
     """What an evaluation looks at: class scores; or, where no head trains beside the encoder, whether the nearest of
@@ -286,10 +270,6 @@ class FederatedClient(L.LightningModule):
         """What a client's owner gets of a copy of it, all of which may train again."""
         return self.requires_grad_(True)
 
-    def exported_names(self) -> list[str]:
-        """Names, in :meth:`own_model`, of what the client predicts with."""
-        return list(self.state_dict())
-
     def copy_network(self) -> nn.Module:
         """Encoder and head once more, with the same weights."""
         return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "head": copy.deepcopy(self.head)})
@@ -298,20 +278,6 @@ class FederatedClient(L.LightningModule):
         """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
         return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
 
-    def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-        """The names that fit one of a method's patterns, such as ``encoder.*``."""
-        return matching(names, patterns)
-
-    def trained_names(self, phase: Phase) -> set[str]:
-        """Names of the parameters that train in a phase."""
-        return set(self.match([name for name, _ in self.named_parameters()], phase.train))
-
-    def frozen_norms(self) -> Iterator[nn.Module]:
-        """The normalisation layers of the parts of which nothing trains in the current phase."""
-        for part in self.children():
-            if not any(parameter.requires_grad for parameter in part.parameters()):
-                yield from (layer for layer in part.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
-
     def take_logged(self) -> dict[str, float]:
         """What the module itself logged in the local fit, apart from the terms of the loss; forgotten afterwards."""
         return {}
@@ -319,27 +285,6 @@ class FederatedClient(L.LightningModule):
     def is_judged_by_neighbours(self) -> bool:
         """Whether an evaluation now looks at nearest neighbours: no head was trained for it."""
         return self.judged_by == "nearest_neighbour" and not self.personalization_phases()
-
-    def shared_names(self) -> list[str]:
-        """Names of the parameters and persistent buffers that travel."""
-        own = set() if self.batch_norm == "shared" else norm_names(self, affine=self.batch_norm == "own")
-        return [name for name in self.match(self.state_dict().keys(), self.shared) if name not in own]
-
-    def personal_names(self) -> list[str]:
-        """Names of the parameters and persistent buffers that stay with the client."""
-        elsewhere = {*self.shared_names(), *self.fixed_names()}
-        return [name for name in self.state_dict() if name not in elsewhere]
-
-    def kept_names(self) -> list[str]:
-        """Names of what is stored for the client after a local fit: its personal state, or all that is evaluated."""
-        if self.evaluated == "aggregated":
-            return self.personal_names()
-        fixed = set(self.fixed_names())
-        return [name for name in self.state_dict() if name not in fixed]
-
-    def fixed_names(self) -> list[str]:
-        """Names of the parameters and persistent buffers that keep their first value."""
-        return self.match(self.state_dict().keys(), self.fixed)
 
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:

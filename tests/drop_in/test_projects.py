@@ -8,11 +8,13 @@ import torch
 from project import Data, Net, run_project
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.utils.data import DataLoader
 from toy import assert_same, quiet_trainer
 
 from pfl_lightning import FabricFit, TrainerFit, federate
 from pfl_lightning.datamodules import ClassesPerClient, Digits
-from pfl_lightning.methods import Ditto, FedAvg, FedRep
+from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedRep
 
 
 class Images(L.LightningModule):
@@ -111,3 +113,73 @@ def test_callbacks_of_local_fits_are_the_engine_s():
 
     federation, _ = run_project(FedAvg, local_fit=TrainerFit(callbacks=[Halving()]))
     assert federation.global_model().fc.bias.tolist() == pytest.approx([3.0] * 5)
+
+
+class Sequences(L.LightningDataModule):
+    """Pairs of a sequence of its own length and a class."""
+
+    def setup(self, stage: str) -> None:
+        draw = torch.Generator().manual_seed(3)
+        lengths = torch.randint(1, 6, (80,), generator=draw).tolist()
+        self.items = [(torch.randn(n, 3, generator=draw) + place % 2, place % 2) for place, n in enumerate(lengths)]
+
+    def loader(self, items: Any, **options: Any) -> Any:
+        return DataLoader(items, batch_size=7, collate_fn=nested, **options)
+
+    def train_dataloader(self) -> Any:
+        return self.loader(self.items[:60], shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return self.loader(self.items[60:])
+
+
+def nested(items: Any) -> Any:
+    ordered = sorted(items, key=lambda item: -len(item[0]))  # as packed sequences need them
+    lengths = torch.tensor([len(item[0]) for item in ordered])
+    padded = pad_sequence([item[0] for item in ordered], batch_first=True)
+    return {"text": (padded, lengths), "label": torch.tensor([item[1] for item in ordered]), "extra": [{"n": lengths}]}
+
+
+class Recurrent(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.answer = nn.GRU(3, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, text: Any) -> Any:
+        _, last = self.recurrent(pack_padded_sequence(text[0], text[1].cpu(), batch_first=True))
+        return self.answer(last[0])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["text"]), batch["label"])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        assert torch.equal(batch["extra"][0]["n"], batch["text"][1])
+        self.log("val_loss", self.training_step(batch, batch_idx), batch_size=len(batch["label"]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.02)
+
+
+@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+def test_nested_batches_of_sequences_of_different_lengths(engine):
+    federation, data = federate(
+        Recurrent(),
+        Sequences(),
+        FedPer,
+        ClassesPerClient(3, classes_per_client=2),
+        local_fit=engine(),
+        seed=1,
+        epochs=3,
+    )
+    trainer = quiet_trainer(4)
+    trainer.fit(federation, datamodule=data)
+    assert float(trainer.callback_metrics["accuracy/mean"]) > 0.8
+    with torch.no_grad():
+        for client in range(3):
+            own, part = federation.client(client), data.client_data(client).validation
+            items = [data.items[60:][place] for place in part.indices.tolist()]
+            scores = torch.cat([own((inputs[None], torch.tensor([len(inputs)]))) for inputs, _ in items])
+            classes = torch.tensor([label for _, label in items])
+            got = federation.validation_scores[client]
+            assert got.accuracy == pytest.approx(float((scores.argmax(1) == classes).float().mean()))
+            assert got.logged["val_loss"] == pytest.approx(float(F.cross_entropy(scores, classes)), abs=1e-5)
