@@ -220,7 +220,7 @@ class FederatedLoop(L.Callback):
         """Log what the validation found against the round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
-            self._log(trainer, pl_module.found, trainer.current_epoch)
+            self._log(trainer, pl_module.evaluation_values, trainer.current_epoch)
 
     @staticmethod
     def _log(trainer: L.Trainer, values: dict[str, float], round: int) -> None:

@@ -103,7 +103,7 @@ class Federation(L.LightningModule):
         self._stage: PersonalizationStage | None = None
         self.validation_scores: dict[int, PartScore] = {}
         self.test_scores: dict[int, PartScore] = {}
-        self.found: dict[str, float] = {}  # what was logged of the last evaluation
+        self.evaluation_values: dict[str, float] = {}  # what was logged of the last evaluation
 
     # ------------------------------------------------------------------ set-up
 
@@ -350,7 +350,7 @@ class Federation(L.LightningModule):
         self._start_evaluation(self.trainer.num_test_batches, validation=False, test=True)
 
     def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
-        self.validation_scores, self.test_scores, self.found = {}, {}, {}
+        self.validation_scores, self.test_scores, self.evaluation_values = {}, {}, {}
         clients = self.data.evaluated_clients()[: int(limits[0])]
 
         def task(client: int) -> EvaluationTask:
@@ -427,7 +427,7 @@ class Federation(L.LightningModule):
         if not scores:
             return
         values = self.summary_of(prefix, scores)
-        self.found |= values
+        self.evaluation_values |= values
         # During a fit the loop logs them against the round; Lightning would count local fits.
         outside = self.trainer.state.fn != TrainerFn.FITTING
         self.log_dict(values, logger=outside, batch_size=1)

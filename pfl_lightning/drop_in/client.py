@@ -28,6 +28,9 @@ __all__ = ["ModuleClient", "client_class"]
 NETWORKS = ("module.", "global_model.")
 """What names of the user's parameters have in front, in the client's state."""
 
+TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
+"""Options of clients that make their optimizers themselves."""
+
 
 class ModuleClient(FederatedClient):
     """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
@@ -62,9 +65,12 @@ class ModuleClient(FederatedClient):
         **options: Any,
     ) -> None:
         if options:
+            training = sorted(options.keys() & TRAINING)
             raise ConfigurationError(
-                f"{', '.join(sorted(options))}: not for a LightningModule of one's own, whose configure_optimizers "
-                "says how it is trained"
+                f"{', '.join(training)}: not for a LightningModule of one's own, whose configure_optimizers says how "
+                "it is trained"
+                if training
+                else f"{type(self).__name__} has no option {', '.join(sorted(options))}"
             )
         self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
         super().__init__(

@@ -95,5 +95,6 @@ def _divided(
             f"got partition={partition!r}, num_clients={num_clients!r}"
         )
     rule = IID(num_clients) if partition is None and num_clients is not None else partition
-    assert rule is not None
+    if not isinstance(rule, Partitioner):
+        raise ConfigurationError(f"partition must be a rule of pfl_lightning.datamodules, got {rule!r}")
     return FromLoaders(rule, datamodule=datamodule, labels=labels)

@@ -86,12 +86,22 @@ class ModuleFederation(Federation):
         )
         roles = find_roles(module, head) if module.state_dict() else None
         self._given = _Given(module, copied(module), head, roles)
+        if roles is not None:
+            self._try_out(roles)
         self.loop, self.monitor = loop, monitor
         if module._log_hyperparams:
             plain = {n: v for n, v in module.hparams.items() if isinstance(v, bool | int | float | str | None)}
             self.save_hyperparameters({"method": made.__name__, **plain})
 
     # ------------------------------------------------------------------ set-up
+
+    def _try_out(self, roles: Roles) -> None:
+        """Let wrong hyper-parameters, and a head that is needed and not there, be seen before the first round."""
+        make: Any = self._make_client
+        client = make(copied(self._given.first), 0, head=roles)
+        client.shared_names()
+        for phase in (*client.phases(), *client.personalization_phases()):
+            client.trained_names(phase)
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""

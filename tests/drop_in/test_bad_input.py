@@ -18,7 +18,7 @@ from pfl_lightning import FabricFit, TrainerFit, federate
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.methods import METHODS, FedAvg, FedPAC, FedProx
+from pfl_lightning.methods import METHODS, FedAvg, FedPAC, FedPer, FedProx
 from pfl_lightning.phases import Personalization
 
 
@@ -59,6 +59,12 @@ class NoStep(L.LightningModule):
         (Net(), FedAvg, {"head": "nothing"}, "head='nothing' fits no parameter"),
         (Net(), FedAvg, {"num_clients": None}, "give either partition, .* got partition=None, num_clients=None"),
         (Net(), FedAvg, {"partition": IID(2)}, "give either partition"),
+        (Net(), FedAvg, {"partition": "iid", "num_clients": None}, "partition must be a rule .*, got 'iid'"),
+        (Net(), FedAvg, {"lr": 0.1}, "lr: not for a LightningModule .* configure_optimizers"),
+        (Net(), FedAvg, {"momentum": 0.9, "optimizer": torch.optim.SGD}, "momentum, optimizer: not for"),
+        (Net(), FedAvg, {"epoch": 3, "mu": 0.1}, "FedAvg has no option epoch, mu"),
+        (Net(), FedPer, {"head": ()}, "FedPer sets the head of Net apart"),
+        (Net(), FedAvg, {"head": (), "fine_tune": "head"}, "FedAvg sets the head of Net apart"),
     ],
 )
 def test_arguments(module, method, options, message):
@@ -74,10 +80,10 @@ def test_data_that_are_no_data_module():
         federate(Net(), Digits(IID(2)), FedAvg, num_clients=2)
 
 
-@pytest.mark.parametrize("options", [{"lr": 0.1}, {"momentum": 0.9, "optimizer": torch.optim.SGD}])
-def test_learning_rates_are_the_module_s(options):
-    with pytest.raises(ConfigurationError, match=f"{min(options)}.*configure_optimizers"):
-        run_project(FedAvg, **options)
+@pytest.mark.parametrize(("method", "options"), [(FedProx, {"mu": -1.0}), (FedAvg, {"epochs": 0})])
+def test_values_are_checked_at_once(method, options):
+    with pytest.raises(ValueError, match="must be"):
+        federate(Net(), Data(), method, num_clients=2, **options)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
