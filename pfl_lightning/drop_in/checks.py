@@ -29,7 +29,7 @@ def check_module(module: Any) -> L.LightningModule:
         if original is not module or original._compiled_call_impl is not None:
             warnings.warn(
                 f"{type(original).__name__} is compiled; clients train the module as it was before, not compiled. "
-                "Compile layers of it in its __init__ instead",
+                "Wrap layers of it in torch.compile in its __init__ instead",
                 stacklevel=4,
             )
         module = original

@@ -123,6 +123,20 @@ def test_a_compiled_module_is_trained_as_it_was():
     assert torch.equal(inside.fc.weight, plain.fc.weight)
 
 
+def test_a_layer_may_be_compiled():
+    class Partly(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.compile(self.body, backend="eager")
+
+    module, plain = Partly(), Net()
+    federation, _ = run_project(FedPer, module=module, head="fc")
+    expected, _ = run_project(FedPer, module=plain, head="fc")
+    assert torch.equal(module.body._orig_mod[0].weight, plain.body[0].weight)
+    assert set(federation.server.weights.as_state()) == {f"module.body._orig_mod.{n}" for n in plain.body.state_dict()}
+    assert torch.equal(federation.client(2).fc.weight, expected.client(2).fc.weight)
+
+
 class Silent(Net):
     """Without steps for evaluations."""
 
