@@ -21,7 +21,8 @@ def architecture_table(rows: Sequence[ArchitectureSummary], title: str | None = 
     for column in ("features", "parameters", "weights that travel", "clients"):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(row.encoder, str(row.features), f"{row.parameters:,}", f"{row.shared:,}", str(row.clients))
+        features = "-" if row.features is None else str(row.features)
+        table.add_row(row.encoder, features, f"{row.parameters:,}", f"{row.shared:,}", str(row.clients))
     return table
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -171,7 +173,7 @@ class FederatedLoop(L.Callback):
                 error = refused  # type: ignore[assignment]
         if error is not None:
             warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
-        return FitResult(result.client, result.round, None, {}, result.losses, result.seconds, error)
+        return replace(result, update=None, personal={}, error=error)
 
     def _finish_round(self, trainer: L.Trainer, federation: Federation) -> None:
         good = [result for result in self._results if result.error is None]
@@ -192,6 +194,7 @@ class FederatedLoop(L.Callback):
             f"train/{name}": float(np.mean([r.losses[name] for r in good if name in r.losses]))
             for name in sorted(names)
         }
+        means |= logged_by_modules(good)
         means["train/clients_left_out"] = float(len(self._results) - len(good))
         federation.log_dict(means, logger=False, on_step=False, on_epoch=True, batch_size=1)
         traffic = {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
@@ -221,8 +224,8 @@ class FederatedLoop(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the validation found against the round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            found = {k: float(v) for k, v in trainer.callback_metrics.items() if "accuracy/" in k or "loss/" in k}
-            self._log(trainer, found, trainer.current_epoch)
+            assert isinstance(pl_module, Federation)
+            self._log(trainer, pl_module.evaluation_values, trainer.current_epoch)
 
     @staticmethod
     def _log(trainer: L.Trainer, values: dict[str, float], round: int) -> None:
@@ -257,3 +260,16 @@ class FederatedLoop(L.Callback):
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
         self._evaluated_before = state_dict.get("evaluated", self.evaluated)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
+
+
+def logged_by_modules(results: Sequence[FitResult]) -> dict[str, float]:
+    """What the clients' modules logged themselves, by name: means over clients, weighted by their samples.
+
+    Means over the samples of each client so become means over all samples.
+    """
+    names = sorted({name for result in results for name in result.logged})
+    found = {}
+    for name in names:
+        own = [result for result in results if name in result.logged]
+        found[name] = float(np.average([r.logged[name] for r in own], weights=[r.num_samples for r in own]))
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +16,17 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.federation import Federation
-from pfl_lightning.metrics import AccuracySummary, summarize
+from pfl_lightning.metrics import AccuracySummary, PartScore, summarize
 
 __all__ = ["ResultsWriter"]
 
 Accuracies = Mapping[int, float]
 CHOICES = ("last", "validation_selected", "best_test")
+
+
+def accuracies(scores: Mapping[int, PartScore]) -> dict[int, float]:
+    """Every client's accuracy; not of models that have none, such as those of a regression."""
+    return {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
 
 
 @dataclass
@@ -57,10 +63,9 @@ class ResultsWriter(L.Callback):
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         assert isinstance(pl_module, Federation)
-        validation = {client: score.accuracy for client, score in pl_module.validation_scores.items()}
-        test = {client: score.accuracy for client, score in pl_module.test_scores.items()}
-        round = trainer.current_epoch
-        entry = {"round": float(round), "clients": float(len(validation.keys() | test.keys()))}
+        validation, test = accuracies(pl_module.validation_scores), accuracies(pl_module.test_scores)
+        round, judged = trainer.current_epoch, pl_module.validation_scores.keys() | pl_module.test_scores.keys()
+        entry = {"round": float(round), "clients": float(len(judged))}
         if test:
             entry["test_accuracy"] = summarize(list(test), list(test.values())).mean
             self.chosen["last"] = _Chosen(round, float(round), validation, test)

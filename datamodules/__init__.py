@@ -11,6 +11,7 @@ from pfl_lightning.datamodules.augmentation_geometry import RandomCrop, RandomFl
 from pfl_lightning.datamodules.client_data import ClientData
 from pfl_lightning.datamodules.domain_folders import DOMAINNET_10, DomainFolders
 from pfl_lightning.datamodules.image_folder import ImageFolder
+from pfl_lightning.datamodules.loaders import FromLoaders
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition import (
     IID,
@@ -66,6 +67,7 @@ __all__ = [
     "FromDatasets",
     "FromFile",
     "FromLightning",
+    "FromLoaders",
     "ImageFolder",
     "Part",
     "PartitionError",

@@ -40,6 +40,9 @@ class Partitioner(ABC):
         ValueError: If an argument is out of range.
     """
 
+    needs_labels: bool = True
+    """Whether the parts depend on classes; a rule that says no also divides data that have none."""
+
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         if int(num_clients) != num_clients or num_clients < 1:
             raise ValueError(f"num_clients must be a whole number of at least 1, got {num_clients!r}")

@@ -40,6 +40,8 @@ class FromFile(Partitioner):
         PartitionError: If the file is not such a partition.
     """
 
+    needs_labels = False
+
     def __init__(self, path: str) -> None:
         self.path = str(path)
         parts, views = _read(Path(path))

@@ -36,6 +36,8 @@ class IID(Partitioner):
         seed: Seed of the random choice.
     """
 
+    needs_labels = False
+
     def __init__(self, num_clients: int, samples_per_client: int | list[int] | None = None, seed: int = 0) -> None:
         super().__init__(num_clients, seed)
         self.samples_per_client = samples_per_client

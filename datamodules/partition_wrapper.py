@@ -24,6 +24,7 @@ class Wrapper(Partitioner):
     def __init__(self, base: Partitioner, seed: int = 0) -> None:
         super().__init__(base.num_clients, seed)
         self.base = base
+        self.needs_labels = base.needs_labels
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """The base rule's parts, see :meth:`Partitioner.partition`."""

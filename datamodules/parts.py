@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 
 import torch
+from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from pfl_lightning.datamodules.transforms import BatchTransform
@@ -26,6 +27,8 @@ class Part:
         indices: This part's samples, shape (n,), int64.
         transform: Normalisation and augmentation.
     """
+
+    datamodule: LightningDataModule | None = None
 
     def __init__(self, inputs: Tensor, targets: Tensor, indices: Tensor, transform: BatchTransform) -> None:
         self.indices = indices

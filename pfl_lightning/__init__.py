@@ -1,6 +1,8 @@
 """Personalized federated learning on PyTorch Lightning."""
 
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.drop_in.federate import federate
+from pfl_lightning.export import export_clients
 from pfl_lightning.federation import Federation
 from pfl_lightning.local_fit import FabricFit, LocalFit, RayFit, TrainerFit, VectorizedFit
 from pfl_lightning.messages import Broadcast, ClientUpdate
@@ -24,4 +26,6 @@ __all__ = [
     "RayFit",
     "TrainerFit",
     "VectorizedFit",
+    "export_clients",
+    "federate",
 ]

@@ -37,14 +37,14 @@ class ArchitectureSummary:
 
     Attributes:
         encoder: Its encoder.
-        features: Width of its features, d.
+        features: Width of its features, d; ``None`` of a LightningModule of one's own.
         parameters: Parameters of the client's whole model.
         shared: Numbers (parameters and buffers) that travel in each direction as weights.
         clients: How many clients have it.
     """
 
     encoder: str
-    features: int
+    features: int | None
     parameters: int
     shared: int
     clients: int
@@ -159,7 +159,7 @@ def summarize_architectures(
         rows.append(
             ArchitectureSummary(
                 encoder=label,
-                features=width_of(client.encoder),
+                features=getattr(client.encoder, "out_features", None),
                 parameters=sum(p.numel() for p in client.parameters()),
                 shared=sum(state[name].numel() for name in client.shared_names()),
                 clients=sum(group == index for group in groups),

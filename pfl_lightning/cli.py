@@ -1,4 +1,4 @@
-"""The command line: ``pfl fit | validate | test | personalize | partition | methods | compare | tensorboard``."""
+"""The command line: ``pfl fit | validate | test | personalize | export | partition | methods | compare | ...``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from pfl_lightning.cli_personalize import personalization_table, write_personali
 from pfl_lightning.cli_tables import encoders_table, methods_table
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import FederationError
+from pfl_lightning.export import export_clients
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs import RunFolder
@@ -60,6 +61,31 @@ class _Trainer(L.Trainer):
         plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups)
         datamodule.save_partition(str(folder / "partition.npz"))
         print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
+
+    def export(
+        self,
+        model: Federation,
+        datamodule: FederatedDataModule,
+        output: str | None = None,
+        clients: list[int] | None = None,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Write every client's own model as a plain state_dict, which loads without this package.
+
+        Args:
+            model: The federation.
+            datamodule: The data.
+            output: Folder for ``client_<number>.pt`` and ``.json``; by default ``clients`` in the run's folder.
+            clients: Numbers of clients; by default all.
+            ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
+            weights_only: Whether nothing but tensors and plain values is loaded.
+        """
+        self.limit_val_batches = 0  # the checkpoint is loaded, and nothing is evaluated
+        self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, verbose=False)
+        assert output is not None
+        written = export_clients(model, output, clients)
+        print(f"Saved {len(written)} models in {output}")
 
     personalization = Personalization()
 
@@ -128,7 +154,8 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Trainer methods that are subcommands, with the arguments that the CLI itself provides."""
         names = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "predict"}
-        return {**names, "partition": {"model", "datamodule"}, "personalize": {"model", "datamodule"}}
+        own = ("partition", "personalize", "export")
+        return {**names, **{name: {"model", "datamodule"} for name in own}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's folder and the callbacks that every run has."""
@@ -179,12 +206,15 @@ class FederatedCLI(LightningCLI):
             checkpoint = runs.find_checkpoint(config.ckpt_path)
             config.ckpt_path, self.run_folder = str(checkpoint), runs.run_of(checkpoint) or self.run_folder
         elif self.subcommand != "fit":
+            does = "exports" if self.subcommand == "export" else "evaluates"
             warnings.warn(
-                f"pfl {self.subcommand} without --ckpt_path evaluates a model that was not trained", stacklevel=2
+                f"pfl {self.subcommand} without --ckpt_path {does} a model that was not trained", stacklevel=2
             )
         if self.subcommand != "fit":  # an evaluation has no use for what Communication has noted
             warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
         config.weights_only = True if config.weights_only is None else config.weights_only
+        if self.subcommand == "export":
+            config.output = config.output or str(self.run_folder / "clients")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Let everything that a run leaves behind lie in the run's folder, whatever the logger."""
@@ -192,7 +222,9 @@ class FederatedCLI(LightningCLI):
             return super().instantiate_trainer(**kwargs)
         config, folder = self.config[self.subcommand].trainer, self.run_folder
         kwargs["default_root_dir"] = config.default_root_dir or str(folder.parent)
-        if config.logger is None and self.subcommand != "partition":
+        if self.subcommand == "export":
+            kwargs["logger"] = False
+        elif config.logger is None and self.subcommand != "partition":
             kwargs["logger"] = TensorBoardLogger(folder.parent.parent, name=folder.parent.name, version=folder.name)
         kwargs["plugins"] = self._own("plugins")
         kwargs["callbacks"] = self._own("callbacks")

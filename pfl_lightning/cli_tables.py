@@ -11,15 +11,17 @@ __all__ = ["encoders_table", "methods_table"]
 
 
 def methods_table() -> Table:
-    """The methods with paper and year, and which weights travel."""
+    """The methods with paper and year, which weights travel, and whether they train any LightningModule."""
     table = Table(show_lines=True)
-    for column in ("method", "year", "paper", "weights that travel"):
+    for column in ("method", "year", "paper", "weights that travel", "any module"):
         table.add_column(column)
     for method in methods.METHODS:
         shared = ", ".join(pattern.removesuffix(".*") for pattern in method.shared) or "none"
         paper = method.citation
         text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"
-        table.add_row(method.__name__, str(paper.year) if paper else "", text, shared)
+        table.add_row(
+            method.__name__, str(paper.year) if paper else "", text, shared, "yes" if method.needs == "step" else ""
+        )
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.data import FitData
+from pfl_lightning.declared_parts import DeclaredParts
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.phases import Personalization, Phase
-from pfl_lightning.state import load_state, matching, norm_names, select_state
+from pfl_lightning.state import load_state, select_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +57,7 @@ class FitContext:
     data: FitData
 
 
-class FederatedClient(L.LightningModule):
+class FederatedClient(DeclaredParts):
     """An encoder, a head, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what
@@ -84,22 +86,9 @@ class FederatedClient(L.LightningModule):
     citation: ClassVar[Citation | None] = None
     """Where the method was published."""
 
-    shared: tuple[str, ...] = ("encoder.*", "head.*")
-    """Patterns of the parameters and buffers that travel; the rest is personal and never leaves the client."""
-
-    heads: tuple[str, ...] = ("head.*",)
-    """Patterns of what ``fine_tune="head"`` trains."""
-
-    fixed: tuple[str, ...] = ()
-    """Patterns of those that a local fit never changes: they keep their first value, the same for every client."""
-
-    batch_norm: Literal["shared", "own_statistics", "own"] = "shared"
-    """What of batch normalisation travels with the shared part that it lies in: everything (``"shared"``), its weights
-    and biases but not its running statistics (``"own_statistics"``), or nothing (``"own"``)."""
-
-    evaluated: str = "aggregated"
-    """Which model of a client is evaluated: its personal state under what the server would send now (``"aggregated"``),
-    or the model as it was after the client's last local fit, before the averaging (``"trained"``)."""
+    needs: ClassVar[Literal["step", "encoder"]] = "encoder"
+    """What the method must have of a model: ``"step"``, no more than a training step and parameters, so that it applies
+    to any LightningModule (:func:`pfl_lightning.federate`); or ``"encoder"``, its encoder and its head."""
 
     judged_by: Literal["classifier", "nearest_neighbour"] = "classifier"
     """What an evaluation looks at: class scores; or, where no head trains beside the encoder, whether the nearest of
@@ -138,15 +127,19 @@ class FederatedClient(L.LightningModule):
         self.evaluated = evaluated or type(self).evaluated
         check_at_least("epochs", epochs, 1)
         check_at_least("fine_tune_epochs", fine_tune_epochs, 1)
-        self.encoder = encoder
-        self.head = nn.Linear(encoder.out_features, num_classes)  # type: ignore[arg-type]
         self.num_classes = num_classes
+        self.assemble(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
         self._recorder: dict[str, list[Tensor]] | None = None
+
+    def assemble(self, encoder: nn.Module) -> None:
+        """Put the model together: the encoder, and a linear head on its features."""
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.out_features, self.num_classes)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ what a method says of itself
 
@@ -201,6 +194,10 @@ class FederatedClient(L.LightningModule):
             weights=select_state(self, self.shared_names()),
         )
 
+    def active_network(self) -> nn.Module | None:
+        """What trains in the current phase, made by :meth:`copy_network`; ``None``, by default, for the own network."""
+        return None
+
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of the loss by name; the loss is their sum.
 
@@ -212,7 +209,7 @@ class FederatedClient(L.LightningModule):
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores (N, C) of features (N, d)."""
-        scores: Tensor = self.head(features)
+        scores: Tensor = self._active("head")(features)
         return scores
 
     def representations(self, features: Tensor) -> dict[str, Tensor]:
@@ -222,16 +219,26 @@ class FederatedClient(L.LightningModule):
         """
         return {"features": features}
 
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Features (N, d) of inputs."""
+        features: Tensor = self._active("encoder")(inputs)
+        return features
+
+    def _active(self, part: str) -> nn.Module:
+        network = self.active_network()
+        found: nn.Module = getattr(self if network is None else network, part)
+        return found
+
     # ------------------------------------------------------------------ Lightning's hooks
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Class scores, (N, C)."""
-        return self.classify(self.encoder(inputs))
+        return self.classify(self.encode(inputs))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch and its named parts."""
         inputs, labels = batch
-        terms = self.loss_terms(self.encoder(inputs), labels)
+        terms = self.loss_terms(self.encode(inputs), labels)
         loss = cast(Tensor, sum(terms.values()))
         return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
@@ -240,7 +247,7 @@ class FederatedClient(L.LightningModule):
 
         Where the encoder is frozen, the engines then compute the features once.
         """
-        return type(self).training_step is FederatedClient.training_step
+        return type(self).training_step is FederatedClient.training_step and self.active_network() is None
 
     def configure_optimizers(self) -> Any:
         """SGD over the parameters that train in the current phase, at the phase's rate."""
@@ -275,30 +282,30 @@ class FederatedClient(L.LightningModule):
 
     # ------------------------------------------------------------------ for the engines
 
+    @property
+    def step_module(self) -> L.LightningModule:
+        """The module whose steps and hooks a local fit calls."""
+        return self
+
+    def own_model(self) -> L.LightningModule:
+        """What a client's owner gets of a copy of it, all of which may train again."""
+        return self.requires_grad_(True)
+
+    def copy_network(self) -> nn.Module:
+        """Encoder and head once more, with the same weights."""
+        return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "head": copy.deepcopy(self.head)})
+
+    def network_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
+        return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
+
+    def take_logged(self) -> dict[str, float]:
+        """What the module itself logged in the local fit, apart from the terms of the loss; forgotten afterwards."""
+        return {}
+
     def is_judged_by_neighbours(self) -> bool:
         """Whether an evaluation now looks at nearest neighbours: no head was trained for it."""
         return self.judged_by == "nearest_neighbour" and not self.personalization_phases()
-
-    def shared_names(self) -> list[str]:
-        """Names of the parameters and persistent buffers that travel."""
-        own = set() if self.batch_norm == "shared" else norm_names(self, affine=self.batch_norm == "own")
-        return [name for name in matching(self.state_dict().keys(), self.shared) if name not in own]
-
-    def personal_names(self) -> list[str]:
-        """Names of the parameters and persistent buffers that stay with the client."""
-        elsewhere = {*self.shared_names(), *self.fixed_names()}
-        return [name for name in self.state_dict() if name not in elsewhere]
-
-    def kept_names(self) -> list[str]:
-        """Names of what is stored for the client after a local fit: its personal state, or all that is evaluated."""
-        if self.evaluated == "aggregated":
-            return self.personal_names()
-        fixed = set(self.fixed_names())
-        return [name for name in self.state_dict() if name not in fixed]
-
-    def fixed_names(self) -> list[str]:
-        """Names of the parameters and persistent buffers that keep their first value."""
-        return matching(self.state_dict().keys(), self.fixed)
 
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:

@@ -36,6 +36,10 @@ class Clients:
         """What the architectures are and how many clients have each."""
         return summarize_architectures(self.models, self.labels, self.architecture_of)
 
+    def first_state(self, architecture: int) -> dict[str, Tensor]:
+        """What clients of an architecture have stored before their first local fit, and what never changes."""
+        return {**self._fixed[architecture], **self.personal.stores[architecture].initial}
+
     def model_of(self, client: int) -> FederatedClient:
         """The module that the client shares with all clients of its architecture; it holds any of their states."""
         return self.models[self.architecture_of[client]]

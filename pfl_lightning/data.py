@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-__all__ = ["BatchSource", "ClientParts", "FederatedData", "FitData", "PartSource"]
+__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "FitData", "PartSource", "class_of_batch"]
+
+LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+"""What the class may be called in items and batches that are dictionaries."""
 
 
 class BatchSource(Protocol):
@@ -33,6 +37,11 @@ class BatchSource(Protocol):
 
 class PartSource(Protocol):
     """One client's samples of one kind (see ``pfl_lightning.datamodules.Part``)."""
+
+    @property
+    def datamodule(self) -> LightningDataModule | None:
+        """Whose hooks go with the batches; ``None`` for the package's own data."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -178,6 +187,11 @@ class FitData:
         """Training samples of each class, n_kc, (C,)."""
         return self.part.class_counts(num_classes)
 
+    @property
+    def datamodule(self) -> LightningDataModule | None:
+        """Whose hooks go with the batches, where they are those of a data module of one's own."""
+        return self.part.datamodule
+
     def loader(self, generator: torch.Generator) -> BatchSource:
         """Shuffled batches; every iteration draws a fresh order from ``generator``."""
         loader = self.part.loader(
@@ -233,3 +247,15 @@ class FitData:
     def forget_features(self) -> None:
         """Compute features anew when next asked: fused optimizers and ``p.data`` change weights unseen by autograd."""
         self._features = None
+
+
+def class_of_batch(batch: Any) -> Tensor | None:
+    """The classes of a batch (inputs, classes), or of a dictionary with one of the usual names; ``None`` without."""
+    if isinstance(batch, Mapping):
+        found = [batch[key] for key in LABEL_KEYS if key in batch]
+    else:
+        found = [batch[1]] if isinstance(batch, tuple | list) and len(batch) == 2 else []
+    if len(found) != 1 or not isinstance(found[0], Tensor):
+        return None
+    whole = not (found[0].is_floating_point() or found[0].is_complex() or found[0].dtype == torch.bool)
+    return found[0] if whole and found[0].ndim == 1 else None

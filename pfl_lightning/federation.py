@@ -37,7 +37,7 @@ from pfl_lightning.local_fit.tasks import fit_data
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import PartScore, summarize
 from pfl_lightning.personalization import PersonalizationStage
-from pfl_lightning.phases import Personalization
+from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
 
@@ -104,6 +104,7 @@ class Federation(L.LightningModule):
         self.validation_scores: dict[int, PartScore] = {}
         self.test_scores: dict[int, PartScore] = {}
         self.not_tuned: list[int] = []  # clients that were evaluated without the fine-tuning that they should have had
+        self.evaluation_values: dict[str, float] = {}  # what was logged of the last evaluation
 
     # ------------------------------------------------------------------ set-up
 
@@ -114,7 +115,8 @@ class Federation(L.LightningModule):
         if datamodule is None or not hasattr(datamodule, "client_data"):
             raise ConfigurationError(
                 "a Federation needs a FederatedDataModule: trainer.fit(federation, datamodule=...); "
-                f"got {type(datamodule).__name__}. pfl_lightning.datamodules.FromLightning and FromDatasets wrap others"
+                f"got {type(datamodule).__name__}. pfl_lightning.datamodules.FromLightning and FromDatasets wrap "
+                "others, and pfl_lightning.federate gives one"
             )
         return cast(FederatedData, datamodule)
 
@@ -145,7 +147,7 @@ class Federation(L.LightningModule):
 
     def describe(self, data: FederatedData) -> list[ArchitectureSummary]:
         """What the architectures would be on these data, without a Trainer."""
-        models = build_clients(self._deal, self._make_client, data, self.seed)
+        models = self.build_models(data)
         return Clients(models, self._deal.labels, self._deal.deal(data.num_clients)).summaries
 
     def setup(self, stage: str) -> None:
@@ -161,9 +163,13 @@ class Federation(L.LightningModule):
                 f"this federation has {self.personal.num_clients} clients, the data have {self.data.num_clients}"
             )
 
+    def build_models(self, data: FederatedData) -> list[FederatedClient]:
+        """The clients' modules, one for each architecture, in their first state."""
+        return build_clients(self._deal, self._make_client, data, self.seed)
+
     def _build(self, data: FederatedData) -> None:
         groups = self._deal.deal(data.num_clients)
-        models = build_clients(self._deal, self._make_client, data, self.seed)
+        models = self.build_models(data)
         if models[0].views > 1 and not data.augment:
             warnings.warn(
                 f"{type(models[0]).__name__} compares {models[0].views} augmented views of each sample, and the data "
@@ -298,7 +304,7 @@ class Federation(L.LightningModule):
             self.personal.set(result.client, result.personal)
         self.finished.append(result)
         self.round = result.round
-        if result.losses:
+        if "loss" in result.losses:
             progress = {"round": float(result.round), "client": float(result.client), "loss": result.losses["loss"]}
             self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
 
@@ -323,8 +329,11 @@ class Federation(L.LightningModule):
             parts.test if test else None,
         )
 
-    def client(self, client: int) -> FederatedClient:
+    def client(self, client: int) -> L.LightningModule:
         """A copy of a client's own model, fine-tuned if the method does so before an evaluation; it is the caller's.
+
+        It is a :class:`~pfl_lightning.client.FederatedClient`; in a federation of a LightningModule of one's own, it is
+        of that module's class.
 
         Raises:
             FederationError: The federation has not been fitted or evaluated yet.
@@ -337,7 +346,9 @@ class Federation(L.LightningModule):
         model, task = self.clients.model_of(client), self._evaluation_task(client, self.round)
         with torch.inference_mode(False), torch.no_grad():
             self._warn_if_not_tuned(self.local_fit.load_own_model(model, task, self.environment))
-        return copy.deepcopy(model).requires_grad_(True)
+        own = copy.deepcopy(model)
+        own.phase = Phase()
+        return own.own_model()
 
     def own_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
         """The model that each client is evaluated with, before any fine-tuning, for looking at.
@@ -368,7 +379,7 @@ class Federation(L.LightningModule):
         self._start_evaluation(self.trainer.num_test_batches, validation=False, test=True)
 
     def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
-        self.validation_scores, self.test_scores, self.not_tuned = {}, {}, []
+        self.validation_scores, self.test_scores, self.evaluation_values, self.not_tuned = {}, {}, {}, []
         clients = self.data.evaluated_clients()[: int(limits[0])]
 
         def task(client: int) -> EvaluationTask:
@@ -429,19 +440,32 @@ class Federation(L.LightningModule):
         self._log_group(prefix, {client: score for client, score in scores.items() if client not in novel})
         self._log_group(f"novel_{prefix}", {client: score for client, score in scores.items() if client in novel})
 
-    def _log_group(self, prefix: str, scores: Scores) -> None:
-        if not scores:
-            return
+    def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
+        """What is logged of an evaluation, by name.
+
+        Args:
+            prefix: Stands before the names: which part, and whether of novel clients.
+            scores: Of each client; at least one.
+        """
         summary = summarize(list(scores), [score.accuracy for score in scores.values()])
         values = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
         loss = sum(score.loss for score in scores.values()) / len(scores)
         if not (math.isnan(loss) and self.clients.models[0].judged_by == "nearest_neighbour"):  # which have none
             values[f"{prefix}loss/mean"] = loss
+        return values
+
+    def _log_group(self, prefix: str, scores: Scores) -> None:
+        if not scores:
+            return
+        values = self.summary_of(prefix, scores)
+        self.evaluation_values |= values
         # During a fit the loop logs them against the round; Lightning would count local fits.
         outside = self.trainer.state.fn != TrainerFn.FITTING
         self.log_dict(values, logger=outside, batch_size=1)
         if not outside:
-            self.log(f"{prefix}accuracy", summary.mean, logger=False, prog_bar=True, batch_size=1)
+            mean = values.get(f"{prefix}accuracy/mean")
+            if mean is not None and f"{prefix}accuracy" not in values:  # which a module of one's own may log itself
+                self.log(f"{prefix}accuracy", mean, logger=False, prog_bar=True, batch_size=1)
 
     # ------------------------------------------------------------------ checkpoints
 

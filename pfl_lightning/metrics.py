@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,13 @@ class PartScore:
         accuracy: Share of samples classified rightly, in [0, 1].
         loss: Mean cross entropy, in nats.
         num_samples: Number of samples.
+        logged: What a module of one's own logged on the part, by name.
     """
 
     accuracy: float
     loss: float
     num_samples: int
+    logged: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class NoLogs(dict[str, list[Tensor]]):
 def reason_against(client: FederatedClient) -> str | None:
     """Why this client's fits are not vectorised, as far as can be seen beforehand."""
     name = type(client).__name__
+    if client.step_module is not client:
+        return f"{name} trains a LightningModule of its own ({type(client.step_module).__name__})"
     if not client.automatic_optimization:
         return f"{name} uses manual optimization"
     for hook in (*HOOKS_TAKEN, *HOOKS_NOT_TAKEN):

@@ -128,7 +128,8 @@ class VectorizedEvaluation(LocalFit):
     def _goes_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> bool:
-        if len(group) == 1 or client in self._evaluated_alone or client.is_judged_by_neighbours():
+        own = client.step_module is client  # somebody's LightningModule is judged by its own steps
+        if len(group) == 1 or not own or client in self._evaluated_alone or client.is_judged_by_neighbours():
             return False
         if client.personalization_phases():
             # Where forward passes are not vectorised, "auto" tunes one by one: an optimizer shared gains nothing.

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FederatedData, FitData
+from pfl_lightning.data import FederatedData, FitData, PartSource
+from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
-from pfl_lightning.local_fit.evaluation import load_own_state, score_parts
+from pfl_lightning.local_fit.evaluation import PartScores, load_own_state, score_parts
+from pfl_lightning.local_fit.module_evaluation import StepsTask, run_steps, score_module
 from pfl_lightning.local_fit.tasks import (
     EvaluationResult,
     EvaluationTask,
@@ -26,8 +28,9 @@ from pfl_lightning.local_fit.tasks import (
     Losses,
 )
 from pfl_lightning.messages import ClientUpdate, State
+from pfl_lightning.metrics import PartScore
 from pfl_lightning.seeding import derive_seed, torch_seed
-from pfl_lightning.state import load_state, matching, select_state
+from pfl_lightning.state import load_state, select_state
 
 __all__ = ["LocalFit"]
 
@@ -90,7 +93,25 @@ class LocalFit(ABC):
         """Judge clients by their own models, fine-tuned where their method does so; results in the tasks' order."""
         for client, task in tasks:
             error = self.load_own_model(client, task, environment)
-            yield EvaluationResult(task.client, *score_parts(client, task, environment), error)
+            yield EvaluationResult(task.client, *self.score(client, task, environment), error)
+
+    def score(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
+        """Scores of the model that the module holds, in evaluation mode, on the parts that are asked for."""
+        if isinstance(client, ModuleClient):
+            return self._score_module(client, task, environment)
+        return score_parts(client, task, environment)
+
+    def _score_module(self, client: ModuleClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
+        def score(part: PartSource | None, stage: str) -> PartScore | None:
+            if part is None or not len(part):
+                return None
+            return score_module(client, part, stage, task.data, environment, self.run_module_steps)
+
+        return score(task.validation, "validation"), score(task.test, "test")
+
+    def run_module_steps(self, task: StepsTask) -> dict[str, float]:
+        """Run the validation or test steps of somebody's own module; what it logged."""
+        return run_steps(task)
 
     def load_own_model(
         self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment
@@ -150,6 +171,7 @@ class LocalFit(ABC):
         start = time.perf_counter()
         context = FitContext(task.client, task.round, task.data)
         losses: dict[str, list[float]] = {}
+        client.take_logged()  # what a failed fit left
         try:
             begin(client, task)
             seed = derive_seed(environment.seed, "fit/model", task.round, task.client)
@@ -167,7 +189,9 @@ class LocalFit(ABC):
             error.add_note(f"in the local fit of client {task.client}, round {task.round}")
             raise
         means = {name: sum(values) / len(values) for name, values in losses.items()}
-        return FitResult(task.client, task.round, update, personal, means, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        logged, samples = client.take_logged(), context.data.num_samples
+        return FitResult(task.client, task.round, update, personal, means, seconds, logged=logged, num_samples=samples)
 
     def _run_prepared(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -197,7 +221,7 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
     """Let the phase's parameters train, and nothing else."""
     client.phase = phase
     parameters = dict(client.named_parameters())
-    trained = set(matching(parameters, phase.train))
+    trained = client.trained_names(phase)
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in trained)
         parameter.grad = None
@@ -258,11 +282,8 @@ def trains(module: nn.Module) -> bool:
 
 def _hold_statistics_of_frozen_parts(client: FederatedClient) -> None:
     """Frozen means frozen: running statistics of a part that does not train are used, not updated."""
-    for part in client.children():
-        if not trains(part):
-            for module in part.modules():
-                if isinstance(module, nn.modules.batchnorm._NormBase):
-                    module.eval()
+    for layer in client.frozen_norms():
+        layer.eval()
 
 
 def check_finite_losses(losses: Sequence[Tensor], context: FitContext, phase: Phase) -> None:

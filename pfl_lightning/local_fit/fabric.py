@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.local_fit.base import LocalFit, check_finite_losses, means, trains
+from pfl_lightning.local_fit.module_evaluation import needs_no_trainer, warn_of_counters
 from pfl_lightning.local_fit.optimizers import unpack_optimizers
 from pfl_lightning.local_fit.tasks import FitEnvironment, Losses
 from pfl_lightning.seeding import seeded_generator
@@ -48,6 +50,10 @@ HOOKS_NOT_TAKEN = (
 )
 
 
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Of a data module."""
+
+
 class FabricFit(LocalFit):
     """Trains one client after the other in a tight loop.
 
@@ -79,14 +85,18 @@ class FabricFit(LocalFit):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> Losses:
         """Train through one phase; see :meth:`LocalFit.run_phase`."""
-        _refuse_what_is_not_taken(client)
+        _refuse_what_is_not_taken(client, context)
         optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
         scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = context.data.loader(generator)
-        hooks = _Hooks(client)
+        hooks = _Hooks(client.step_module)
         steps: dict[str, list[Tensor]] = {}
-        with client.recorded_logs() as logged, _features_in_place_of_inputs(self, client, context) as features:
+        with (
+            needs_no_trainer(client.step_module),
+            client.recorded_logs() as logged,
+            _features_in_place_of_inputs(self, client, context) as features,
+        ):
             if features is not None and not loader.augmented:
                 loader = loader.with_inputs(features)
             hooks.call("on_train_start")
@@ -105,7 +115,8 @@ class FabricFit(LocalFit):
                     terms = output if isinstance(output, dict) else {"loss": output}
                     self._step(client, optimizer, scaler, terms["loss"], hooks)
                     for name, value in terms.items():
-                        steps.setdefault(name, []).append(value.detach())
+                        if isinstance(value, Tensor) and value.numel() == 1:
+                            steps.setdefault(name, []).append(value.detach())
                     for entry in schedulers:
                         if entry.every_step:
                             entry.scheduler.step()
@@ -149,8 +160,8 @@ class FabricFit(LocalFit):
 class _Hooks:
     """Calls the hooks that a client overrides, and spends nothing on those that it does not."""
 
-    def __init__(self, client: FederatedClient) -> None:
-        self._own = {name: getattr(client, name) for name in HOOKS_TAKEN if is_overridden(name, client)}
+    def __init__(self, module: L.LightningModule) -> None:
+        self._own = {name: getattr(module, name) for name in HOOKS_TAKEN if is_overridden(name, module)}
 
     def call(self, name: str, *args: Any) -> None:
         if name in self._own:
@@ -217,15 +228,24 @@ class _Features(nn.Identity):
         self.out_features = encoder.out_features
 
 
-def _refuse_what_is_not_taken(client: FederatedClient) -> None:
-    if not client.automatic_optimization:
+def _refuse_what_is_not_taken(client: FederatedClient, context: FitContext) -> None:
+    module = client.step_module
+    if not module.automatic_optimization:
         raise ConfigurationError(
-            f"{type(client).__name__} uses manual optimization, which FabricFit does not take; use TrainerFit"
+            f"{type(module).__name__} uses manual optimization, which FabricFit does not take; use TrainerFit"
         )
     for hook in HOOKS_NOT_TAKEN:
-        if is_overridden(hook, client):
+        if is_overridden(hook, module):
             raise ConfigurationError(
-                f"{type(client).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
+                f"{type(module).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
+            )
+    if module is not client:
+        warn_of_counters(module)
+    datamodule = context.data.datamodule
+    for hook in BATCH_HOOKS if datamodule is not None else ():
+        if is_overridden(hook, datamodule):
+            raise ConfigurationError(
+                f"{type(datamodule).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
             )
 
 

@@ -119,6 +119,8 @@ class FitResult:
         losses: Means over the steps of a phase, averaged over the phases that have the term, by name.
         seconds: Wall time of the fit.
         error: Why the fit failed.
+        logged: What the module itself logged, apart from the terms of the loss, by name.
+        num_samples: Samples that the client trained on; its weight in means of what was logged.
     """
 
     client: int
@@ -128,6 +130,8 @@ class FitResult:
     losses: Losses
     seconds: float
     error: ClientError | None = None
+    logged: Losses = field(default_factory=dict)
+    num_samples: int = 0
 
 
 @dataclass(frozen=True)

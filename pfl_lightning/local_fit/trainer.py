@@ -10,15 +10,32 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.local_fit.base import LocalFit, check_finite_losses, means
+from pfl_lightning.local_fit.module_evaluation import StepsTask
+from pfl_lightning.local_fit.module_trainer import (
+    ScoresCallback,
+    evaluate_under_trainer,
+    fit_under_trainer,
+    loader_for_trainer,
+    logged_values,
+    module_in_fit,
+    module_under_trainer,
+    numbers,
+)
 from pfl_lightning.local_fit.tasks import FitEnvironment, Losses
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["TrainerFit"]
+
+FOR_MODULES = {"logger": DummyLogger()}
+"""Of an inner Trainer of somebody's own module, whose code may send to ``self.logger``: it goes nowhere."""
 
 
 class TrainerFit(LocalFit):
@@ -51,6 +68,8 @@ class TrainerFit(LocalFit):
         """Train through one phase; see :meth:`LocalFit.run_phase`."""
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         watch = _LossWatch(context, phase)
+        if isinstance(client, ModuleClient):
+            return self._run_module_phase(client, phase, context, environment, generator, watch)
         with _silence():
             trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), watch])
             try:
@@ -65,13 +84,47 @@ class TrainerFit(LocalFit):
             name: float(value) for name, value in trainer.callback_metrics.items() if name not in watch.steps
         }
 
-    def _make_trainer(self, phase: Phase, environment: FitEnvironment, callbacks: Sequence[L.Callback]) -> L.Trainer:
-        clip: dict[str, Any] = {}
+    def _run_module_phase(
+        self,
+        client: ModuleClient,
+        phase: Phase,
+        context: FitContext,
+        environment: FitEnvironment,
+        generator: torch.Generator,
+        watch: _LossWatch,
+    ) -> Losses:
+        """Train somebody's own module: it is the inner Trainer's, as it would be without a federation."""
+        loader = loader_for_trainer(context, generator)
+        with _silence(), module_in_fit(client) as (record, own):
+            callbacks = [*copy.deepcopy(self.callbacks), *own, watch]
+            trainer = self._make_trainer(phase, environment, callbacks, **FOR_MODULES)
+            fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
+            client.keep_logged(logged_values(trainer, record))
+        client.to(environment.device)
+        if watch.error is not None:
+            raise watch.error
+        return means(watch.steps)
+
+    def run_module_steps(self, task: StepsTask) -> dict[str, float]:
+        """Run the validation or test steps of somebody's own module under an inner Trainer."""
+        with _silence(), module_under_trainer(task.client.module):
+            callback = ScoresCallback(task.scores, task.environment)
+            trainer = self._make_trainer(Phase(), task.environment, [callback], **FOR_MODULES, limit_val_batches=1.0)
+            evaluate_under_trainer(trainer, task)
+        task.client.to(task.environment.device)
+        task.client.eval()
+        return numbers(trainer.callback_metrics)
+
+    def _make_trainer(
+        self,
+        phase: Phase,
+        environment: FitEnvironment,
+        callbacks: Sequence[L.Callback],
+        **options: Any,
+    ) -> L.Trainer:
         if self.gradient_clip_val is not None:
-            clip = {
-                "gradient_clip_val": self.gradient_clip_val,
-                "gradient_clip_algorithm": self.gradient_clip_algorithm,
-            }
+            options["gradient_clip_val"] = self.gradient_clip_val
+            options["gradient_clip_algorithm"] = self.gradient_clip_algorithm
         device = environment.device
         return L.Trainer(
             accelerator="cpu" if device.type == "cpu" else device.type,
@@ -80,15 +133,14 @@ class TrainerFit(LocalFit):
             max_epochs=phase.epochs,
             callbacks=list(callbacks),
             accumulate_grad_batches=self.accumulate_grad_batches,
-            logger=False,
             barebones=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            limit_val_batches=0,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
-            **clip,
+            inference_mode=False,  # whose tensors could not train
+            **{"logger": False, "limit_val_batches": 0, **options},
         )
 
 

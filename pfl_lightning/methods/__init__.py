@@ -5,6 +5,7 @@ from __future__ import annotations
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.methods.calibre import Calibre
 from pfl_lightning.methods.dcpfl import DCPFL
+from pfl_lightning.methods.ditto import Ditto
 from pfl_lightning.methods.dualfed import DualFed
 from pfl_lightning.methods.fedavg import FedAvg
 from pfl_lightning.methods.fedbabu import FedBABU
@@ -30,6 +31,7 @@ METHODS: tuple[type[FederatedClient], ...] = (
     LGFedAvg,
     FedRep,
     FedBN,
+    Ditto,
     FedRoD,
     FedBABU,
     FedProto,
@@ -48,6 +50,7 @@ __all__ = [
     "METHODS",
     "PFLSSL",
     "Calibre",
+    "Ditto",
     "DualFed",
     "FedAvg",
     "FedBABU",

@@ -24,6 +24,7 @@ class FedBABU(FederatedClient):
     citation = Citation(
         "FedBABU: Toward Enhanced Representation for Federated Image Classification", "Oh et al.", "ICLR", 2022
     )
+    needs = "step"
     shared = ("encoder.*",)
     batch_norm = "shared"
     fixed = ("head.*",)

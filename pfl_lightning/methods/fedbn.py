@@ -23,6 +23,7 @@ class FedBN(FederatedClient):
     citation = Citation(
         "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", "Li et al.", "ICLR", 2021
     )
+    needs = "step"
     batch_norm = "own"
 
     def __init__(self, encoder: nn.Module, num_classes: int, **options: Any) -> None:

@@ -9,5 +9,6 @@ class FedPer(FederatedClient):
     """The encoder is averaged, the head is personal; both train together (base and personalization layers)."""
 
     citation = Citation("Federated Learning with Personalization Layers", "Arivazhagan et al.", "arXiv", 2019)
+    needs = "step"
     shared = ("encoder.*",)
     batch_norm = "shared"

@@ -14,5 +14,6 @@ class LGFedAvg(FederatedClient):
         "arXiv",
         2020,
     )
+    needs = "step"
     shared = ("head.*",)
     batch_norm = "own"

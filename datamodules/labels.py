@@ -1,0 +1,85 @@
+"""The classes of a data set's items, for partition rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from pfl_lightning.data import LABEL_KEYS
+from pfl_lightning.datamodules.counting import Ints
+
+__all__ = ["classes_of"]
+
+
+def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None) -> Ints | None:
+    """The class of every item.
+
+    They are, in this order: what ``labels`` says of each item; the data set's ``targets``; the last tensor of a
+    TensorDataset; the second entry of items (input, class), or an item's entry ``label``, ``labels``, ``target``,
+    ``targets`` or ``y``.
+
+    Args:
+        dataset: A map-style data set.
+        labels: Gives the class of an item.
+
+    Returns:
+        Shape (N,), int64; ``None`` where items have no class (a regression, or nothing that is known as one).
+
+    Raises:
+        ValueError: ``labels`` gives something else than whole numbers from 0.
+    """
+    if labels is not None:
+        given = _whole_numbers([labels(item) for item in _items(dataset)])
+        if given is None:
+            raise ValueError("labels must give a whole number from 0 for every item of the data set")
+        return given
+    if isinstance(dataset, Subset):
+        whole = classes_of(dataset.dataset)
+        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
+    if hasattr(dataset, "targets"):
+        return _whole_numbers(dataset.targets)
+    if isinstance(dataset, TensorDataset):
+        return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
+    return _from_items(dataset)
+
+
+def _items(dataset: Any) -> Iterator[Any]:
+    return (dataset[place] for place in range(len(dataset)))
+
+
+def _from_items(dataset: Dataset[Any]) -> Ints | None:
+    found = []
+    for item in _items(dataset):
+        label = _of_item(item)
+        if label is None:
+            return None
+        found.append(label)
+    return _whole_numbers(found)
+
+
+def _of_item(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        known = [item[key] for key in LABEL_KEYS if key in item]
+        return known[0] if len(known) == 1 else None
+    return item[1] if isinstance(item, tuple | list) and len(item) == 2 else None
+
+
+def _whole_numbers(values: Any) -> Ints | None:
+    """Classes as an array, if they are classes: integers from 0, one for each item."""
+    try:
+        array = np.asarray(values.cpu() if isinstance(values, Tensor) else [_number(value) for value in values])
+    except (TypeError, ValueError):
+        return None
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or not len(array) or not (np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_):
+        return None
+    return array.astype(np.int64) if int(array.min()) >= 0 else None
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor | np.ndarray | np.generic) else value

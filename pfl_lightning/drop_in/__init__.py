@@ -1,0 +1,1 @@
+"""Lightning projects as they are, made federations: :func:`pfl_lightning.federate`."""

@@ -1,0 +1,106 @@
+"""What of a Lightning project cannot be federated, said before anything is trained."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from functools import partial
+from typing import Any
+
+import lightning as L
+from torch.nn.parameter import is_lazy
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
+
+__all__ = ["check_module", "check_trainer", "copied", "split_method"]
+
+
+def check_module(module: Any) -> L.LightningModule:
+    """The module itself, where it was compiled.
+
+    Raises:
+        ConfigurationError: It is none, has no training step, parameters without a shape, or names with a slash.
+    """
+    original = getattr(module, "_orig_mod", module)
+    if isinstance(original, L.LightningModule):
+        if original is not module or original._compiled_call_impl is not None:
+            warnings.warn(
+                f"{type(original).__name__} is compiled; clients train the module as it was before, not compiled. "
+                "Wrap layers of it in torch.compile in its __init__ instead",
+                stacklevel=4,
+            )
+        module = original
+    if not isinstance(module, L.LightningModule) or isinstance(module, FederatedClient | Federation):
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise ConfigurationError(f"expected a LightningModule of the package lightning, no federation yet, got {name}")
+    if type(module).training_step is L.LightningModule.training_step and "training_step" not in vars(module):
+        raise ConfigurationError(f"{type(module).__name__} has no training_step")
+    lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ConfigurationError(
+            f"{lazy[0]} of {type(module).__name__} has no shape yet (a lazy layer): pass a batch through the module "
+            "first"
+        )
+    slashes = [name for name in module.state_dict() if "/" in name]
+    if slashes:
+        raise ConfigurationError(f"the name {slashes[0]!r} in {type(module).__name__} has a slash: rename it")
+    return module
+
+
+def copied(module: L.LightningModule) -> L.LightningModule:
+    """A copy that is not compiled: a compiled call would go on with the weights of the original.
+
+    Raises:
+        ConfigurationError: It cannot be copied.
+    """
+    try:
+        other = copy.deepcopy(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"clients train copies of {type(module).__name__}, and it cannot be copied: {reason}. Make what cannot be "
+            "copied (a lock, an open file, a connection) in setup, or define __deepcopy__"
+        ) from error
+    for layer in other.modules():
+        layer._compiled_call_impl = None
+    return other
+
+
+def split_method(method: Any) -> tuple[type[FederatedClient], dict[str, Any]]:
+    """A method's class and its hyper-parameters.
+
+    Raises:
+        ConfigurationError: It is neither a class of a method nor a partial of one.
+    """
+    made: Any = method
+    settings: dict[str, Any] = {}
+    while isinstance(made, partial):
+        if made.args:
+            raise ConfigurationError(f"give the hyper-parameters of {method!r} by name")
+        settings = {**made.keywords, **settings}
+        made = made.func
+    if not (inspect.isclass(made) and issubclass(made, FederatedClient)):
+        raise ConfigurationError(f"method must be a class of pfl_lightning.methods or a partial of one, got {method!r}")
+    return made, settings
+
+
+def check_trainer(trainer: L.Trainer) -> None:
+    """Refuse options of the outer Trainer that are about steps: it takes none.
+
+    Raises:
+        ConfigurationError: Says where the option belongs.
+    """
+    own = {
+        "gradient_clip_val": trainer.gradient_clip_val or None,  # type: ignore[attr-defined]
+        "accumulate_grad_batches": None if trainer.accumulate_grad_batches == 1 else trainer.accumulate_grad_batches,
+    }
+    given = {name: value for name, value in own.items() if value is not None}
+    if given:
+        options = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise ConfigurationError(
+            f"Trainer({options}) is about the steps of local fits, which the clients take: leave it away there and "
+            f"give it to the engine, federate(..., local_fit=TrainerFit({options}))"
+        )

@@ -1,0 +1,300 @@
+"""A client that trains somebody's own LightningModule, under the methods that need no more of it than its step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.optimizers import at_learning_rate
+from pfl_lightning.drop_in.patching import call_step, patched
+from pfl_lightning.drop_in.roles import Roles, find_roles
+from pfl_lightning.drop_in.transient import Transient
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.messages import Broadcast
+from pfl_lightning.phases import Phase
+from pfl_lightning.state import matching, norm_names
+
+__all__ = ["ModuleClient", "client_class"]
+
+NETWORKS = ("module.", "global_model.")
+"""What names of the user's parameters have in front, in the client's state."""
+
+TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
+"""Options of clients that make their optimizers themselves."""
+
+
+class ModuleClient(FederatedClient):
+    """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
+
+    Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
+    declares what it shares and trains once. Loss, optimizers, schedulers and metrics are the module's own; a method's
+    further terms are added to its loss.
+
+    Args:
+        encoder: The module, which is not copied.
+        num_classes: Number of classes, C; 0 where there are none.
+        head: See :func:`~pfl_lightning.drop_in.roles.find_roles`.
+        epochs: Local epochs a round, E.
+        fine_tune: See :class:`~pfl_lightning.client.FederatedClient`.
+        fine_tune_epochs: Epochs of that fine-tuning.
+        fine_tune_lr: Its learning rate; ``None`` keeps the module's.
+        evaluated: See :class:`~pfl_lightning.client.FederatedClient`.
+        options: None: learning rates, optimizers and schedulers are those of the module.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        head: str | Sequence[str] | Roles | None = None,
+        epochs: int = 1,
+        fine_tune: str | None = None,
+        fine_tune_epochs: int = 1,
+        fine_tune_lr: float | None = None,
+        evaluated: str | None = None,
+        **options: Any,
+    ) -> None:
+        if options:
+            training = sorted(options.keys() & TRAINING)
+            raise ConfigurationError(
+                f"{', '.join(training)}: not for a LightningModule of one's own, whose configure_optimizers says how "
+                "it is trained"
+                if training
+                else f"{type(self).__name__} has no option {', '.join(sorted(options))}"
+            )
+        self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
+        super().__init__(
+            encoder,
+            num_classes,
+            epochs=epochs,
+            fine_tune=fine_tune,
+            fine_tune_epochs=fine_tune_epochs,
+            fine_tune_lr=fine_tune_lr,
+            evaluated=evaluated,
+        )
+        self._logged: dict[str, float] = {}
+        self._record: LogRecord | None = None
+        self._own_loss: Tensor | None = None
+        self._transients: list[Transient] = []  # made before the first fit
+
+    def assemble(self, encoder: nn.Module) -> None:
+        """The model is the module."""
+        self.module = cast(L.LightningModule, encoder)
+        self.automatic_optimization = self.module.automatic_optimization
+        self._never_trained = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+        kept = [name for name, layer in self.module.named_modules() if name and not layer.training]
+        self._kept_in_evaluation = kept if self.module.training else []
+
+    def __reduce__(self) -> Any:
+        """The class is made where it is needed, so that it cannot be found by its name."""
+        return _blank, (type(self).__mro__[1],), self.__getstate__()
+
+    # ------------------------------------------------------------------ names and roles
+
+    def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+        """The names whose roles fit; without a head the encoder is everything."""
+        known = list(names)
+        roles = [self._role(name) for name in known]
+        if not self._roles:
+            if ("encoder.*" in patterns) != ("head.*" in patterns):
+                raise ConfigurationError(
+                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and there is no last "
+                    "linear layer to be guessed: name the last layers by head="
+                )
+            patterns = [pattern for pattern in patterns if pattern != "head.*"]
+        fitting = set(matching(roles, patterns))
+        return [name for name, role in zip(known, roles, strict=True) if role in fitting]
+
+    def _role(self, name: str) -> str:
+        return self._roles.of(name.removeprefix("module.")) if name.startswith("module.") else name
+
+    def trained_names(self, phase: Phase) -> set[str]:
+        """Names of the parameters that train in a phase; not those that the module's author has frozen."""
+        found = super().trained_names(phase)
+        return {name for name in found if _bare(name) not in self._never_trained}
+
+    def shared_names(self) -> list[str]:
+        """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalisation.
+
+        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client.
+        """
+        counters, state = norm_names(self, affine=False), self.state_dict()
+        return [n for n in super().shared_names() if state[n].is_floating_point() or n in counters]
+
+    def train(self, mode: bool = True) -> ModuleClient:
+        """Set the mode of all layers but those that the module's author has put into evaluation mode."""
+        super().train(mode)
+        if mode:
+            for name in self._kept_in_evaluation:
+                self.module.get_submodule(name).eval()
+        return self
+
+    def frozen_norms(self) -> Iterator[nn.Module]:
+        """The normalisation layers of the roles of which nothing trains in the current phase."""
+        trained = {self._role(n).partition(".")[0] for n, p in self.named_parameters() if p.requires_grad}
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase):
+                own = [self._role(f"{name}.{part}").partition(".")[0] for part in layer.state_dict()]
+                if own and not trained & set(own):
+                    yield layer
+
+    # ------------------------------------------------------------------ the module's own step
+
+    @property
+    def encoder(self) -> nn.Module:  # type: ignore[override]  # it is not set, and no part of its own
+        """The module: what has to train for features, if there were any, to change."""
+        return self.module
+
+    @property
+    def step_module(self) -> L.LightningModule:
+        """The module, or what a method trains beside it in the current phase."""
+        active = self.active_network()
+        return self.module if active is None else cast(L.LightningModule, active)
+
+    def own_model(self) -> L.LightningModule:
+        """The module, of its author's class; what the author has frozen is frozen."""
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name not in self._never_trained)
+        return self.module
+
+    def exported_names(self) -> list[str]:
+        """Names in the module."""
+        return list(self.module.state_dict())
+
+    def copy_network(self) -> nn.Module:
+        """The module once more."""
+        return copy.deepcopy(self.module)
+
+    def network_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of the module."""
+        return dict(self.module.named_parameters())
+
+    def steps_on_features(self) -> bool:
+        """No: the step is the module's."""
+        return False
+
+    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The module's own loss, as its step returned it."""
+        return {} if self._own_loss is None else {"module_loss": self._own_loss}
+
+    def method_terms(self, own_loss: Tensor | None = None) -> dict[str, Tensor]:
+        """The parts of the loss by name: the module's own, where given, and what the method adds."""
+        self._own_loss = own_loss
+        try:
+            return self.loss_terms(torch.empty(0), torch.empty(0))
+        finally:
+            self._own_loss = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives."""
+        return self.module(*args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """The module's own step, and the method's terms."""
+        if self._record is not None:
+            if batch_idx == 0:
+                self._record.start_epoch()
+            self._record.start_batch(batch)
+        return self.with_method_terms(call_step(self.step_module.training_step, batch, batch_idx))
+
+    def with_method_terms(self, output: Any) -> Any:
+        """What the module's step returned, with the method's terms added to the loss."""
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            return output
+        terms = self.method_terms(loss)
+        if len(terms) == 1:
+            return output
+        total = cast(Tensor, sum(terms.values()))
+        rest = output if isinstance(output, dict) else {}
+        return {**rest, "loss": total} | {name: term.detach() for name, term in terms.items()}
+
+    def configure_optimizers(self) -> Any:
+        """The module's own, at the phase's rate; or the phase's optimizer."""
+        return self.optimizers_from(self.step_module.configure_optimizers)
+
+    def optimizers_from(self, configure: Callable[[], Any]) -> Any:
+        """As :meth:`configure_optimizers`, from the module's own function."""
+        if self.phase.optimizer is not None:
+            return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
+        configured = configure()
+        return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+
+    # ------------------------------------------------------------------ a fit and what is logged in it
+
+    def receive(self, broadcast: Broadcast) -> None:
+        """Take over what the server sends; nothing that another client has left behind stays."""
+        networks = [self.get_submodule(prefix[:-1]) for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+        if not self._transients:
+            self._transients = [Transient(network) for network in networks]
+        for transient, network in zip(self._transients, networks, strict=True):
+            transient.restore(network)
+        super().receive(broadcast)
+        self.reset_metrics()
+
+    def reset_metrics(self) -> None:
+        """Let all metric objects begin anew."""
+        for layer in self.modules():
+            if isinstance(layer, Metric):
+                layer.reset()
+
+    @contextmanager
+    def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
+        """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
+        self._record = LogRecord()
+        try:
+            with patched(self.step_module, log=self._record.log):
+                yield {} if record is None else record
+                self._logged |= self._record.values()
+        finally:
+            self._record = None
+
+    def keep_logged(self, values: dict[str, float]) -> None:
+        """Keep what the module logged in a phase."""
+        self._logged |= values
+
+    def take_logged(self) -> dict[str, float]:
+        """What the module logged; of a name that several phases log, the last value."""
+        found, self._logged = self._logged, {}
+        return found
+
+
+def _bare(name: str) -> str:
+    """The name in the user's module."""
+    return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
+
+
+_made: dict[type[FederatedClient], type[ModuleClient]] = {}  # one class for a method, however often it is asked for
+
+
+def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
+    """The method's class over :class:`ModuleClient`, under the method's name.
+
+    Raises:
+        ConfigurationError: The method needs an encoder and a head.
+    """
+    if method.needs != "step":
+        raise ConfigurationError(
+            f"{method.__name__} works on an encoder and its features, which a LightningModule of one's own does not "
+            "show: use a method that needs its training step alone (FedAvg, FedProx, FedPer, LGFedAvg, FedRep, FedBN, "
+            "FedBABU, Ditto, LocalOnly; of one's own: needs = 'step'), or give the network as an encoder to Federation"
+        )
+    if method not in _made:
+        made = type(method.__name__, (method, ModuleClient), {"__module__": method.__module__})
+        _made[method] = cast(type[ModuleClient], made)
+    return _made[method]
+
+
+def _blank(method: type[FederatedClient]) -> ModuleClient:
+    made = client_class(method)
+    return made.__new__(made)

@@ -1,0 +1,213 @@
+"""A federation in which every client trains somebody's own LightningModule."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData
+from pfl_lightning.drop_in.checks import check_module, check_trainer, copied, split_method
+from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
+from pfl_lightning.drop_in.roles import Roles, find_roles
+from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.local_fit import LocalFit, TrainerFit
+from pfl_lightning.local_fit.module_evaluation import as_test_name
+from pfl_lightning.metrics import PartScore, summarize
+from pfl_lightning.phases import Personalization
+from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.state import load_state
+
+__all__ = ["ModuleFederation"]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What was given; apart, so that it is no part of the federation's own state.
+
+    Attributes:
+        module: The author's module, which holds the global model in the end.
+        first: A copy of it as it was.
+        head: Which of its layers are the head.
+        roles: The same by name; ``None`` while the module has no layers.
+    """
+
+    module: L.LightningModule
+    first: L.LightningModule
+    head: str | Sequence[str] | None
+    roles: Roles | None
+
+
+class ModuleFederation(Federation):
+    """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
+
+    When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
+    send, and its own first values in the parts that never travel.
+
+    Args:
+        module: The module. Clients train copies; it gives their first weights.
+        method: A class of :mod:`pfl_lightning.methods` that needs no more than a training step, or
+            ``functools.partial`` of one with its hyper-parameters.
+        head: Names or patterns of the layers that are the head; ``None`` guesses the last linear layer.
+        monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
+            logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
+        loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
+        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.local_fit.TrainerFit`, in which every hook of
+            Lightning holds.
+        options: See :class:`~pfl_lightning.Federation`: ``seed``, ``store_limit_gb``, ``store_folder``.
+    """
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        method: Any,
+        *,
+        loop: L.Callback,
+        head: str | Sequence[str] | None = None,
+        monitor: str | None = None,
+        local_fit: LocalFit | None = None,
+        **options: Any,
+    ) -> None:
+        module = check_module(module)
+        made, settings = split_method(method)
+        super().__init__(
+            partial(client_class(made), **settings), type(module), local_fit=local_fit or TrainerFit(), **options
+        )
+        roles = find_roles(module, head) if module.state_dict() else None
+        self._given = _Given(module, copied(module), head, roles)
+        if roles is not None:
+            self._try_out(roles)
+        self.loop, self.monitor = loop, monitor
+        if module._log_hyperparams:
+            plain = {n: v for n, v in module.hparams.items() if isinstance(v, bool | int | float | str | None)}
+            self.save_hyperparameters({"method": made.__name__, **plain})
+
+    # ------------------------------------------------------------------ set-up
+
+    def _try_out(self, roles: Roles) -> None:
+        """Let wrong hyper-parameters, and a head that is needed and not there, be seen before the first round."""
+        make: Any = self._make_client
+        client = make(copied(self._given.first), 0, head=roles)
+        client.shared_names()
+        for phase in (*client.phases(), *client.personalization_phases()):
+            client.trained_names(phase)
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
+        check_trainer(self.trainer)
+        callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        given = self._given.module.configure_callbacks()
+        own = list(given) if isinstance(given, Sequence) else [given]
+        driven = any(isinstance(callback, type(self.loop)) for callback in (*callbacks, *own))
+        return own if driven else [*own, self.loop]
+
+    def build_models(self, data: FederatedData) -> list[FederatedClient]:
+        """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
+        module = copy.deepcopy(self._given.first)
+        with torch_seed(derive_seed(self.seed, "initial weights")):
+            module.trainer = self._trainer
+            if is_overridden("configure_model", module):
+                module.configure_model()
+            if is_overridden("setup", module):
+                module.setup("fit")
+            module.trainer = None
+        roles = self._given.roles or find_roles(module, self._given.head)
+        make: Any = self._make_client
+        return [make(module, data.num_classes, head=roles)]
+
+    # ------------------------------------------------------------------ the global model
+
+    def global_model(self) -> L.LightningModule:
+        """The model that the server would send, of the class that was given; it is the caller's.
+
+        What never travels under the method has the values that it had before the first round.
+        """
+        if not self.is_set_up:
+            raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
+        client = copy.deepcopy(self.clients.models[0])
+        assert isinstance(client, ModuleClient)
+        module = client.own_model()
+        state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
+        for prefix in NETWORKS:
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            load_state(module, own)
+        return module
+
+    def teardown(self, stage: str) -> None:
+        """Let the engine go, and give the global model to its author."""
+        super().teardown(stage)
+        if not self.is_set_up:
+            return
+        state, given = self.global_model().state_dict(), self._given.module
+        if state.keys() != given.state_dict().keys():
+            warnings.warn(
+                f"{type(given).__name__} makes its layers in setup or configure_model, so that it cannot be given the "
+                "global model: federation.global_model() has it",
+                stacklevel=2,
+            )
+            return
+        load_state(given, state)
+
+    @contextmanager
+    def personalized(self, personalization: Personalization) -> Iterator[None]:
+        """Inside, ``trainer.test`` lets clients go on with their head or their whole model before they are evaluated.
+
+        Raises:
+            ConfigurationError: A linear head on features is asked for.
+        """
+        if personalization.train == "linear":
+            raise ConfigurationError(
+                "personalize.train 'linear' puts a new head on the features of an encoder, which a LightningModule of "
+                "one's own does not show: use 'head' or 'all'"
+            )
+        with super().personalized(personalization):
+            yield
+
+    # ------------------------------------------------------------------ what is logged
+
+    def summary_of(self, prefix: str, scores: Mapping[int, PartScore]) -> dict[str, float]:
+        """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
+        before = "novel_" if prefix.startswith("novel_") else ""
+        values = {f"{before}{name}": value for name, value in self._over_all_samples(scores).items()}
+        accuracies = {client: s.accuracy for client, s in scores.items() if not math.isnan(s.accuracy)}
+        if accuracies:
+            summary = summarize(list(accuracies), list(accuracies.values()))
+            values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+        name = self._monitored(prefix)
+        own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
+        if len(own):
+            found = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
+            values |= {f"{before}{name}/{what}": float(value) for what, value in found.items()}
+        if not values:
+            warnings.warn(
+                f"{type(self._given.module).__name__} logs nothing in its validation or test step, and its forward "
+                "does not give class scores for batches (inputs, classes): nothing is known of the clients' models",
+                stacklevel=2,
+            )
+        return values
+
+    @staticmethod
+    def _over_all_samples(scores: Mapping[int, PartScore]) -> dict[str, float]:
+        """Means over clients weighted by their samples, which for a mean over samples is the mean over all samples."""
+        found = {}
+        for name in sorted({name for score in scores.values() for name in score.logged}):
+            own = [score for score in scores.values() if name in score.logged]
+            weights = [score.num_samples for score in own]
+            found[name] = float(np.average([score.logged[name] for score in own], weights=weights))
+        return found
+
+    def _monitored(self, prefix: str) -> str | None:
+        if self.monitor is None or not prefix.endswith("test_"):
+            return self.monitor
+        return as_test_name(self.monitor)

@@ -1,0 +1,49 @@
+"""Another learning rate for what somebody's ``configure_optimizers`` returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["at_learning_rate"]
+
+
+def at_learning_rate(configured: Any, lr: float) -> Any:
+    """Set the learning rate of all optimizers and the one that their schedulers start from.
+
+    Args:
+        configured: What ``configure_optimizers`` returned, which is changed.
+        lr: The learning rate.
+
+    Raises:
+        ConfigurationError: A scheduler has a schedule of its own (one-cycle, cyclic).
+    """
+    for found in _flat(configured):
+        if isinstance(found, Optimizer):
+            for group in found.param_groups:
+                group["lr"] = lr
+                if "initial_lr" in group:
+                    group["initial_lr"] = lr
+        elif hasattr(found, "base_lrs"):
+            if any("max_lr" in group for group in found.optimizer.param_groups):
+                raise ConfigurationError(
+                    f"a phase of this method has the learning rate {lr}, and {type(found).__name__} sets rates of its "
+                    "own: leave the method's learning rate away, or use another scheduler"
+                )
+            found.base_lrs = [lr for _ in found.base_lrs]
+    return configured
+
+
+def _flat(configured: Any) -> Iterator[Any]:
+    if isinstance(configured, dict):
+        for value in configured.values():
+            yield from _flat(value)
+    elif isinstance(configured, tuple | list):
+        for value in configured:
+            yield from _flat(value)
+    else:
+        yield configured

@@ -1,0 +1,74 @@
+"""Ditto."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.client import Citation, FederatedClient, Phase
+from pfl_lightning.functional import proximal_term
+
+
+class Ditto(FederatedClient):
+    """A global model as in FedAvg, and beside it a personal model on every client, held near the global one.
+
+    The personal model is what is evaluated. It trains first, while the global model is still as it was received; what
+    a client uploads does not depend on it.
+
+    Args:
+        encoder: See :class:`~pfl_lightning.client.FederatedClient`.
+        num_classes: Number of classes, C.
+        lam: lambda, how strongly the personal model is held to the global one; 0 is local training.
+        personal_epochs: Local epochs of the personal model; ``None`` takes ``epochs``, which are the global model's.
+        personal_lr: Its learning rate; ``None`` takes ``lr``.
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
+    """
+
+    citation = Citation("Ditto: Fair and Robust Federated Learning Through Personalization", "Li et al.", "ICML", 2021)
+    needs = "step"
+    shared = ("global_model.*",)
+    batch_norm = "shared"
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        lam: float = 0.1,
+        personal_epochs: int | None = None,
+        personal_lr: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(encoder, num_classes, **options)
+        check_number("lam (lambda)", lam)
+        if personal_epochs is not None:
+            check_at_least("personal_epochs", personal_epochs, 1)
+        self.lam, self.personal_lr = lam, personal_lr
+        self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
+        self.global_model = self.copy_network()
+
+    def active_network(self) -> nn.Module | None:
+        """The global model in its own phase; otherwise the personal one."""
+        return self.global_model if self.training and self.phase.name == "global" else None
+
+    def exported_names(self) -> list[str]:
+        """The personal model alone."""
+        return [name for name in super().exported_names() if not name.startswith("global_model.")]
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Algorithm 1: v_k, then w."""
+        return (
+            Phase("personal", ("encoder.*", "head.*"), self.personal_epochs, self.personal_lr),
+            Phase("global", ("global_model.*",), self.epochs),
+        )
+
+    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """F_k(w) of the global model; h_k(v_k; w^t) = F_k(v_k) + lambda / 2 ||v_k - w^t||^2 of the personal."""
+        terms = super().loss_terms(features, labels)
+        if self.phase.name == "personal":
+            reference = dict(self.global_model.named_parameters())  # w^t: it trains in the phase after this one
+            distance = proximal_term(self.network_parameters(), {n: p.detach() for n, p in reference.items()})
+            terms["proximal"] = self.lam / 2 * distance
+        return terms

@@ -1,0 +1,260 @@
+"""What cannot be federated is refused with a reason and a way out."""
+
+import logging
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from project import Data, Net, run_project
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from toy import quiet_trainer
+
+from pfl_lightning import FabricFit, TrainerFit, federate
+from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
+from pfl_lightning.datamodules import IID, Digits
+from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.methods import METHODS, FedAvg, FedPAC, FedPer, FedProx
+from pfl_lightning.phases import Personalization
+
+
+class Lazy(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.LazyLinear(3)
+
+
+class Slashed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.ParameterDict({"a/b": torch.zeros(2)})
+
+
+class NoStep(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "method", "options", "message"),
+    [
+        (
+            nn.Linear(2, 2),
+            FedAvg,
+            {},
+            "expected a LightningModule of the package lightning, no federation yet, got torch.nn",
+        ),
+        (NoStep(), FedAvg, {}, "NoStep has no training_step"),
+        (Lazy(), FedAvg, {}, "more.weight of Lazy has no shape yet"),
+        (Slashed(), FedAvg, {}, "'more.a/b' in Slashed has a slash"),
+        (Net(), "FedAvg", {}, "method must be a class of pfl_lightning.methods"),
+        (Net(), Net, {}, "method must be a class of pfl_lightning.methods"),
+        (Net(), partial(FedAvg, 3), {}, "hyper-parameters of .* by name"),
+        (Net(), FedPAC, {}, "FedPAC works on an encoder and its features"),
+        (Net(), FedAvg, {"head": "nothing"}, "head='nothing' fits no parameter"),
+        (Net(), FedAvg, {"num_clients": None}, "give either partition, .* got partition=None, num_clients=None"),
+        (Net(), FedAvg, {"partition": IID(2)}, "give either partition"),
+        (Net(), FedAvg, {"partition": "iid", "num_clients": None}, "partition must be a rule .*, got 'iid'"),
+        (Net(), FedAvg, {"lr": 0.1}, "lr: not for a LightningModule .* configure_optimizers"),
+        (Net(), FedAvg, {"momentum": 0.9, "optimizer": torch.optim.SGD}, "momentum, optimizer: not for"),
+        (Net(), FedAvg, {"epoch": 3, "mu": 0.1}, "FedAvg has no option epoch, mu"),
+        (Net(), FedPer, {"head": ()}, "FedPer sets the head of Net apart"),
+        (Net(), FedAvg, {"head": (), "fine_tune": "head"}, "FedAvg sets the head of Net apart"),
+    ],
+)
+def test_arguments(module, method, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        federate(module, Data(), method, **{"num_clients": 2, **options})
+
+
+def test_data_that_are_no_data_module():
+    loader = DataLoader(TensorDataset(torch.zeros(4, 2)))
+    with pytest.raises(ConfigurationError, match="expected a LightningDataModule, got DataLoader"):
+        federate(Net(), loader, FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match="Digits is divided among clients already"):
+        federate(Net(), Digits(IID(2)), FedAvg, num_clients=2)
+
+
+@pytest.mark.parametrize(("method", "options"), [(FedProx, {"mu": -1.0}), (FedAvg, {"epochs": 0})])
+def test_values_are_checked_at_once(method, options):
+    with pytest.raises(ValueError, match="must be"):
+        federate(Net(), Data(), method, num_clients=2, **options)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_every_method_applies_or_says_that_it_cannot(method):
+    if method.needs == "step":
+        federation, _ = run_project(method, num_clients=2, head="fc")
+        assert type(federation.client(1)) is Net
+    else:
+        with pytest.raises(ConfigurationError, match=f"{method.__name__} works on an encoder and its features"):
+            federate(Net(), Data(), method, num_clients=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_clip_val": 0.5}, r"local_fit=TrainerFit\(gradient_clip_val=0.5\)"),
+        ({"accumulate_grad_batches": 4}, r"local_fit=TrainerFit\(accumulate_grad_batches=4\)"),
+    ],
+)
+def test_options_of_steps_belong_to_the_engine(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run_project(FedAvg, trainer=options)
+
+
+def test_a_compiled_module_is_trained_as_it_was():
+    module = Net()
+    with pytest.warns(UserWarning, match="Net is compiled; clients train the module as it was before"):
+        federation, _ = run_project(FedAvg, module=torch.compile(module))
+    plain = Net()
+    run_project(FedAvg, module=plain)
+    assert torch.equal(module.fc.weight, plain.fc.weight)
+    assert type(federation.client(0)) is Net
+    inside = Net()
+    inside.compile()
+    with pytest.warns(UserWarning, match="Net is compiled"):
+        run_project(FedAvg, module=inside)
+    assert torch.equal(inside.fc.weight, plain.fc.weight)
+
+
+def test_a_layer_may_be_compiled():
+    class Partly(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.compile(self.body, backend="eager")
+
+    module, plain = Partly(), Net()
+    federation, _ = run_project(FedPer, module=module, head="fc")
+    expected, _ = run_project(FedPer, module=plain, head="fc")
+    assert torch.equal(module.body._orig_mod[0].weight, plain.body[0].weight)
+    assert set(federation.server.weights.as_state()) == {f"module.body._orig_mod.{n}" for n in plain.body.state_dict()}
+    assert torch.equal(federation.client(2).fc.weight, expected.client(2).fc.weight)
+
+
+class Silent(Net):
+    """Without steps for evaluations."""
+
+    validation_step = L.LightningModule.validation_step
+    test_step = L.LightningModule.test_step
+
+
+class OnlyValidation(Net):
+    test_step = L.LightningModule.test_step
+
+
+@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+def test_a_module_without_evaluation_steps_is_judged_by_its_scores(engine):
+    judged, trainer = run_project(FedAvg, module=Silent(), local_fit=engine())
+    whole, _ = run_project(FedAvg, local_fit=engine())
+    for client, score in whole.test_scores.items():
+        assert judged.test_scores[client].accuracy == score.accuracy
+        assert judged.test_scores[client].logged == {}
+    assert "test_accuracy/mean" in trainer.callback_metrics
+    partly, _ = run_project(FedAvg, module=OnlyValidation(), local_fit=engine())
+    for client, score in whole.test_scores.items():
+        assert partly.test_scores[client].logged == pytest.approx(score.logged)
+
+
+def test_a_module_of_which_nothing_can_be_known_is_named():
+    class Odd(Silent):
+        def forward(self, inputs: Any) -> Any:
+            return {"scores": super().forward(inputs)}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return F.cross_entropy(self(batch[0])["scores"], batch[1])
+
+    with pytest.warns(UserWarning, match="Odd logs nothing in its validation or test step"):
+        run_project(FedAvg, module=Odd())
+
+
+class Regression(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def forward(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.mse_loss(self(batch[0])[:, 0], batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_mse", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Lines(L.LightningDataModule):
+    def setup(self, stage: str) -> None:
+        inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+        self.items = TensorDataset(inputs, inputs @ torch.tensor([1.0, -2.0, 0.5]))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.items, batch_size=8, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.items, batch_size=8)
+
+
+def test_a_regression_has_its_own_values_and_no_accuracy(tmp_path):
+    federation, data = federate(Regression(), Lines(), FedProx, num_clients=3, monitor="val_mse", mu=0.1, seed=1)
+    trainer = quiet_trainer(2, ResultsWriter(str(tmp_path)))
+    trainer.fit(federation, datamodule=data)
+    own = np.array([score.logged["val_mse"] for score in federation.validation_scores.values()])
+    got = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val_mse/")}
+    assert got == pytest.approx(
+        {"val_mse/mean": own.mean(), "val_mse/std": own.std(), "val_mse/min": own.min(), "val_mse/max": own.max()},
+        rel=1e-5,
+    )
+    assert not [name for name in trainer.callback_metrics if "accuracy" in name]
+    assert (tmp_path / "results.json").is_file()
+    assert "NaN" not in (tmp_path / "results.json").read_text()
+    assert "nan" not in (tmp_path / "clients.csv").read_text()
+
+
+def test_a_loss_that_is_not_finite_leaves_a_client_out():
+    class Broken(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * (float("nan") if bool((batch[1] == 4).any()) else 1.0)
+
+    for engine in (FabricFit, TrainerFit):
+        with pytest.warns(UserWarning, match=r"left out of the aggregation: client 3, round 0: the loss is nan"):
+            federation, trainer = run_project(FedAvg, module=Broken(), local_fit=engine())
+        assert trainer.callback_metrics["train/clients_left_out"] == 1
+        assert bool(torch.isfinite(federation.global_model().fc.weight).all())
+
+
+def test_a_linear_head_on_features_needs_an_encoder():
+    federation, trainer = run_project(FedAvg)
+    with pytest.raises(FederationError, match=r"linear.*head.*all"), federation.personalized(Personalization("linear")):
+        trainer.test(federation, datamodule=trainer.datamodule, verbose=False)
+
+
+@pytest.mark.parametrize("train", ["head", "all"])
+def test_other_personalizations_apply(train):
+    federation, trainer = run_project(FedAvg)
+    before = federation.test_scores[0].logged
+    with federation.personalized(Personalization(train, epochs=3, lr=0.1)):
+        trainer.test(federation, datamodule=trainer.datamodule, verbose=False)
+    assert federation.test_scores[0].logged != before
+
+
+def test_the_guess_is_said_once(caplog):
+    with caplog.at_level(logging.WARNING, "pfl_lightning"):
+        run_project(FedAvg, 2)
+    assert caplog.text.count("guessed 'fc'") == 1
+
+
+def test_a_federation_is_no_module_of_its_own():
+    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match=r"no federation yet, got pfl_lightning.*ModuleFederation"):
+        federate(federation, data, FedAvg)
+    assert not list(federation.parameters())
+    assert isinstance(federation.loop, FederatedLoop)
