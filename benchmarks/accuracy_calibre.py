@@ -74,7 +74,7 @@ def build(name: str, seed: int, args: argparse.Namespace) -> tuple[Any, Any]:
     if args.partition == "classes":
         rule: Any = ClassesPerClient(args.clients, classes_per_client=2, samples_per_client=args.samples, seed=seed)
     else:
-        rule = DirichletOverClasses(args.clients, beta=0.3, samples_per_client=args.samples, seed=seed)
+        rule = DirichletOverClasses(args.clients, alpha=0.3, samples_per_client=args.samples, seed=seed)
     views = name in SELF_SUPERVISED
     data = ImageFolder(
         root=args.data,

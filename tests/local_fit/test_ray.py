@@ -130,7 +130,7 @@ run(FedAvg, 1, local_fit=RayFit(workers=2, engine=Sleeps({str(tmp_path)!r})))
         assert process.poll() is None
         assert left_behind() > 3 or not Path("/proc").exists()
         os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=180)  # Ray takes its time on a busy machine
     finally:
         process.kill()
     assert "KeyboardInterrupt" in said
