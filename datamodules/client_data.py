@@ -58,6 +58,14 @@ class JoinedPart(Part):
         """Stored inputs of the samples, shape (n, ...), as the client sees them."""
         return torch.cat([part.raw_inputs for part in self._joined])
 
+    def select(self, positions: Tensor) -> Part:
+        """Refuse: indices alone do not say of which part they are.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("samples with and without labels together cannot be selected from; select from either part")
+
     def split(self, size: int) -> Iterator[Part]:
         """Consecutive pieces, of one part after the other.
 

@@ -11,11 +11,10 @@ from typing import Any, Literal
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
 from rich.console import Console
-from rich.table import Table
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, architecture_table
 from pfl_lightning.callbacks.inspection import InspectionCallback
@@ -24,10 +23,10 @@ from pfl_lightning.cli_compare import compare, tensorboard
 from pfl_lightning.cli_messages import shorten
 from pfl_lightning.cli_parser import CLIParser, choose_engine, with_engine
 from pfl_lightning.cli_personalize import personalization_table, write_personalization
-from pfl_lightning.cli_tables import encoders_table, methods_table
-from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
+from pfl_lightning.cli_tables import encoders_table, fit_table, methods_table
+from pfl_lightning.cli_trainer import FederatedTrainer, SaveConfig
+from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.errors import FederationError
-from pfl_lightning.export import export_clients
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs import RunFolder
@@ -37,95 +36,6 @@ __all__ = ["FederatedCLI", "main"]
 DESCRIPTION = """Personalized federated learning on PyTorch Lightning.
 Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists the methods,
 `pfl compare RUN...` puts finished runs beside each other, `pfl tensorboard RUN` looks inside one."""
-
-
-class _Trainer(L.Trainer):
-    """Lightning's Trainer with the subcommands that it does not have."""
-
-    def partition(self, model: Federation, datamodule: FederatedDataModule, output: str | None = None) -> None:
-        """Print and plot who holds how much of which class, without training.
-
-        Args:
-            model: Not used.
-            datamodule: The data.
-            output: Folder for ``partition.png`` and ``partition.npz``; by default the run's parent folder.
-        """
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        folder = Path(output or self.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        counts = datamodule.class_counts()
-        groups = datamodule.client_groups
-        unlabelled = datamodule.unlabelled_sizes
-        Console().print(partition_table(counts, datamodule.class_names, groups=groups, unlabelled=unlabelled))
-        plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups)
-        datamodule.save_partition(str(folder / "partition.npz"))
-        print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
-
-    def export(
-        self,
-        model: Federation,
-        datamodule: FederatedDataModule,
-        output: str | None = None,
-        clients: list[int] | None = None,
-        ckpt_path: str | None = None,
-        weights_only: bool | None = None,
-    ) -> None:
-        """Write every client's own model as a plain state_dict, which loads without this package.
-
-        Args:
-            model: The federation.
-            datamodule: The data.
-            output: Folder for ``client_<number>.pt`` and ``.json``; by default ``clients`` in the run's folder.
-            clients: Numbers of clients; by default all.
-            ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
-            weights_only: Whether nothing but tensors and plain values is loaded.
-        """
-        self.limit_val_batches = 0  # the checkpoint is loaded, and nothing is evaluated
-        self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, verbose=False)
-        assert output is not None
-        written = export_clients(model, output, clients)
-        print(f"Saved {len(written)} models in {output}")
-
-    personalization = Personalization()
-
-    def personalize(
-        self,
-        model: Federation,
-        datamodule: FederatedDataModule,
-        ckpt_path: str | None = None,
-        weights_only: bool | None = None,
-    ) -> None:
-        """Let every client adapt a trained model to its own data (--personalize), and evaluate it.
-
-        Args:
-            model: The federation.
-            datamodule: The data.
-            ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
-            weights_only: Whether nothing but tensors and plain values is loaded.
-        """
-        with model.personalized(self.personalization):
-            self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, verbose=False)
-
-
-class _SaveConfig(SaveConfigCallback):
-    """Saves the resolved config into the run's folder; a resumed run keeps the first one and adds its own."""
-
-    folder: Path
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Nothing yet: a run that is refused leaves no config behind."""
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the config."""
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        path, number = self.folder / self.config_filename, 0
-        while path.exists():
-            number += 1
-            path = self.folder / f"config-resumed-{number}.yaml"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, path, skip_none=False, multifile=self.multifile)
 
 
 class FederatedCLI(LightningCLI):
@@ -138,9 +48,9 @@ class FederatedCLI(LightningCLI):
             Federation,
             FederatedDataModule,
             subclass_mode_data=True,
-            trainer_class=_Trainer,
+            trainer_class=FederatedTrainer,
             trainer_defaults={"log_every_n_steps": 1},
-            save_config_callback=_SaveConfig,
+            save_config_callback=SaveConfig,
             seed_everything_default=0,
             parser_class=CLIParser,
             auto_configure_optimizers=False,
@@ -266,7 +176,7 @@ class FederatedCLI(LightningCLI):
                 callback.dirpath = callback.dirpath or str(folder / "checkpoints")
             elif isinstance(callback, InspectionCallback):
                 callback.dirpath = callback.dirpath or str(folder / "inspection")
-            elif isinstance(callback, _SaveConfig):
+            elif isinstance(callback, SaveConfig):
                 callback.folder = folder
         if self.config[self.subcommand].trainer.enable_checkpointing is not False:
             # ModelCheckpoint's own save_last follows the best round: it writes only when a best round is written.
@@ -303,15 +213,7 @@ class FederatedCLI(LightningCLI):
         writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
         if not writer.chosen or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        some, every = writer.evaluated_clients, self.datamodule.num_clients
-        clients = f"{every} clients" if some == every else f"{some} of {every} clients"
-        table = Table(title=f"{self.model.method_name}: test accuracy over {clients}, in %")
-        for column in ("choice", "round", "mean", "std", "worst decile", "best", "worst"):
-            table.add_column(column, justify="left" if column == "choice" else "right")
-        for choice, summary in writer.summaries().items():
-            figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
-            table.add_row(choice, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
-        Console().print(table)
+        Console().print(fit_table(self.model, writer))
         folder = writer.folder(self.trainer)
         print(f"Results: {folder}/results.json, clients.csv")
         if any(isinstance(logger, TensorBoardLogger) for logger in self.trainer.loggers):

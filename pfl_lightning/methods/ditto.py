@@ -58,7 +58,7 @@ class Ditto(FederatedClient):
         return [name for name in super().exported_names() if not name.startswith("global_model.")]
 
     def phases(self) -> tuple[Phase, ...]:
-        """Algorithm 1: v_k, then w."""
+        """Algorithm 1, v_k before w (there after it): neither depends on the other, and w^t is still at hand."""
         return (
             Phase("personal", ("encoder.*", "head.*"), self.personal_epochs, self.personal_lr),
             Phase("global", ("global_model.*",), self.epochs),
