@@ -93,7 +93,7 @@ def build(name: str, seed: int, args: argparse.Namespace) -> tuple[Any, Any]:
 
 def finish(trainer: Any, federation: Any, data: Any, name: str, args: argparse.Namespace, folder: Path) -> None:
     """Let every client adapt the model, and evaluate it."""
-    from pfl_lightning.cli_personalize import write_personalization
+    from pfl_lightning.cli.personalize import write_personalization
     from pfl_lightning.phases import Personalization
 
     train: Any = "linear"

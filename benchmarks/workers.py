@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 from pfl_lightning import FabricFit, RayFit
 from pfl_lightning import methods as m
 from pfl_lightning.datamodules import IID, FromDatasets
-from pfl_lightning.local_fit import FitEnvironment, FitResult
+from pfl_lightning.engines import FitEnvironment, FitResult
 
 
 def make_data(clients: int) -> tuple[FromDatasets, torch.Tensor, torch.Tensor]:

@@ -8,8 +8,8 @@ import lightning as L
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.architectures import ArchitectureSummary
 from pfl_lightning.federation import Federation
+from pfl_lightning.state.architectures import ArchitectureSummary
 
 __all__ = ["ArchitectureTable", "architecture_table"]
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from pfl_lightning.callbacks.sampling import check_number_of_clients, draw_clients, number_of_clients
 from pfl_lightning.callbacks.traffic import Traffic
+from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.local_fit import FitResult
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.seeding import derive_seed
 

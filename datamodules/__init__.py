@@ -4,14 +4,20 @@ A :class:`FederatedDataModule` holds one data set as tensors, asks a :class:`Par
 every client's own view as :class:`ClientData`: :class:`Part` objects that make loaders.
 """
 
-from pfl_lightning.datamodules.augmentation import StrongAugmentation
-from pfl_lightning.datamodules.augmentation_base import Augmentation
-from pfl_lightning.datamodules.augmentation_color import ColorJitter, RandomGrayscale
-from pfl_lightning.datamodules.augmentation_geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
-from pfl_lightning.datamodules.client_data import ClientData
-from pfl_lightning.datamodules.domain_folders import DOMAINNET_10, DomainFolders
-from pfl_lightning.datamodules.image_folder import ImageFolder
-from pfl_lightning.datamodules.loaders import FromLoaders
+from pfl_lightning.datamodules.adapters.loaders import FromLoaders
+from pfl_lightning.datamodules.adapters.user_data import FromDatasets, FromLightning
+from pfl_lightning.datamodules.augmentation.base import Augmentation
+from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGrayscale
+from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
+from pfl_lightning.datamodules.augmentation.strong import StrongAugmentation
+from pfl_lightning.datamodules.clients.client_data import ClientData
+from pfl_lightning.datamodules.clients.parts import BatchLoader, Part
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.transforms import BatchTransform
+from pfl_lightning.datamodules.datasets.domain_folders import DOMAINNET_10, DomainFolders
+from pfl_lightning.datamodules.datasets.image_folder import ImageFolder
+from pfl_lightning.datamodules.datasets.stl10 import STL10
+from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition import (
     IID,
@@ -32,13 +38,7 @@ from pfl_lightning.datamodules.partition import (
     dominant_groups,
     save_partition,
 )
-from pfl_lightning.datamodules.parts import BatchLoader, Part
-from pfl_lightning.datamodules.plot import partition_figure, partition_table, plot_partition
-from pfl_lightning.datamodules.samples import Samples
-from pfl_lightning.datamodules.stl10 import STL10
-from pfl_lightning.datamodules.transforms import BatchTransform
-from pfl_lightning.datamodules.user_data import FromDatasets, FromLightning
-from pfl_lightning.datamodules.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST
+from pfl_lightning.datamodules.partition.plot import partition_figure, partition_table, plot_partition
 
 __all__ = [
     "CIFAR10",

@@ -12,17 +12,17 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from pfl_lightning.datamodules.augmentation_base import Augmentation, check_augmentable, choose_augmentations
-from pfl_lightning.datamodules.augmentation_geometry import RandomCrop, RandomFlip
-from pfl_lightning.datamodules.client_data import ClientData
-from pfl_lightning.datamodules.cohort import CohortSampler, current_round, draw_novel_clients
+from pfl_lightning.datamodules.augmentation.base import Augmentation, check_augmentable, choose_augmentations
+from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
+from pfl_lightning.datamodules.clients.client_data import ClientData
+from pfl_lightning.datamodules.clients.cohort import CohortSampler, current_round, draw_novel_clients
+from pfl_lightning.datamodules.clients.division import check_batches, divide
+from pfl_lightning.datamodules.clients.loaded import LoadedData
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.division import check_batches, divide
-from pfl_lightning.datamodules.loaded import LoadedData
-from pfl_lightning.datamodules.partition_base import Partitioner
-from pfl_lightning.datamodules.partition_file import save_partition
-from pfl_lightning.datamodules.samples import Samples
-from pfl_lightning.datamodules.transforms import BatchTransform, channel_statistics
+from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.datamodules.partition.file import save_partition
 
 
 class FederatedDataModule(LightningDataModule, ABC):

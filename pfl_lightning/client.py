@@ -16,11 +16,11 @@ from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.data import FitData
-from pfl_lightning.declared_parts import DeclaredParts
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.phases import Personalization, Phase
-from pfl_lightning.state import load_state, select_state
+from pfl_lightning.state.declared_parts import DeclaredParts
+from pfl_lightning.state.tensors import load_state, select_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,16 +14,10 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from pfl_lightning.architectures import ArchitectureSummary, EncoderChoice, MethodFactory, as_deal, build_clients
-from pfl_lightning.checkpoints import check_fits
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.client_states import rest_on_disk_beyond
-from pfl_lightning.clients import Clients
 from pfl_lightning.data import FederatedData, FitData
-from pfl_lightning.errors import CheckpointError, ClientError, ConfigurationError, FederationError
-from pfl_lightning.grouped_states import GroupedStates
-from pfl_lightning.local_fit import (
+from pfl_lightning.engines import (
     EvaluationResult,
     EvaluationTask,
     FabricFit,
@@ -32,14 +26,20 @@ from pfl_lightning.local_fit import (
     FitTask,
     LocalFit,
 )
-from pfl_lightning.local_fit.evaluation import load_own_state
-from pfl_lightning.local_fit.tasks import fit_data
+from pfl_lightning.engines.evaluation import load_own_state
+from pfl_lightning.engines.tasks import fit_data
+from pfl_lightning.errors import CheckpointError, ClientError, ConfigurationError, FederationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import PartScore, summarize
 from pfl_lightning.personalization import PersonalizationStage
 from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
+from pfl_lightning.state.architectures import ArchitectureSummary, EncoderChoice, MethodFactory, as_deal, build_clients
+from pfl_lightning.state.checkpoints import check_fits
+from pfl_lightning.state.client_states import rest_on_disk_beyond
+from pfl_lightning.state.clients import Clients
+from pfl_lightning.state.grouped_states import GroupedStates
 
 __all__ = ["Federation"]
 
@@ -61,7 +61,7 @@ class Federation(L.LightningModule):
             ``functools.partial`` of one with its hyper-parameters.
         encoder: Name of a registered encoder, or what makes one from the shape of a sample; a list of them, dealt to
             the clients round-robin; or a deal of :mod:`pfl_lightning.encoders` (by share, by client).
-        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.local_fit.FabricFit`.
+        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.engines.FabricFit`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set, or 0.
         store_limit_gb: What clients have stored rests in memory, unless that of all clients together would take more
             than this many gigabytes (10^9 bytes): then it rests in temporary files, of which the operating system keeps

@@ -10,12 +10,12 @@ from typing import cast
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.clients import Clients
-from pfl_lightning.local_fit import EvaluationTask
-from pfl_lightning.local_fit.evaluation import load_own_state
+from pfl_lightning.engines import EvaluationTask
+from pfl_lightning.engines.evaluation import load_own_state
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.state.clients import Clients
 
 __all__ = ["LinearProbe", "PersonalizationStage"]
 

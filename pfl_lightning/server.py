@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.client_states import ClientStates
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.state import TensorDict, select_state
+from pfl_lightning.state.client_states import ClientStates
+from pfl_lightning.state.tensors import TensorDict, select_state
 
 __all__ = ["Aggregator", "AveragingAggregator", "Mixture"]
 

@@ -4,8 +4,8 @@ import math
 from functools import partial
 
 import pytest
-from plain import named
-from toy import LABELS, Toy, assert_same, for_toy, normed_encoder, run, whole_state
+from _helpers.plain import named
+from _helpers.toy import LABELS, Toy, assert_same, for_toy, normed_encoder, run, whole_state
 
 from pfl_lightning import FabricFit, Phase, TrainerFit
 from pfl_lightning.datamodules import PartitionError

@@ -6,10 +6,10 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
+from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, quiet_trainer, run, tiny_encoder, whole_state
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.progress import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
-from toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, quiet_trainer, run, tiny_encoder, whole_state
 
 from pfl_lightning import FabricFit, Federation, TrainerFit
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter

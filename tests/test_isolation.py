@@ -5,9 +5,9 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
+from _helpers.toy import CLIENTS, LABELS, GivenCohorts, Toy, for_toy, run
+from _helpers.views import WithUnlabelled, flat_encoder
 from torch.overrides import TorchFunctionMode
-from toy import CLIENTS, LABELS, GivenCohorts, Toy, for_toy, run
-from views import WithUnlabelled, flat_encoder
 
 from pfl_lightning import FabricFit, TrainerFit
 from pfl_lightning.callbacks import FederatedLoop

@@ -31,7 +31,7 @@ def arguments(run_dir):
 
 
 def start(arguments):
-    path = os.pathsep.join([str(ROOT / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "pfl_lightning.cli", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+from _helpers.toy import CLIENTS, Toy, assert_same, quiet_trainer, run, tiny_encoder, whole_state
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import CLIENTS, Toy, assert_same, quiet_trainer, run, tiny_encoder, whole_state
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
-from pfl_lightning.datamodules.cohort import draw_novel_clients
+from pfl_lightning.datamodules.clients.cohort import draw_novel_clients
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.methods import FedAvg, FedPer
 

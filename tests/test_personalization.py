@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_fit
+from _helpers.toy import CLIENTS, Toy, assert_same, linear_encoder, quiet_trainer, run, tiny_encoder, whole_state
 from torch.nn import functional as F
-from toy import CLIENTS, Toy, assert_same, linear_encoder, quiet_trainer, run, tiny_encoder, whole_state
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.callbacks import FederatedLoop

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_fit
+from _helpers.toy import CLIENTS, LABELS, Toy, normed_encoder, quiet_trainer, run
 from torch.nn import functional as F
-from toy import CLIENTS, LABELS, Toy, normed_encoder, quiet_trainer, run
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.client import Phase

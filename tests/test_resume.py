@@ -8,9 +8,8 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from resume import play
-from toy import (
+from _helpers.resume import play
+from _helpers.toy import (
     Toy,
     assert_same,
     dropout_encoder,
@@ -21,6 +20,7 @@ from toy import (
     tiny_encoder,
     whole_state,
 )
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import Federation, TrainerFit
 from pfl_lightning.methods import (

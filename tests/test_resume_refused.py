@@ -5,9 +5,9 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
+from _helpers.resume import play
+from _helpers.toy import LABELS, Toy, dropout_encoder, normed_encoder, run, tiny_encoder
 from lightning.pytorch.callbacks import ModelCheckpoint
-from resume import play
-from toy import LABELS, Toy, dropout_encoder, normed_encoder, run, tiny_encoder
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.errors import CheckpointError

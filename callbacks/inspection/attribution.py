@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lightning.architectures import width_of
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.charts import Chart
-from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.inspection.drawing.charts import Chart
+from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, thin_ticks
 from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, represent
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import layer_conductance, rank_correlation, rank_scores
 from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.state.architectures import width_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

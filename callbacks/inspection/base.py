@@ -6,8 +6,8 @@ import warnings
 
 import lightning as L
 
-from pfl_lightning.callbacks.inspection.charts import LOSSES, Chart
-from pfl_lightning.callbacks.inspection.recorder import Recorder
+from pfl_lightning.callbacks.inspection.drawing.charts import LOSSES, Chart
+from pfl_lightning.callbacks.inspection.drawing.recorder import Recorder
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 

@@ -9,8 +9,8 @@ import lightning as L
 import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.charts import Chart
-from pfl_lightning.callbacks.inspection.figures import client_map
+from pfl_lightning.callbacks.inspection.drawing.charts import Chart
+from pfl_lightning.callbacks.inspection.drawing.figures import client_map
 from pfl_lightning.callbacks.inspection.groups import ClientGroups, group_clients
 from pfl_lightning.federation import Federation
 from pfl_lightning.server import Mixture

@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_lightning.architectures import width_of
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.figures import colours, new_figure
+from pfl_lightning.callbacks.inspection.drawing.figures import colours, new_figure
+from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, Representations
-from pfl_lightning.callbacks.inspection.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import derive_seed
+from pfl_lightning.state.architectures import width_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

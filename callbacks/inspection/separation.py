@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.charts import Chart
-from pfl_lightning.callbacks.inspection.figures import client_map
+from pfl_lightning.callbacks.inspection.drawing.charts import Chart
+from pfl_lightning.callbacks.inspection.drawing.figures import client_map
 from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.federation import Federation

@@ -21,7 +21,7 @@ from pfl_lightning.drop_in.transient import Transient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Phase
-from pfl_lightning.state import matching, norm_names
+from pfl_lightning.state.tensors import matching, norm_names
 
 __all__ = ["ModuleClient", "client_class"]
 

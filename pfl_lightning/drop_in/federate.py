@@ -13,8 +13,8 @@ from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, Partitioner
 from pfl_lightning.drop_in.federation import ModuleFederation
+from pfl_lightning.engines import LocalFit
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.local_fit import LocalFit
 
 __all__ = ["federate"]
 

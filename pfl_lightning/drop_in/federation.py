@@ -20,14 +20,14 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, check_trainer, copied, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.roles import Roles, find_roles
+from pfl_lightning.engines import LocalFit, TrainerFit
+from pfl_lightning.engines.module_evaluation import as_test_name
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.local_fit import LocalFit, TrainerFit
-from pfl_lightning.local_fit.module_evaluation import as_test_name
 from pfl_lightning.metrics import PartScore, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import derive_seed, torch_seed
-from pfl_lightning.state import load_state
+from pfl_lightning.state.tensors import load_state
 
 __all__ = ["ModuleFederation"]
 
@@ -63,7 +63,7 @@ class ModuleFederation(Federation):
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
-        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.local_fit.TrainerFit`, in which every hook of
+        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerFit`, in which every hook of
             Lightning holds.
         options: See :class:`~pfl_lightning.Federation`: ``seed``, ``store_limit_gb``, ``store_folder``.
     """

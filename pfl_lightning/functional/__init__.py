@@ -5,26 +5,26 @@ Nothing here keeps state between rounds; whoever calls owns the state.
 
 from pfl_lightning.functional.attribution import layer_conductance, rank_correlation, rank_scores
 from pfl_lightning.functional.averaging import RunningAverage, weighted_average
-from pfl_lightning.functional.class_gaussians import (
-    covariance_factors,
-    covariances_from_factors,
-    sample_class_gaussians,
-)
-from pfl_lightning.functional.class_summaries import feature_variance, weighted_class_means
-from pfl_lightning.functional.cluster_prototypes import (
+from pfl_lightning.functional.clustering.kmeans import Clustering, fit_kmeans, kmeans
+from pfl_lightning.functional.clustering.prototypes import (
     cluster_means,
     divergence_rate,
     inverse_divergence_weights,
     prototype_contrastive_loss,
     prototype_meta_loss,
 )
-from pfl_lightning.functional.combination import combination_weights
+from pfl_lightning.functional.combination.weights import combination_weights
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
-from pfl_lightning.functional.kmeans import Clustering, fit_kmeans, kmeans
 from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, proximal_term
-from pfl_lightning.functional.nearest_neighbour import nearest_neighbour_accuracy
+from pfl_lightning.functional.nearest_neighbor import nearest_neighbour_accuracy
 from pfl_lightning.functional.representations import class_separation, linear_cka, pairwise_linear_cka
-from pfl_lightning.functional.statistics import ClassStatistics
+from pfl_lightning.functional.statistics.class_statistics import ClassStatistics
+from pfl_lightning.functional.statistics.gaussians import (
+    covariance_factors,
+    covariances_from_factors,
+    sample_class_gaussians,
+)
+from pfl_lightning.functional.statistics.summaries import feature_variance, weighted_class_means
 
 __all__ = [
     "ClassStatistics",

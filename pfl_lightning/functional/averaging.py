@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional._numerics import float64_device
+from pfl_lightning.functional.numerics import float64_device
 
 
 class RunningAverage:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pfl_lightning.functional._numerics import at_least_single, unit_rows, without_autocast
+from pfl_lightning.functional.numerics import at_least_single, unit_rows, without_autocast
 
 
 def supervised_contrastive_loss(

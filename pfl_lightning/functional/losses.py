@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfl_lightning.functional._numerics import safe_sqrt
+from pfl_lightning.functional.numerics import safe_sqrt
 
 
 def alignment_loss(

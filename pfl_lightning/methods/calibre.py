@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrastive_loss, prototype_meta_loss
+from pfl_lightning.functional import divergence_rate, prototype_contrastive_loss, prototype_meta_loss
+from pfl_lightning.functional.clustering import kmeans
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
 from pfl_lightning.methods.class_means import finite_features
@@ -25,7 +26,7 @@ from pfl_lightning.self_supervised.client_parts import (
     sum_of_terms,
 )
 from pfl_lightning.server import AveragingAggregator
-from pfl_lightning.state import select_state
+from pfl_lightning.state.tensors import select_state
 
 __all__ = ["Calibre"]
 
@@ -199,5 +200,5 @@ class Calibre(FederatedClient):
 
 
 def _candidates(clusters: int) -> int:
-    """Candidates for each further start, as :func:`~pfl_lightning.functional.kmeans` draws them."""
+    """Candidates for each further start, as :func:`~pfl_lightning.functional.clustering.kmeans` draws them."""
     return 2 + int(math.log(clusters))

@@ -18,7 +18,7 @@ from pfl_lightning.methods.class_means import ClassMeansBroadcast, descend, fini
 from pfl_lightning.methods.dcpfl_messages import DCPFLUpdate, dcpfl_update, statistics_of
 from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.server import Aggregator
-from pfl_lightning.state import select_state
+from pfl_lightning.state.tensors import select_state
 
 
 class DCPFL(FederatedClient):

@@ -10,7 +10,7 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.errors import ClientError, InvalidMessageError
 from pfl_lightning.functional import ClassStatistics, covariance_factors
-from pfl_lightning.functional.class_gaussians import covariances_by_class
+from pfl_lightning.functional.statistics.gaussians import covariances_by_class
 from pfl_lightning.messages import ClientUpdate, statistics_field
 from pfl_lightning.methods.class_means import ClassMeansUpdate, check_class_means, class_statistics, spread
 

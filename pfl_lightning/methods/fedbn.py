@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient
-from pfl_lightning.state import norm_names
+from pfl_lightning.state.tensors import norm_names
 
 
 class FedBN(FederatedClient):

@@ -14,7 +14,7 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.functional import proximal_term, supervised_contrastive_loss
 from pfl_lightning.messages import Broadcast
-from pfl_lightning.state import TensorDict
+from pfl_lightning.state.tensors import TensorDict
 
 BETAS = (0.5, 0.999)  # of Adam, in the published implementation; the paper names no optimizer
 

@@ -19,7 +19,7 @@ from pfl_lightning.self_supervised.client_parts import (
     objective_shared,
     sum_of_terms,
 )
-from pfl_lightning.state import TensorDict
+from pfl_lightning.state.tensors import TensorDict
 
 __all__ = ["FedEMA"]
 

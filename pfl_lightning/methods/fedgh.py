@@ -19,7 +19,7 @@ from pfl_lightning.methods.class_means import (
     finite_or_before,
 )
 from pfl_lightning.server import Aggregator
-from pfl_lightning.state import select_state
+from pfl_lightning.state.tensors import select_state
 
 
 class FedGH(FederatedClient):

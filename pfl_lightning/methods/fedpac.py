@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
-from pfl_lightning.client_states import ClientStates
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.functional import (
     ClassStatistics,
@@ -23,7 +22,8 @@ from pfl_lightning.functional import (
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods.class_means import class_statistics
 from pfl_lightning.server import Aggregator, Mixture
-from pfl_lightning.state import TensorDict, select_state
+from pfl_lightning.state.client_states import ClientStates
+from pfl_lightning.state.tensors import TensorDict, select_state
 
 
 @dataclass(frozen=True, kw_only=True)

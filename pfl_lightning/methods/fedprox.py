@@ -10,7 +10,7 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.functional import proximal_term
 from pfl_lightning.messages import Broadcast
-from pfl_lightning.state import TensorDict
+from pfl_lightning.state.tensors import TensorDict
 
 
 class FedProx(FederatedClient):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least
-from pfl_lightning.functional._numerics import at_least_single, without_autocast
+from pfl_lightning.functional.numerics import at_least_single, without_autocast
 
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from toy import BATCH, CLASSES, CLIENTS, FEATURES, INPUTS, Toy, run
+from _helpers.toy import BATCH, CLASSES, CLIENTS, FEATURES, INPUTS, Toy, run
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.errors import ConfigurationError
@@ -141,6 +141,6 @@ def test_a_failed_client_has_received_but_not_sent():
 
 
 def _given(**options):
-    from toy import GivenCohorts
+    from _helpers.toy import GivenCohorts
 
     return GivenCohorts(*COHORTS, **options)

@@ -8,8 +8,8 @@ from functools import partial
 import lightning as L
 import numpy as np
 import pytest
-from plain import score
-from toy import CLIENTS, LABELS, GivenCohorts, Toy, quiet_trainer, run
+from _helpers.plain import score
+from _helpers.toy import CLIENTS, LABELS, GivenCohorts, Toy, quiet_trainer, run
 
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.datamodules import FromFile

@@ -8,11 +8,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from project import Data, Net, run_project
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import quiet_trainer
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from toy import quiet_trainer
 
 from pfl_lightning import FabricFit, TrainerFit, federate
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter

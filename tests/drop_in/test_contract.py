@@ -7,10 +7,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from plain import batches, first_net, named
-from project import Data, Net, run_project
+from _helpers.plain import batches, first_net, named
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import CLIENTS, Toy, assert_same, quiet_trainer
 from torch.nn import functional as F
-from toy import CLIENTS, Toy, assert_same, quiet_trainer
 
 from pfl_lightning import FabricFit, TrainerFit
 from pfl_lightning.errors import ConfigurationError

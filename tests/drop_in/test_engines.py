@@ -1,8 +1,8 @@
 """Engines other than FabricFit and TrainerFit."""
 
 import pytest
-from project import run_project
-from toy import assert_same
+from _helpers.project import run_project
+from _helpers.toy import assert_same
 
 from pfl_lightning import FabricFit, RayFit, TrainerFit, VectorizedFit
 from pfl_lightning.methods import FedProx

@@ -7,9 +7,9 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from project import Data, Net, run_project
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import assert_same, quiet_trainer
 from torch import nn
-from toy import assert_same, quiet_trainer
 
 from pfl_lightning import FabricFit, TrainerFit, federate
 from pfl_lightning.callbacks import FederatedLoop

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from project import Data, Net, run_project
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import assert_same
 from torch import nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
-from toy import assert_same
 
 from pfl_lightning import Broadcast, FabricFit, TrainerFit, federate
 from pfl_lightning.drop_in.transient import Transient

@@ -3,10 +3,10 @@
 import csv
 
 import pytest
+from _helpers.project import Data, Net
+from _helpers.toy import quiet_trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
-from project import Data, Net
-from toy import quiet_trainer
 
 from pfl_lightning import federate
 from pfl_lightning.methods import FedPer

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from plain import batches, copy_of, first_net, named, put
-from project import Data, Net, run_project
+from _helpers.plain import batches, copy_of, first_net, named, put
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import CLIENTS, Toy
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
-from toy import CLIENTS, Toy
 
 from pfl_lightning import FabricFit, TrainerFit
 from pfl_lightning.drop_in.logs import LogRecord

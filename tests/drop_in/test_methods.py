@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from plain import batches, copy_of, cross_entropy, first_net, mean_of, named, put, score, sgd
-from project import Net, run_project
-from toy import CLIENTS, Toy, assert_same
+from _helpers.plain import batches, copy_of, cross_entropy, first_net, mean_of, named, put, score, sgd
+from _helpers.project import Net, run_project
+from _helpers.toy import CLIENTS, Toy, assert_same
 
 from pfl_lightning import FabricFit, TrainerFit
 from pfl_lightning.methods import Ditto, FedAvg, FedBABU, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly

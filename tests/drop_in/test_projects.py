@@ -5,12 +5,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from project import Data, Net, run_project
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import assert_same, quiet_trainer
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import DataLoader
-from toy import assert_same, quiet_trainer
 
 from pfl_lightning import FabricFit, TrainerFit, federate
 from pfl_lightning.datamodules import ClassesPerClient, Digits

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from project import Net, run_project
+from _helpers.project import Net, run_project
 from torch import nn
 
 from pfl_lightning.drop_in.roles import find_roles

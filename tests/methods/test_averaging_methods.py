@@ -5,8 +5,8 @@ from functools import partial, reduce
 
 import pytest
 import torch
-from plain import batches, copy_of, cross_entropy, first_net, mean_of, named, put, score, sgd
-from toy import CLIENTS, SEED, Toy, assert_same, normed_encoder, run, tiny_encoder
+from _helpers.plain import batches, copy_of, cross_entropy, first_net, mean_of, named, put, score, sgd
+from _helpers.toy import CLIENTS, SEED, Toy, assert_same, normed_encoder, run, tiny_encoder
 
 from pfl_lightning.methods import METHODS, FedAvg, FedBABU, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 

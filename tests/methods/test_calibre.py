@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from engines import assert_evaluations_agree
-from plain import batches, score, sgd
-from plain_calibre import PlainCalibre
-from toy import (
+from _helpers.engines import assert_evaluations_agree
+from _helpers.plain import batches, score, sgd
+from _helpers.plain_calibre import PlainCalibre
+from _helpers.toy import (
     CLIENTS,
     LABELS,
     SMALL_SIMCLR,
@@ -21,7 +21,7 @@ from toy import (
     tiny_encoder,
     whole_state,
 )
-from views import ToyViews, flat_encoder
+from _helpers.views import ToyViews, flat_encoder
 
 from pfl_lightning.client import Phase
 from pfl_lightning.errors import ConfigurationError

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from toy import SMALL_SIMCLR, assert_same, tiny_encoder
+from _helpers.toy import SMALL_SIMCLR, assert_same, tiny_encoder
 
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.functional import inverse_divergence_weights, weighted_average

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from plain import Net, batches, copy_of, named, put, score, sgd
+from _helpers.plain import Net, batches, copy_of, named, put, score, sgd
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, SEED, Toy, assert_same, run, tiny_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toy import CLASSES, CLIENTS, FEATURES, SEED, Toy, assert_same, run, tiny_encoder
 
 from pfl_lightning.functional import ClassStatistics, sample_class_gaussians
 from pfl_lightning.methods import DCPFL

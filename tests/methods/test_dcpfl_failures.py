@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from toy import Toy, assert_same, run, tiny_encoder
+from _helpers.toy import Toy, assert_same, run, tiny_encoder
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import FitData

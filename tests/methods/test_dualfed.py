@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from plain import copy_of, mean_of, named, put, sgd
+from _helpers.plain import copy_of, mean_of, named, put, sgd
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, SEED, Toy, assert_same, normed_encoder, run, tiny_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toy import CLASSES, CLIENTS, FEATURES, INPUTS, SEED, Toy, assert_same, normed_encoder, run, tiny_encoder
 
 from pfl_lightning.methods import DualFed
 from pfl_lightning.seeding import derive_seed

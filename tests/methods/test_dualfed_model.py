@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
+from _helpers.toy import CLIENTS, FEATURES, GivenCohorts, Toy, normed_encoder, run, tiny_encoder
 from torch import nn
 from torch.nn import functional as F
-from toy import CLIENTS, FEATURES, GivenCohorts, Toy, normed_encoder, run, tiny_encoder
 
 from pfl_lightning import FabricFit, Federation, TrainerFit
 from pfl_lightning.methods import DualFed

@@ -5,9 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from plain import Net, batches, copy_of, mean_of, score, sgd
-from torch import nn
-from toy import (
+from _helpers.plain import Net, batches, copy_of, mean_of, score, sgd
+from _helpers.toy import (
     CLASSES,
     CLIENTS,
     FEATURES,
@@ -20,6 +19,7 @@ from toy import (
     run,
     tiny_encoder,
 )
+from torch import nn
 
 from pfl_lightning import FabricFit, TrainerFit
 from pfl_lightning.methods import FedAvg, FedBN

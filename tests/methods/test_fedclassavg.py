@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from plain import Net, copy_of, mean_of, named, put, score
+from _helpers.plain import Net, copy_of, mean_of, named, put, score
+from _helpers.toy import BATCH, CLIENTS, FEATURES, SEED, Toy, assert_same, run, tiny_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toy import BATCH, CLIENTS, FEATURES, SEED, Toy, assert_same, run, tiny_encoder
 
 from pfl_lightning.datamodules import Augmentation
 from pfl_lightning.methods import FedClassAvg

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
+from _helpers.toy import FEATURES, GivenCohorts, Toy, normed_encoder, run, tiny_encoder
 from torch import nn
-from toy import FEATURES, GivenCohorts, Toy, normed_encoder, run, tiny_encoder
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedClassAvg

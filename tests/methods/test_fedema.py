@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from plain import mean_of
-from plain_objectives import PlainBYOL
-from resume import play
+from _helpers.plain import mean_of
+from _helpers.plain_objectives import PlainBYOL
+from _helpers.resume import play
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, SEED, SMALL_BYOL, SMALL_SIMCLR, assert_same, run, whole_state
+from _helpers.views import ToyViews, flat_encoder, pairs_of_views
 from torch import nn
-from toy import CLASSES, CLIENTS, FEATURES, SEED, SMALL_BYOL, SMALL_SIMCLR, assert_same, run, whole_state
-from views import ToyViews, flat_encoder, pairs_of_views
 
 from pfl_lightning.client import Phase
 from pfl_lightning.methods import FedEMA

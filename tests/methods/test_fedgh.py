@@ -5,9 +5,20 @@ from functools import partial
 
 import pytest
 import torch
-from plain import Net, batches, copy_of, named, put, score, sgd
+from _helpers.plain import Net, batches, copy_of, named, put, score, sgd
+from _helpers.toy import (
+    CLASSES,
+    CLIENTS,
+    FEATURES,
+    SEED,
+    GivenCohorts,
+    Toy,
+    assert_same,
+    linear_encoder,
+    run,
+    tiny_encoder,
+)
 from torch import Tensor
-from toy import CLASSES, CLIENTS, FEATURES, SEED, GivenCohorts, Toy, assert_same, linear_encoder, run, tiny_encoder
 
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.methods import FedGH, FedProto

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from plain import batches, copy_of, first_net, mean_of, named, put, score, sgd
+from _helpers.plain import batches, copy_of, first_net, mean_of, named, put, score, sgd
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, SEED, Toy, assert_same, run
 from torch import Tensor
 from torch.nn import functional as F
-from toy import CLASSES, CLIENTS, FEATURES, SEED, Toy, assert_same, run
 
 from pfl_lightning.methods import FedPAC
 

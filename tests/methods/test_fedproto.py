@@ -5,10 +5,21 @@ from functools import partial
 
 import pytest
 import torch
-from plain import Net, batches, copy_of, named, sgd
+from _helpers.plain import Net, batches, copy_of, named, sgd
+from _helpers.toy import (
+    CLASSES,
+    CLIENTS,
+    FEATURES,
+    SEED,
+    GivenCohorts,
+    Toy,
+    assert_same,
+    linear_encoder,
+    run,
+    tiny_encoder,
+)
 from torch import Tensor
 from torch.nn import functional as F
-from toy import CLASSES, CLIENTS, FEATURES, SEED, GivenCohorts, Toy, assert_same, linear_encoder, run, tiny_encoder
 
 from pfl_lightning.methods import FedProto
 from pfl_lightning.seeding import derive_seed

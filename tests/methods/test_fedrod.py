@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from plain import Net, batches, copy_of, mean_of, named, put, sgd
+from _helpers.plain import Net, batches, copy_of, mean_of, named, put, sgd
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, SEED, GivenCohorts, Toy, assert_same, run, tiny_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toy import CLASSES, CLIENTS, FEATURES, INPUTS, SEED, GivenCohorts, Toy, assert_same, run, tiny_encoder
 
 from pfl_lightning import FabricFit, TrainerFit
 from pfl_lightning.methods import FedAvg, FedRoD

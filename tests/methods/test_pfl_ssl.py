@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from fake_cluster import fake_ray_fit
-from plain_calibre import PlainCalibre
-from resume import play
-from toy import CLIENTS, LABELS, SMALL_SIMCLR, assert_same, for_toy, run, whole_state
-from views import ToyViews, flat_encoder
+from _helpers.fake_cluster import fake_ray_fit
+from _helpers.plain_calibre import PlainCalibre
+from _helpers.resume import play
+from _helpers.toy import CLIENTS, LABELS, SMALL_SIMCLR, assert_same, for_toy, run, whole_state
+from _helpers.views import ToyViews, flat_encoder
 
 from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
 from pfl_lightning.callbacks import FederatedLoop

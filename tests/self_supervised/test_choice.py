@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from toy import tiny_encoder
+from _helpers.toy import tiny_encoder
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import PFLSSL, Calibre, FedEMA

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plain_objectives import (
+from _helpers.plain_objectives import (
     PlainBYOL,
     PlainBYOLByDistances,
     PlainMoCo,
@@ -12,9 +12,9 @@ from plain_objectives import (
     PlainSwAV,
     descend,
 )
-from small_objectives import BATCH, OUT, SMALL, built, close, context, views
+from _helpers.small_objectives import BATCH, OUT, SMALL, built, close, context, views
+from _helpers.toy import normed_encoder, tiny_encoder
 from torch import nn
-from toy import normed_encoder, tiny_encoder
 
 from pfl_lightning.self_supervised import OBJECTIVES, MoCoV2, SMoG, SwAV
 

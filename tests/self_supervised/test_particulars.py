@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from _helpers.plain_objectives import PlainSwAV, descend
+from _helpers.small_objectives import BANK, GROUPS, OUT, SMALL, built, close, context, views
+from _helpers.toy import normed_encoder, tiny_encoder
 from lightly.loss import NTXentLoss
-from plain_objectives import PlainSwAV, descend
-from small_objectives import BANK, GROUPS, OUT, SMALL, built, close, context, views
 from torch.nn import functional as F
-from toy import normed_encoder, tiny_encoder
 
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.self_supervised import BYOL, MoCoV2, Objective, SimCLR, SimSiam, SMoG, SwAV

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from _helpers.toy import dropout_encoder, normed_encoder, tiny_encoder
 from lightly.models.utils import update_momentum
 from torch import nn
-from toy import dropout_encoder, normed_encoder, tiny_encoder
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.self_supervised import BYOL, TargetNetwork

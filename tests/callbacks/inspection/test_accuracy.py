@@ -5,8 +5,8 @@ from functools import partial
 import lightning as L
 import numpy as np
 import pytest
-from events import board, charts, events, rounds, scalars
-from toy import CLIENTS, Toy, run
+from _helpers.events import board, charts, events, rounds, scalars
+from _helpers.toy import CLIENTS, Toy, run
 
 from pfl_lightning.callbacks import ClientAccuracy, FederatedLoop
 from pfl_lightning.methods import FedPer

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from events import assert_drawn, board, charts, events, picture, rounds, scalars
+from _helpers.events import assert_drawn, board, charts, events, picture, rounds, scalars
+from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
 from scipy import stats
-from toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
 
 from pfl_lightning.callbacks import UnitAttribution
 from pfl_lightning.callbacks.inspection.attribution import Attribution, draw_attribution

@@ -6,12 +6,12 @@ import lightning as L
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
-from events import board, events, rounds
+from _helpers.events import board, events, rounds
+from _helpers.toy import GivenCohorts, Toy, quiet_trainer, run
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, Logger
 from PIL import Image
-from toy import GivenCohorts, Toy, quiet_trainer, run
 
 from pfl_lightning.callbacks import ClientAccuracy, Inspection, LossComponents
 from pfl_lightning.callbacks.inspection import InspectionCallback

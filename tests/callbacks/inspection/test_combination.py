@@ -7,8 +7,8 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from events import assert_drawn, board, charts, events, picture, rounds, scalars
-from toy import run
+from _helpers.events import assert_drawn, board, charts, events, picture, rounds, scalars
+from _helpers.toy import run
 
 from pfl_lightning import Mixture
 from pfl_lightning.callbacks import CombinationWeights

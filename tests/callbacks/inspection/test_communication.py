@@ -3,9 +3,9 @@
 from functools import partial
 
 import pytest
-from events import assert_drawn, board, charts, events, picture, rounds, scalars
+from _helpers.events import assert_drawn, board, charts, events, picture, rounds, scalars
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, Toy, run
 from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import CLASSES, CLIENTS, FEATURES, INPUTS, Toy, run
 
 from pfl_lightning.callbacks import Communication, PartitionPicture
 from pfl_lightning.callbacks.inspection.communication import TrafficPoint, draw_accuracy_by_bytes

@@ -5,16 +5,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from events import assert_drawn, board, events, picture, rounds
+from _helpers.events import assert_drawn, board, events, picture, rounds
+from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
 from google.protobuf import text_format
 from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
-from toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
 
 from pfl_lightning.callbacks import FeatureEmbedding
+from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, tsne
-from pfl_lightning.callbacks.inspection.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DualFed, FedPer, LocalOnly
 

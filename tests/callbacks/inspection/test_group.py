@@ -9,9 +9,9 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from events import board, events, rounds, scalars
-from fake_cluster import fake_ray_fit
-from toy import (
+from _helpers.events import board, events, rounds, scalars
+from _helpers.fake_cluster import fake_ray_fit
+from _helpers.toy import (
     CLIENTS,
     Toy,
     assert_same,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from toy import CLIENTS, Toy, assert_same, for_toy, linear_encoder, run, tiny_encoder
+from _helpers.toy import CLIENTS, Toy, assert_same, for_toy, linear_encoder, run, tiny_encoder
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from events import assert_drawn, board, charts, events, picture, rounds, scalars
-from toy import CLIENTS, Toy, for_toy, run, tiny_encoder, wide_encoder
+from _helpers.events import assert_drawn, board, charts, events, picture, rounds, scalars
+from _helpers.toy import CLIENTS, Toy, for_toy, run, tiny_encoder, wide_encoder
 
 from pfl_lightning.callbacks import RepresentationMeasures
 from pfl_lightning.functional import class_separation, linear_cka

@@ -3,10 +3,10 @@
 from functools import partial
 
 import pytest
-from events import board, events, rounds, scalars
+from _helpers.events import board, events, rounds, scalars
+from _helpers.toy import GivenCohorts, run, tiny_encoder
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.plugins.hparams import plugin_data_pb2
-from toy import GivenCohorts, run, tiny_encoder
 
 from pfl_lightning import VectorizedFit
 from pfl_lightning.callbacks import ResultsWriter, RunSettings

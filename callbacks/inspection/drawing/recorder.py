@@ -1,0 +1,135 @@
+"""Where scalars, pictures and text go: to the loggers that can take them, otherwise into files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info
+from numpy.typing import NDArray
+
+from pfl_lightning.callbacks.inspection.drawing.charts import Chart, layout
+from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, render
+from pfl_lightning.callbacks.inspection.drawing.loggers import (
+    end_session,
+    start_session,
+    tensorboard_writer,
+    write_histogram,
+    write_image,
+    write_text,
+)
+from pfl_lightning.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Gives to every logger of the Trainer what it can take; what none takes is saved into a folder.
+
+    Args:
+        trainer: The outer Trainer; ``fast_dev_run`` records nothing.
+        dirpath: Folder of the files; ``None`` is ``inspection`` in the run's folder.
+
+    Raises:
+        ConfigurationError: The folder cannot be made.
+    """
+
+    def __init__(self, trainer: L.Trainer, dirpath: str | None = None) -> None:
+        self.loggers: list[Logger] = list(trainer.loggers)
+        self.silent = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
+        self._said: set[str] = set()
+        if dirpath is not None and not self.silent:
+            self._check_folder()
+
+    def scalars(self, values: Mapping[str, float], round: int) -> None:
+        """Log numbers against the round."""
+        if values and not self.silent:
+            for logger in self.loggers:
+                logger.log_metrics(dict(values), step=round)
+
+    def figure(self, tag: str, figure: Figure, round: int) -> None:
+        """Show a figure, or save it as ``<tag>-round-<round>.png``."""
+        if self.silent:
+            return
+        image = render(figure)
+        taken = [write_image(logger, tag, image, round) for logger in self.loggers]
+        if not any(taken):
+            from PIL import Image
+
+            Image.fromarray(image).save(self._file(f"{tag}-round-{round:04d}.png", "pictures"))
+
+    def histogram(self, tag: str, values: Sequence[float], edges: NDArray[np.float64], round: int) -> None:
+        """Show how values spread over bins; where the logger has no histograms, as a picture."""
+        finite = np.asarray(values, dtype=np.float64)
+        finite = finite[np.isfinite(finite)]
+        if self.silent or not len(finite):
+            return
+        taken = [write_histogram(logger, tag, finite, edges, round) for logger in self.loggers]
+        if not any(taken):
+            figure = new_figure(5, 3)
+            axes = figure.add_subplot()
+            axes.hist(finite, bins=edges.tolist(), color="#2c7fb8")
+            axes.set(title=f"{tag}, round {round}", ylabel="clients")
+            self.figure(tag, figure, round)
+
+    def text(self, tag: str, text: str, round: int) -> None:
+        """Show text, or save it as ``<tag>.txt``."""
+        if not self.silent:
+            taken = [write_text(logger, tag, text, round) for logger in self.loggers]
+            if not any(taken):
+                self._file(f"{tag}.txt", "texts").write_text(text)
+
+    def hyper_parameters(self, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
+        """Log what the run is made with; TensorBoard shows the last values of the metrics beside it."""
+        for logger in [] if self.silent else self.loggers:
+            if not start_session(logger, values, metrics):
+                logger.log_hyperparams(dict(values))
+
+    def finished(self) -> None:
+        """Tell TensorBoard that the run has come to its end."""
+        for logger in [] if self.silent else self.loggers:
+            end_session(logger)
+
+    def layout(self, charts: Sequence[Chart]) -> None:
+        """Tell TensorBoard how to group scalars; others have no such thing."""
+        for writer in filter(None, map(tensorboard_writer, [] if self.silent else self.loggers)):
+            writer.add_custom_scalars(layout(charts))
+
+    def tensorboard_folders(self, what: str) -> list[Path]:
+        """The log folders of the TensorBoard loggers, for files of a plugin; one line says so if there is none."""
+        if self.silent:
+            return []
+        found = [Path(str(logger.log_dir)) for logger in self.loggers if tensorboard_writer(logger) is not None]  # type: ignore[attr-defined]
+        if not found:
+            self._say(what, f"{what} is left out: it is TensorBoard's, and the run has no TensorBoardLogger")
+        return found
+
+    def _file(self, name: str, what: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._say(what, f"no logger of this run takes {what}: they are saved in {self.folder}")
+        return path
+
+    def _check_folder(self) -> None:
+        """Refuse a folder that cannot be made before the first round; it is made when something lies in it."""
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            reason = "cannot be written to" if there.is_dir() else "is not a folder"
+            raise ConfigurationError(
+                f"the folder {self.folder} for inspection pictures cannot be made, since {there} {reason}: "
+                "give another dirpath"
+            )
+
+    def _say(self, key: str, line: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            rank_zero_info(line)

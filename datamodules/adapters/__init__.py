@@ -1,0 +1,1 @@
+"""The user's own Datasets, DataLoaders and DataModules as federated data."""

@@ -1,0 +1,127 @@
+"""From map-style Datasets to tensors: every item is read once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from pfl_lightning.datamodules.clients.parts import NO_LABEL
+from pfl_lightning.datamodules.clients.samples import Samples
+
+
+def read_datasets(train: Dataset[Any], test: Dataset[Any] | None, class_names: Sequence[str] | None) -> Samples:
+    """Read a training and a test Dataset into tensors.
+
+    Args:
+        train: The training set.
+        test: The test set, if there is one.
+        class_names: A name for each class; None for the data set's own ``classes`` or numbers.
+    """
+    inputs, targets = read_dataset(train, "training set")
+    test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set")
+    highest = int(max(targets.max(), -1 if test_targets is None else test_targets.max()))
+    names = class_names if class_names is not None else getattr(train, "classes", None)
+    if names is None or (class_names is None and len(names) <= highest):
+        names = range(highest + 1)
+    return Samples(inputs, targets, tuple(str(name) for name in names), test_inputs, test_targets)
+
+
+def read_dataset(dataset: Dataset[Any], what: str, *, labelled: bool = True) -> tuple[Tensor, Tensor]:
+    """Read a map-style Dataset into tensors.
+
+    Args:
+        dataset: The data set.
+        what: Its name in errors.
+        labelled: Whether an item is a pair (input, class); otherwise an input, or a tuple that begins with one.
+
+    Returns:
+        Inputs of shape (N, ...), pictures as unsigned bytes (N, C, H, W), and int64 classes of shape (N,), -1 where
+        there are none.
+
+    Raises:
+        TypeError: If it is not map-style, or an item is not what is expected.
+        ValueError: If it is empty or items differ in shape.
+    """
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"the {what} is a {type(dataset).__name__}, which cannot be indexed: clients hold index lists, so give a "
+            "map-style Dataset with __len__ and __getitem__"
+        )
+    items: Any = dataset
+    read = _read_item if labelled else _read_unlabelled
+    if len(items) == 0:
+        raise ValueError(f"the {what} is empty")
+    inputs: list[Tensor] = []
+    targets: list[int] = []
+    for place in range(len(items)):
+        value, target = read(items[place], f"item {place} of the {what}")
+        if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):
+            raise ValueError(
+                f"item {place} of the {what} is {value.dtype} of shape {tuple(value.shape)}, item 0 "
+                f"{inputs[0].dtype} of shape {tuple(inputs[0].shape)}: all must be the same; "
+                "resize them in the data set's transform"
+            )
+        inputs.append(value)
+        targets.append(target)
+    if any(not _same(read(items[place], what)[0], inputs[place]) for place in range(min(8, len(items)))):
+        warnings.warn(
+            f"the {what} gives another input each time it is asked: a random transform in it is frozen, as items are "
+            "read once. Take the transform out and set augment, which draws anew for every batch",
+            stacklevel=2,
+        )
+    stacked = torch.stack(inputs)
+    stacked = stacked.float() if stacked.dtype == torch.float64 else stacked
+    broken = _broken(stacked) if stacked.is_floating_point() else []
+    if broken:
+        warnings.warn(
+            f"{len(broken)} of {len(stacked)} items of the {what} have values that are not finite (the first: item "
+            f"{broken[0]}): NaN, infinite, or too large for {stacked.dtype}. They are kept as they are; a client "
+            "that trains on them may be left out of the federation",
+            stacklevel=2,
+        )
+    return stacked, torch.tensor(targets, dtype=torch.int64)
+
+
+def _broken(inputs: Tensor) -> list[int]:
+    """The inputs with values that are not finite, without a loop over single inputs."""
+    finite = [part.reshape(len(part), -1).isfinite().all(dim=1) for part in inputs.split(1024)]
+    return torch.cat(finite).logical_not().nonzero().flatten().tolist()
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    """Whether two inputs are equal, NaN counting as equal to NaN."""
+    return one.shape == two.shape and bool(((one == two) | (one.isnan() & two.isnan())).all())
+
+
+def _read_item(item: Any, where: str) -> tuple[Tensor, int]:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise TypeError(f"{where} is a {type(item).__name__}, expected a pair (input, class)")
+    value, target = item
+    tensor = _read_input(value, where)
+    whole = isinstance(target, (int, np.integer)) or (
+        isinstance(target, (Tensor, np.ndarray)) and target.shape in ((), (1,)) and float(target) == int(target)
+    )
+    if not whole:
+        raise TypeError(f"the class in {where} is {target!r}, expected a whole number from 0")
+    return tensor, int(target)
+
+
+def _read_unlabelled(item: Any, where: str) -> tuple[Tensor, int]:
+    return _read_input(item[0] if isinstance(item, (tuple, list)) and item else item, where), NO_LABEL
+
+
+def _read_input(value: Any, where: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if hasattr(value, "getbands"):  # a PIL picture
+        pixels = np.array(value)
+        return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    raise TypeError(f"the input in {where} is a {type(value).__name__}, expected a picture, a tensor or an array")

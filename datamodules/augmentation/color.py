@@ -1,0 +1,180 @@
+"""Random changes of the colours of whole batches, on the batch's device, with a draw for each sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.datamodules.augmentation.base import Augmentation, check_probability
+from pfl_lightning.datamodules.augmentation.ops import blend_, check_colors, shift_hue_, to_grey_, unit_floats
+
+HUE = 3  # the number of the last change, after brightness, contrast and saturation
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """The changes of colour of each image of a batch, on the CPU.
+
+    Attributes:
+        amounts: Factors of brightness, contrast and saturation, and shifts of hue, shape (4, B).
+        order: The four changes, numbered in that order, as they follow each other, shape (4, B), int64.
+        tones_before: How many others come before the hue, or -1 for an image that is not changed, shape (B,), int64.
+    """
+
+    amounts: Tensor
+    order: Tensor
+    tones_before: Tensor
+
+    def sorting(self) -> Tensor:
+        """The order of the images in which they are changed, shape (B,).
+
+        All changes of hue are one step. Sorted by what comes before it, the images that have a first, second or third
+        change of tone before the hue, or after it, are neighbours; those that are not changed come last.
+        """
+        return self.tones_before.argsort(descending=True, stable=True)
+
+    def weights(self) -> Tensor:
+        """What ``blend_`` asks for, for each place in the order of changes, shape (3, 4, B); no meaning for the hue."""
+        own = self.amounts.gather(0, self.order)
+        return torch.stack([own, torch.where(self.order == 1, 1 - own, 0), torch.where(self.order == 2, 1 - own, 0)])
+
+    def take(self, indices: Tensor) -> Jitter:
+        """Those of the images of these indices."""
+        return Jitter(self.amounts[:, indices], self.order[:, indices], self.tones_before[indices])
+
+
+@dataclass(frozen=True)
+class ColorJitter(Augmentation):
+    """Random brightness, contrast, saturation and hue, in a random order, for each image with its own draws.
+
+    The same distribution as torchvision's ``RandomApply([ColorJitter(brightness, contrast, saturation, hue)], p)``,
+    applied to a batch: every image has its own order of the four changes. To be applied before normalisation, as black
+    is 0 and white is 1. Images of one channel have neither saturation nor hue.
+
+    Attributes:
+        brightness: Factors are drawn between 1 - brightness (at least 0) and 1 + brightness; at least 0.
+        contrast: As brightness.
+        saturation: As brightness.
+        hue: Greatest shift in either direction, in turns of the circle of hues, from 0 to 0.5.
+        p: Probability that an image is changed at all, between 0 and 1.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+    p: float = 1.0
+
+    unit_range: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        for name in ("brightness", "contrast", "saturation"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
+        if not 0 <= self.hue <= 0.5:
+            raise ValueError(f"hue must be from 0 to 0.5 (half a turn), got {self.hue}")
+        check_probability(self.p)
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Change the colours of each image.
+
+        Args:
+            images: Shape (B, C, H, W) with 1 or 3 channels, unsigned bytes or floats from 0 to 1.
+            generator: CPU generator; nine numbers are drawn for each sample, for all samples together: whether, the
+                four amounts, and four of which the order is taken.
+
+        Returns:
+            New float tensor of the same shape; bytes are scaled to [0, 1].
+
+        Raises:
+            ValueError: If the images have another number of channels.
+        """
+        check_colors(images)
+        jitter = self.draw(len(images), generator)
+        sorting = jitter.sorting()
+        changed = unit_floats(images.index_select(0, sorting.to(images.device)))
+        self.apply_(changed, jitter.take(sorting))
+        return changed.index_select(0, sorting.argsort().to(images.device))
+
+    def draw(self, batch: int, generator: torch.Generator | None = None) -> Jitter:
+        """Draw the changes of each image.
+
+        Args:
+            batch: Number of images B.
+            generator: CPU generator; nine numbers are drawn for each image.
+        """
+        draws = torch.rand(9, batch, generator=generator)
+        order = draws[5:].argsort(dim=0)
+        tones_before = (order == HUE).int().argmax(dim=0)
+        tones_before[draws[0] >= self.p] = -1
+        strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue])[:, None]
+        lowest = torch.cat([(1 - strengths[:HUE]).clamp_min(0), -strengths[HUE:]])
+        highest = torch.cat([1 + strengths[:HUE], strengths[HUE:]])
+        return Jitter(lowest + draws[1:5] * (highest - lowest), order, tones_before)
+
+    def apply_(self, images: Tensor, jitter: Jitter) -> None:
+        """Change images in place.
+
+        Args:
+            images: Floats from 0 to 1, shape (B, C, H, W) with 1 or 3 channels, in the order of ``sorting``; changed.
+            jitter: Their changes, in the same order.
+        """
+        weights = jitter.weights().to(images)
+        # How many images are changed at all and have at least 0, 1, 2, 3 changes of tone before the hue.
+        at_least = [int((jitter.tones_before >= place).sum()) for place in range(HUE + 1)]
+        for place in range(HUE):
+            self._tone(images, weights[:, place], 0, at_least[place + 1])
+        if self.hue > 0 and images.shape[1] == 3:
+            shift_hue_(images[: at_least[0]], jitter.amounts[HUE, : at_least[0]])
+        for place in range(1, HUE + 1):
+            self._tone(images, weights[:, place], at_least[place], at_least[0])
+
+    def _tone(self, images: Tensor, weights: Tensor, start: int, stop: int) -> None:
+        """The change of tone that stands at one place of the order, for the images that have one there."""
+        if start < stop and (self.brightness, self.contrast, self.saturation) != (0, 0, 0):
+            blend_(images[start:stop], *weights[:, start:stop])
+
+
+@dataclass(frozen=True)
+class RandomGrayscale(Augmentation):
+    """Grey instead of colour, for each image with its own draw.
+
+    The same distribution as torchvision's ``RandomGrayscale(p)``, applied to a batch. Images of one channel stay as
+    they are.
+
+    Attributes:
+        p: Probability of grey, between 0 and 1.
+    """
+
+    p: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check the probability."""
+        check_probability(self.p)
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Make some of the images grey; they keep their number of channels.
+
+        Args:
+            images: Shape (B, C, H, W) with 1 or 3 channels, unsigned bytes or floats.
+            generator: CPU generator; one number is drawn for each sample.
+
+        Returns:
+            New float tensor of the same shape; bytes are scaled to [0, 1].
+
+        Raises:
+            ValueError: If the images have another number of channels.
+        """
+        check_colors(images)
+        floats = unit_floats(images)
+        chosen = self.draw(len(images), generator)
+        return to_grey_(floats.clone() if floats is images else floats, chosen)
+
+    def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """Which images become grey, shape (B,), bool, on the CPU; one number is drawn for each."""
+        return torch.rand(batch, generator=generator) < self.p

@@ -1,0 +1,199 @@
+"""Random crops, flips and turns of whole batches, on the batch's device, with a draw for each sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfl_lightning.datamodules.augmentation.base import Augmentation, check_images, check_probability
+from pfl_lightning.datamodules.augmentation.ops import resize_boxes, rotate, unit_floats
+
+ATTEMPTS = 10  # as torchvision: after so many boxes that do not fit, the middle of the image is taken
+
+
+@dataclass(frozen=True)
+class RandomCrop(Augmentation):
+    """A random crop of the size of the image, out of the image padded with black on all four sides.
+
+    The same distribution as torchvision's ``RandomCrop(size, padding)``, applied to a batch. To be applied before
+    normalisation, as black is zero.
+
+    Attributes:
+        padding: Pixels added on each side, at least 0.
+    """
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        """Check the padding."""
+        if not isinstance(self.padding, Integral) or self.padding < 0:
+            raise ValueError(f"padding must be a whole number of at least 0, got {self.padding}")
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Crop each image at its own place.
+
+        Args:
+            images: Shape (B, C, H, W), any dtype.
+            generator: CPU generator; two numbers are drawn for each sample, all rows first, then all columns.
+
+        Returns:
+            New tensor of the same shape.
+        """
+        check_images(images)
+        batch, _, height, width = images.shape
+        shifts = torch.randint(0, 2 * self.padding + 1, (2, batch), generator=generator).to(images.device)
+        padded = F.pad(images, (self.padding,) * 4)
+        # All possible crops as a view without a copy; one indexing step then takes each sample's own.
+        crops = padded.unfold(2, height, 1).unfold(3, width, 1)
+        return crops[torch.arange(batch, device=images.device), :, shifts[0], shifts[1]]
+
+
+@dataclass(frozen=True)
+class RandomFlip(Augmentation):
+    """A flip of left and right, for each image with its own draw.
+
+    The same distribution as torchvision's ``RandomHorizontalFlip(p)``, applied to a batch.
+
+    Attributes:
+        p: Probability of a flip, between 0 and 1.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the probability."""
+        check_probability(self.p)
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Flip some of the images.
+
+        Args:
+            images: Shape (B, C, H, W), any dtype.
+            generator: CPU generator; one number is drawn for each sample.
+
+        Returns:
+            New tensor of the same shape.
+        """
+        check_images(images)
+        flipped = self.draw(len(images), generator).to(images.device)
+        return torch.where(flipped[:, None, None, None], images.flip(-1), images)
+
+    def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """Which images are flipped, shape (B,), bool, on the CPU; one number is drawn for each."""
+        return torch.rand(batch, generator=generator) < self.p
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Augmentation):
+    """A box of random area, shape and place, scaled to the size of the image (bilinear).
+
+    The same distribution as torchvision's ``RandomResizedCrop(size, scale, ratio)`` for the size of the images, applied
+    to a batch.
+
+    Attributes:
+        scale: Least and greatest share of the image's area, above 0 and at most 1.
+        ratio: Least and greatest width / height, above 0.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale must be two rising shares of the area, above 0 and at most 1, got {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ValueError(f"ratio must be two rising finite values of width / height above 0, got {self.ratio}")
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Cut and scale each image by a box of its own.
+
+        Args:
+            images: Shape (B, C, H, W), unsigned bytes or floats.
+            generator: CPU generator; 22 numbers are drawn for each sample, see :meth:`boxes`.
+
+        Returns:
+            New float tensor of the same shape; bytes are scaled to [0, 1].
+        """
+        images = unit_floats(images)
+        return resize_boxes(images, self.boxes(len(images), images.shape[2], images.shape[3], generator))
+
+    def boxes(self, batch: int, height: int, width: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw boxes.
+
+        Args:
+            batch: Number of boxes B.
+            height: Of the image, in pixels.
+            width: Of the image, in pixels.
+            generator: CPU generator. For all boxes together: ten areas, then ten shapes, of which the first pair that
+                fits is taken, then the row and the column.
+
+        Returns:
+            Top, left, height and width in pixels, shape (4, B), int64, on the CPU.
+        """
+        draws = torch.rand(2 * ATTEMPTS + 2, batch, generator=generator, dtype=torch.float64)
+        low, high = (math.log(bound) for bound in self.ratio)
+        areas = (self.scale[0] + draws[:ATTEMPTS] * (self.scale[1] - self.scale[0])) * (height * width)
+        shapes = torch.exp(low + draws[ATTEMPTS:-2] * (high - low))
+        wide, tall = (areas * shapes).sqrt_().round_(), (areas / shapes).sqrt_().round_()
+        fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
+        first = fits.int().argmax(dim=0, keepdim=True)
+        wide, tall, fits = (each.gather(0, first)[0] for each in (wide, tall, fits))
+        middle_tall, middle_wide = self._middle(height, width)
+        wide, tall = torch.where(fits, wide, middle_wide), torch.where(fits, tall, middle_tall)
+        # float64 draws times so few pixels cannot round up to the next one.
+        top = torch.where(fits, (draws[-2] * (height - tall + 1)).floor_(), (height - tall).div(2).floor_())
+        left = torch.where(fits, (draws[-1] * (width - wide + 1)).floor_(), (width - wide).div(2).floor_())
+        return torch.stack([top, left, tall, wide]).long()
+
+    def _middle(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the greatest box in the middle whose shape is allowed."""
+        shape = width / height
+        if shape < self.ratio[0]:
+            return round(width / self.ratio[0]), width
+        if shape > self.ratio[1]:
+            return height, round(height * self.ratio[1])
+        return height, width
+
+
+@dataclass(frozen=True)
+class RandomRotation(Augmentation):
+    """A turn about the centre by a random angle; what comes from outside is black.
+
+    The same distribution as torchvision's ``RandomRotation(degrees, interpolation)``, applied to a batch. To be applied
+    before normalisation, as black is zero.
+
+    Attributes:
+        degrees: Greatest angle in either direction, at least 0.
+        interpolation: Between pixels: ``nearest``, as torchvision without being told, or ``bilinear``.
+    """
+
+    degrees: float
+    interpolation: Literal["nearest", "bilinear"] = "nearest"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if not 0 <= self.degrees < math.inf:
+            raise ValueError(f"degrees must be finite and at least 0, got {self.degrees}")
+        if self.interpolation not in ("nearest", "bilinear"):
+            raise ValueError(f"interpolation must be 'nearest' or 'bilinear', got {self.interpolation!r}")
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Turn each image by an angle of its own.
+
+        Args:
+            images: Shape (B, C, H, W), unsigned bytes or floats.
+            generator: CPU generator; one number is drawn for each sample.
+
+        Returns:
+            New float tensor of the same shape; bytes are scaled to [0, 1].
+        """
+        images = unit_floats(images)
+        angles = (2 * torch.rand(len(images), generator=generator, dtype=torch.float64) - 1) * self.degrees
+        return rotate(images, angles, self.interpolation)

@@ -1,0 +1,187 @@
+"""Changes of whole batches of images by given amounts, one for each sample: what the random augmentations compute with.
+
+Written from the formulas of torchvision's tensor functions, which change every image of a batch by the same amount.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfl_lightning.datamodules.augmentation.base import check_images
+
+LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
+
+
+def unit_floats(images: Tensor) -> Tensor:
+    """Images as floats.
+
+    Args:
+        images: Shape (B, C, H, W), unsigned bytes or floats.
+
+    Returns:
+        Bytes divided by 255, as a new tensor; floats themselves.
+
+    Raises:
+        ValueError: If the images have another shape or type.
+    """
+    check_images(images)
+    if images.dtype == torch.uint8:
+        return images.float().div_(255)
+    if not images.is_floating_point():
+        raise ValueError(f"this augmentation takes images of unsigned bytes or floats, got {images.dtype}")
+    return images
+
+
+def check_colors(images: Tensor) -> None:
+    """Check that a batch has the shape of images that are grey, or red, green and blue.
+
+    Raises:
+        ValueError: If it has not.
+    """
+    check_images(images)
+    if images.shape[1] not in (1, 3):
+        raise ValueError(f"changes of colour take images of 1 or 3 channels, got shape {tuple(images.shape)}")
+
+
+def luma(images: Tensor) -> Tensor:
+    """The grey values of images.
+
+    Args:
+        images: Floats, shape (B, C, H, W) with 1 or 3 channels.
+
+    Returns:
+        New tensor, shape (B, 1, H, W).
+    """
+    if images.shape[1] == 1:
+        return images.clone()
+    red, green, blue = images.split(1, dim=1)
+    # Channel by channel: a matrix product would be cut to lower precision where TF32 or autocast are on.
+    grey: Tensor = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    return grey
+
+
+def blend_(images: Tensor, own: Tensor, mean_grey: Tensor, grey: Tensor) -> Tensor:
+    """Blend each image with its mean grey and its grey values, in place.
+
+    With the factor f, the weights (f, 0, 0) change the brightness, (f, 1 - f, 0) the contrast, and (f, 0, 1 - f) the
+    saturation: one pass serves a batch in which every image has a change of its own.
+
+    Args:
+        images: Floats from 0 to 1, shape (B, C, H, W) with 1 or 3 channels; changed.
+        own: Weight of the image, shape (B,), on the images' device, as the other two.
+        mean_grey: Weight of the mean of its grey values, shape (B,).
+        grey: Weight of its grey values, shape (B,).
+
+    Returns:
+        The given images, cut to [0, 1].
+    """
+    other = luma(images)
+    mean = other.mean(dim=(2, 3), keepdim=True).mul_(mean_grey.view(-1, 1, 1, 1))
+    other.mul_(grey.view(-1, 1, 1, 1)).add_(mean)
+    return images.mul_(own.view(-1, 1, 1, 1)).add_(other).clamp_(0, 1)
+
+
+def shift_hue_(images: Tensor, shifts: Tensor) -> Tensor:
+    """Turn the hue of each image, in place.
+
+    Value and saturation of a pixel stay, so its greatest and least channel do: only where the channels lie between
+    them is computed anew, from the hue as an angle of six parts.
+
+    Args:
+        images: Floats from 0 to 1, shape (B, 3, H, W); changed.
+        shifts: In turns of the circle of hues, from -0.5 to 0.5, shape (B,).
+
+    Returns:
+        The given images.
+    """
+    red, green, blue = images.split(1, dim=1)
+    high, low = torch.maximum(red, green), torch.minimum(red, green)
+    torch.maximum(high, blue, out=high)
+    torch.minimum(low, blue, out=low)
+    chroma = high - low
+    # Six parts: red at 0, green at 2, blue at 4. Grey pixels have no hue; any will do, as their chroma is 0.
+    from_green = (blue - red).add_(chroma, alpha=2)
+    from_blue = (red - green).add_(chroma, alpha=4)
+    # Choices by a weight of 0 or 1: on a CPU, torch.where over a mask without a pattern takes ten times as long.
+    weight = (high - green).sign_()
+    from_green.lerp_(from_blue, weight)
+    hue = torch.sub(green, blue, out=from_blue).lerp_(from_green, high.sub_(red).sign_())
+    hue.div_(torch.clamp_min(chroma, torch.finfo(images.dtype).tiny, out=weight).mul_(6))
+    # One more turn than asked for keeps the sum positive, where the fraction is the remainder.
+    hue.add_((1 + shifts).view(-1, 1, 1, 1).to(images)).frac_().mul_(6)
+    torch.addcmul(low, chroma, torch.sub(hue, 3, out=weight).abs_().sub_(1).clamp_(0, 1), out=red)
+    torch.addcmul(low, chroma, torch.sub(hue, 2, out=weight).abs_().neg_().add_(2).clamp_(0, 1), out=green)
+    torch.addcmul(low, chroma, torch.sub(hue, 4, out=weight).abs_().neg_().add_(2).clamp_(0, 1), out=blue)
+    return images
+
+
+def to_grey_(images: Tensor, chosen: Tensor) -> Tensor:
+    """Take the colour out of some images, in place; they keep their number of channels.
+
+    Args:
+        images: Floats, shape (B, C, H, W) with 1 or 3 channels; changed.
+        chosen: Which images, shape (B,), bool, on the CPU: their number is then known without waiting for a device.
+
+    Returns:
+        The given images.
+    """
+    places = chosen.nonzero()[:, 0].to(images.device)
+    return images.index_copy_(0, places, luma(images.index_select(0, places)).expand(-1, images.shape[1], -1, -1))
+
+
+def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor | None = None) -> Tensor:
+    """Cut a box out of each image, scale it to the size of the image (bilinear), and flip it where asked.
+
+    Boxes are no larger than the image, so nothing is scaled down, and torchvision's antialiasing would change nothing.
+
+    Args:
+        images: Floats, shape (B, C, H, W).
+        boxes: Top, left, height and width in pixels, shape (4, B).
+        flipped: Whether left and right are exchanged, shape (B,); None for no image.
+
+    Returns:
+        New tensor of the same shape.
+    """
+    height, width = images.shape[2:]
+    top, left, tall, wide = boxes.double()
+    rows = _box_coordinates(top, tall, height)
+    columns = _box_coordinates(left, wide, width)
+    if flipped is not None:
+        columns = torch.where(flipped[:, None], columns.flip(1), columns)
+    shape = (len(images), height, width)
+    grid = torch.stack(
+        [columns.to(images)[:, None, :].expand(shape), rows.to(images)[:, :, None].expand(shape)], dim=-1
+    )
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def rotate(images: Tensor, degrees: Tensor, interpolation: Literal["nearest", "bilinear"] = "nearest") -> Tensor:
+    """Turn each image about its centre, counter-clockwise; what comes from outside is black.
+
+    Args:
+        images: Floats, shape (B, C, H, W).
+        degrees: Shape (B,).
+        interpolation: Between pixels.
+
+    Returns:
+        New tensor of the same shape.
+    """
+    height, width = images.shape[2:]
+    angles = degrees.double().deg2rad().view(-1, 1, 1)
+    sine, cosine = angles.sin().to(images), angles.cos().to(images)
+    y = torch.arange(height, dtype=images.dtype, device=images.device).sub_((height - 1) / 2)[:, None]
+    x = torch.arange(width, dtype=images.dtype, device=images.device).sub_((width - 1) / 2)
+    grid = torch.stack([(cosine * x - sine * y) * (2 / width), (sine * x + cosine * y) * (2 / height)], dim=-1)
+    return F.grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
+
+
+def _box_coordinates(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """Where each pixel of a scaled box comes from, in grid_sample's scale from -1 to 1, shape (B, size)."""
+    steps = torch.arange(size, dtype=start.dtype) + 0.5
+    inside = (steps * (length / size)[:, None] - 0.5).clamp_(min=0)
+    # What lies beyond the box must not be mixed in: its border pixels are repeated.
+    return (torch.minimum(inside, length[:, None] - 1) + start[:, None] + 0.5) * (2 / size) - 1

@@ -1,0 +1,1 @@
+"""Each client's part and view of the data."""

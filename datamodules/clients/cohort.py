@@ -1,0 +1,69 @@
+"""The order in which the outer Trainer sees the clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from lightning.pytorch import Trainer
+from torch.utils.data import Sampler
+
+from pfl_lightning.datamodules.partition.base import NOVEL_STREAM
+
+
+class CohortSampler(Sampler[int]):
+    """The ids of a round's clients, asked for at the start of every epoch: a loader need not be made anew each round.
+
+    Args:
+        cohort: Gives the ids of the current round.
+    """
+
+    def __init__(self, cohort: Callable[[], list[int]]) -> None:
+        self._cohort = cohort
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._cohort())
+
+    def __len__(self) -> int:
+        return len(self._cohort())
+
+
+def current_round(trainer: Trainer | None) -> int:
+    """The round that the outer Trainer is in, 0 without one.
+
+    Args:
+        trainer: The outer Trainer.
+    """
+    if trainer is None:
+        return 0
+    # After its last epoch Lightning asks once more for the loader's length, with a round that never comes.
+    rounds = trainer.max_epochs or -1
+    return min(trainer.current_epoch, rounds - 1) if rounds > 0 else trainer.current_epoch
+
+
+def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:
+    """The clients that are set aside.
+
+    Args:
+        novel: A share of all clients in [0, 1), rounded up, or a number.
+        num_clients: Number of clients m.
+        seed: Seed of the draw.
+
+    Returns:
+        Ascending ids.
+
+    Raises:
+        ValueError: It is neither, or nobody would be left to train.
+    """
+    share = isinstance(novel, float)
+    if isinstance(novel, bool) or not isinstance(novel, int | float) or novel < 0 or (share and not novel < 1):
+        raise ValueError(f"novel_clients must be a share in [0, 1) or a number of clients, got {novel!r}")
+    number = math.ceil(novel * num_clients - 1e-9) if share else int(novel)
+    if number >= num_clients > 0:
+        raise ValueError(
+            f"novel_clients is {novel!r}: all of the {num_clients} clients would be novel and none would be left to "
+            "train; set fewer aside"
+        )
+    rng = np.random.default_rng([seed, NOVEL_STREAM])
+    return sorted(rng.choice(num_clients, number, replace=False).tolist())

@@ -1,0 +1,79 @@
+"""A data set after its division: every client's parts, counts and names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pfl_lightning.datamodules.clients.client_data import ClientData, unlabelled_part
+from pfl_lightning.datamodules.clients.division import Division
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.transforms import BatchTransform
+from pfl_lightning.datamodules.clients.views import ClientView, ViewedPart, check_views, describe_views, views_to_bytes
+from pfl_lightning.datamodules.counting import Ints, class_counts
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """The samples, who holds which, and how each client sees its own.
+
+    Attributes:
+        samples: The whole data set.
+        division: Who holds which samples.
+        transform: Normalisation and augmentation of every client's batches.
+        views: How each client sees its samples, one a client.
+    """
+
+    samples: Samples
+    division: Division
+    transform: BatchTransform
+    views: tuple[ClientView, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the views suit the inputs."""
+        check_views(self.views, self.samples.train_inputs.shape[1:])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of who holds what and sees it how."""
+        samples = self.samples
+        num_test = 0 if samples.test_targets is None else len(samples.test_targets)
+        num_samples = (len(samples.train_targets), num_test, samples.num_unlabelled)
+        return self.division.fingerprint(*num_samples, views_to_bytes(self.views))
+
+    def client_data(self, client: int) -> ClientData:
+        """One client's parts, through its view."""
+        samples, division, view = self.samples, self.division, self.views[client]
+        inputs, targets = samples.train_inputs, samples.train_targets
+        test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
+        test_targets = targets if samples.test_targets is None else samples.test_targets
+        none = torch.empty((0, *inputs.shape[1:]), dtype=inputs.dtype)
+        unlabelled = none if samples.unlabelled_inputs is None else samples.unlabelled_inputs
+        return ClientData(
+            train=ViewedPart(inputs, targets, division.train[client], self.transform, view),
+            validation=ViewedPart(inputs, targets, division.validation[client], self.transform, view),
+            test=ViewedPart(test_inputs, test_targets, division.test[client], self.transform, view),
+            unlabelled=unlabelled_part(unlabelled, division.unlabelled[client], self.transform, view),
+        )
+
+    def class_counts(self) -> Ints:
+        """Training samples of each class at each client, as the client sees them, shape (m, C)."""
+        labels, num_classes = self.samples.train_targets.numpy(), len(self.samples.class_names)
+        stored = class_counts(labels, self.division.train.arrays(), num_classes)
+        return np.stack([view.counts(row) for view, row in zip(self.views, stored, strict=True)])
+
+    def client_groups(self) -> list[str] | None:
+        """What sets the clients apart by design: domain and view of each, None where there is neither."""
+        domains, views = self._client_domains(), describe_views(self.views)
+        if domains is None:
+            return views if any(views) else None
+        return [", ".join(filter(None, both)) for both in zip(domains, views, strict=True)]
+
+    def _client_domains(self) -> list[str] | None:
+        """The domain of each client, None unless every client's training samples come from a single one."""
+        if self.samples.train_domains is None:
+            return None
+        held = [np.unique(self.samples.train_domains.numpy()[part]) for part in self.division.train.arrays()]
+        return [self.samples.domain_names[own[0]] for own in held] if all(len(own) == 1 for own in held) else None

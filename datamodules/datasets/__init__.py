@@ -1,0 +1,1 @@
+"""Published data sets and image folders."""

@@ -1,0 +1,104 @@
+"""Any folder of image files with one folder a class."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.datasets.image_cache import default_cache_dir, list_images, load_images
+from pfl_lightning.datamodules.module import FederatedDataModule
+from pfl_lightning.datamodules.partition.base import Partitioner
+
+log = logging.getLogger(__name__)
+
+
+class ImageFolder(FederatedDataModule):
+    """A folder of images, one folder a class: CIFAR-10 as files, CINIC-10, PACS and the like.
+
+    It has ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone. The order of the samples, which index
+    files count in, is: classes sorted by name, files sorted by name. Without a ``test`` folder a share of the images
+    (``test_share``) is set aside for tests. A ``valid`` or ``val`` folder beside ``train`` is left out, as every
+    client has its own validation part. Images are decoded once and kept as one array in a cache file, which is made
+    again when a file changes.
+
+    Args:
+        partition: The rule that says which client holds which samples.
+        batch_size: Samples in a training batch.
+        root: The folder.
+        image_size: Side in pixels to which every image is scaled; None if all have the same size.
+        cache_dir: Folder of the cache; None for ``pfl_lightning`` in the user's cache folder (or what the environment
+            variable ``PFL_LIGHTNING_CACHE`` names).
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        partition: Partitioner,
+        batch_size: int = 50,
+        *,
+        root: str,
+        image_size: int | None = None,
+        cache_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+        if image_size is not None and image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {image_size}")
+        self.root = root
+        self.image_size = image_size
+        self.cache_dir = cache_dir
+
+    def load(self) -> Samples:
+        """List the files, then decode them or read the cache.
+
+        Raises:
+            FileNotFoundError: If the folder, its classes or its images are missing.
+            ValueError: If an image cannot be read, sizes differ, or training and test set differ in classes.
+        """
+        root = Path(self.root)
+        if not root.is_dir():
+            raise FileNotFoundError(
+                f"no image folder at {self.root!r}: expected <root>/train/<class>/<image> and "
+                "<root>/test/<class>/<image>, or <root>/<class>/<image>; extract the data set there, or set 'root' "
+                "to where it is"
+            )
+        train_dir, test_dir = _layout(root)
+        files, names = list_images(train_dir)
+        num_train = len(files)
+        if test_dir is not None:
+            test_files, test_names = list_images(test_dir)
+            if test_names != names:
+                only_train, only_test = sorted(set(names) - set(test_names)), sorted(set(test_names) - set(names))
+                raise ValueError(
+                    f"training and test set differ in classes: only in {train_dir}: {only_train}, "
+                    f"only in {test_dir}: {only_test}"
+                )
+            files = files + test_files
+        cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
+        pixels = torch.from_numpy(load_images(files, root, self.image_size, cache_dir))
+        targets = torch.tensor([file.label for file in files], dtype=torch.int64)
+        if test_dir is None:
+            return Samples(pixels, targets, tuple(names))
+        return Samples(pixels[:num_train], targets[:num_train], tuple(names), pixels[num_train:], targets[num_train:])
+
+
+def _layout(root: Path) -> tuple[Path, Path | None]:
+    """The folders of the training classes and of the test classes, if there are any."""
+    train_dir, test_dir = root / "train", root / "test"
+    if not train_dir.is_dir():
+        if test_dir.is_dir():
+            raise FileNotFoundError(
+                f"{root} has a folder 'test' but no folder 'train': expected both, or class folders"
+            )
+        return root, None
+    for name in ("valid", "val", "validation"):
+        if (root / name).is_dir():
+            log.info("%s is left out: clients take their validation parts from their own training data", root / name)
+    if not test_dir.is_dir():
+        log.info("%s has no folder 'test': test parts are split off the training images", root)
+        return train_dir, None
+    return train_dir, test_dir

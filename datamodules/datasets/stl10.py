@@ -1,0 +1,187 @@
+"""STL-10: few images with labels, many without."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.module import FederatedDataModule
+from pfl_lightning.datamodules.partition.base import Partitioner
+
+SIDE = 96
+NAMES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+_IMAGE_BYTES = 3 * SIDE * SIDE
+
+
+class STL10(FederatedDataModule):
+    """STL-10: 5,000 training and 8,000 test images of 10 classes, and 100,000 images without labels, 96 x 96 in colour.
+
+    The images without labels take part in the local fits of methods that need no labels (Calibre, PFLSSL, FedEMA), and
+    in nothing else. At their own size they stay in the file, of which the operating system reads what a client needs; a
+    method that takes none of them so pays nothing for them. At another ``image_size`` they are held in memory as bytes:
+    0.3 GB of 32 x 32 pixels. A local fit holds those of its own client once more, and as floats (four times as much)
+    where a method looks at all of a client's samples together, as Calibre does for the divergence rate.
+
+    The binary files are read here, not by ``torchvision.datasets.STL10``: that reads all 3 GB to compare checksums
+    whichever part is asked for, holds all images without labels in memory, and refuses a smaller archive in the same
+    format. In place of checksums the files' sizes, the labels and the numbers of images and labels are checked. The
+    predefined folds of the training set are not used.
+
+    Args:
+        partition: The rule that says which client holds which of the images with labels.
+        batch_size: Samples in a training batch.
+        root: Folder with ``stl10_binary``, as torchvision stores it; nothing is downloaded.
+        unlabelled: How many of the images without labels are used, the first ones of the file: a number, a share in
+            [0, 1], or None for all.
+        image_size: Pixels to a side, to which images are resized when they are read; None for 96.
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        partition: Partitioner,
+        batch_size: int = 50,
+        *,
+        root: str = "data",
+        unlabelled: int | float | None = None,
+        image_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+        _check_number(unlabelled)
+        if image_size is not None and image_size < 1:
+            raise ValueError(f"image_size must be at least 1 pixel, or None for {SIDE}, got {image_size}")
+        self.root = root
+        self.unlabelled = unlabelled
+        self.image_size = image_size
+
+    def load(self) -> Samples:
+        """The images and classes, from 0.
+
+        Raises:
+            FileNotFoundError: If a file is missing.
+            ValueError: If a file is damaged, or there are fewer images without labels than asked for.
+        """
+        folder = _find_folder(self.root)
+        train, test = (self._read_labelled(folder, name) for name in ("train", "test"))
+        return Samples(*train, _class_names(folder), *test, unlabelled_inputs=self._read_unlabelled(folder))
+
+    def _read_labelled(self, folder: Path, name: str) -> tuple[Tensor, Tensor]:
+        images, classes = _map_images(folder / f"{name}_X.bin"), _read_classes(folder / f"{name}_y.bin")
+        if len(images) != len(classes):
+            raise ValueError(
+                f"{folder} is damaged: {name}_X.bin has {len(images)} images, {name}_y.bin {len(classes)} classes; "
+                f"{_ADVICE}"
+            )
+        return resize_images(images, self.image_size or SIDE), classes
+
+    def _read_unlabelled(self, folder: Path) -> Tensor | None:
+        if self.unlabelled == 0:
+            return None
+        images = _map_images(folder / "unlabeled_X.bin")
+        count = _count(self.unlabelled, len(images))
+        size = self.image_size or SIDE
+        return images[:count] if size == SIDE else resize_images(images[:count], size)
+
+
+def resize_images(images: Tensor, size: int, chunk: int = 1024) -> Tensor:
+    """Resize images of bytes to squares: bilinear, with a filter against aliasing, rounded to bytes.
+
+    Args:
+        images: Shape (N, C, H, W), unsigned bytes.
+        size: Pixels to a side.
+        chunk: Images that are resized together, which bounds the memory needed.
+
+    Returns:
+        New bytes of shape (N, C, size, size), contiguous.
+    """
+    resized = torch.empty((*images.shape[:2], size, size), dtype=torch.uint8)
+    for source, target in zip(images.split(chunk), resized.split(chunk), strict=True):
+        same = source.shape[-2:] == target.shape[-2:]
+        target.copy_(source if same else F.interpolate(source, (size, size), mode="bilinear", antialias=True))
+    return resized
+
+
+_ADVICE = "get it anew with torchvision, or set 'root' to an intact copy"
+
+
+def _check_number(unlabelled: int | float | None) -> None:
+    valid = unlabelled is None or (isinstance(unlabelled, int | float) and not isinstance(unlabelled, bool))
+    share = isinstance(unlabelled, float)
+    if not valid or (unlabelled is not None and not 0 <= unlabelled <= (1 if share else math.inf)):
+        raise ValueError(
+            "unlabelled must be a number of images, a share of them in [0, 1] (with a point) or None for all, got "
+            f"{unlabelled!r}"
+        )
+
+
+def _count(unlabelled: int | float | None, available: int) -> int:
+    if unlabelled is None:
+        return available
+    count = round(unlabelled * available) if isinstance(unlabelled, float) else unlabelled
+    if count > available:
+        raise ValueError(f"unlabelled is {unlabelled}, the file has {available} images without labels: ask for fewer")
+    return count
+
+
+def _find_folder(root: str) -> Path:
+    for folder in (Path(root) / "stl10_binary", Path(root)):
+        if (folder / "train_X.bin").is_file():
+            return folder
+    raise FileNotFoundError(
+        f"no STL10 under {root!r}: expected the folder stl10_binary that torchvision makes there, with train_X.bin and "
+        'its like; nothing is downloaded unasked. Get it once with: python -c "from torchvision.datasets import STL10; '
+        f"STL10({root!r}, download=True)\", or set 'root' to where it is"
+    )
+
+
+def _check_file(path: Path) -> int:
+    """The size of a file in bytes."""
+    if not path.is_file():
+        raise FileNotFoundError(f"STL10 has no {path.name} in {path.parent}; {_ADVICE}")
+    size = path.stat().st_size
+    if size == 0:
+        raise ValueError(f"{path} is empty; {_ADVICE}")
+    return size
+
+
+def _map_images(path: Path) -> Tensor:
+    """The images of a file, shape (N, 3, 96, 96), unsigned bytes, which are read when they are used."""
+    count, rest = divmod(_check_file(path), _IMAGE_BYTES)
+    if rest:
+        raise ValueError(
+            f"{path} is damaged: its size is no multiple of the {_IMAGE_BYTES} bytes of an image ({count} images and "
+            f"{rest} bytes); {_ADVICE}"
+        )
+    # A private map ("c"): PyTorch wants memory that may be written to, the file is never changed.
+    pixels = np.memmap(path, dtype=np.uint8, mode="c", shape=(count, 3, SIDE, SIDE))
+    return torch.from_numpy(pixels).transpose(2, 3)  # the file has one column of an image after the other
+
+
+def _read_classes(path: Path) -> Tensor:
+    _check_file(path)
+    numbers = np.fromfile(path, dtype=np.uint8)
+    if numbers.min() < 1 or numbers.max() > len(NAMES):
+        raise ValueError(
+            f"{path} is damaged: classes must be from 1 to {len(NAMES)}, got {numbers.min()} to {numbers.max()}; "
+            f"{_ADVICE}"
+        )
+    return torch.from_numpy(numbers.astype(np.int64) - 1)
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    """The names in the archive's file; the published ones where there is no such file."""
+    path = folder / "class_names.txt"
+    if not path.is_file():
+        return NAMES
+    names = tuple(path.read_text(encoding="utf-8").split())
+    if len(names) != len(NAMES):
+        raise ValueError(f"{path} is damaged: expected {len(NAMES)} names, one a line, got {len(names)}; {_ADVICE}")
+    return names

@@ -1,0 +1,175 @@
+"""Published data sets: the digits that come with scikit-learn, and those read through torchvision."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.transforms import Augmentation, RandomCrop
+from pfl_lightning.datamodules.module import FederatedDataModule
+from pfl_lightning.datamodules.partition.base import Partitioner
+
+
+class Digits(FederatedDataModule):
+    """The 1,797 handwritten digits of scikit-learn: 8 x 8 pixels, ten classes, no download, no test set.
+
+    Args:
+        partition: The rule that says which client holds which samples.
+        batch_size: Samples in a training batch.
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(1),)  # a mirrored digit is not a digit
+
+    def __init__(self, partition: Partitioner, batch_size: int = 50, **kwargs: Any) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+
+    def load(self) -> Samples:
+        """The digits, grey values 0 to 16 scaled to 0 to 255."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        images = torch.from_numpy(np.rint(digits.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
+        return Samples(images, torch.from_numpy(digits.target.astype(np.int64)), tuple(string.digits))
+
+
+class CIFAR10(FederatedDataModule):
+    """CIFAR-10: 60,000 colour images of 32 x 32 pixels, 10 classes.
+
+    Args:
+        partition: The rule that says which client holds which samples.
+        batch_size: Samples in a training batch.
+        root: Folder in which torchvision has stored the data set; nothing is downloaded.
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+        self.root = root
+
+    def load(self) -> Samples:
+        """The images as torchvision reads them."""
+        return _load_cifar("CIFAR10", self.root)
+
+
+class CIFAR100(FederatedDataModule):
+    """CIFAR-100: 60,000 colour images of 32 x 32 pixels, 100 classes.
+
+    Args:
+        partition: The rule that says which client holds which samples.
+        batch_size: Samples in a training batch.
+        root: Folder in which torchvision has stored the data set; nothing is downloaded.
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+        self.root = root
+
+    def load(self) -> Samples:
+        """The images as torchvision reads them."""
+        return _load_cifar("CIFAR100", self.root)
+
+
+class FashionMNIST(FederatedDataModule):
+    """Fashion-MNIST: 70,000 grey images of 28 x 28 pixels, 10 classes.
+
+    Args:
+        partition: The rule that says which client holds which samples.
+        batch_size: Samples in a training batch.
+        root: Folder in which torchvision has stored the data set; nothing is downloaded.
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+        self.root = root
+
+    def load(self) -> Samples:
+        """The images as torchvision reads them."""
+        train, test = _open("FashionMNIST", self.root)
+        return Samples(
+            train.data.unsqueeze(1),
+            train.targets.long(),
+            tuple(train.classes),
+            test.data.unsqueeze(1),
+            test.targets.long(),
+        )
+
+
+class EMNIST(FederatedDataModule):
+    """EMNIST: grey images of 28 x 28 pixels of handwritten letters (26 classes) or letters and digits (62).
+
+    The images stand upright (the published files hold them transposed), and letters count from 0.
+
+    Args:
+        partition: The rule that says which client holds which samples.
+        batch_size: Samples in a training batch.
+        root: Folder in which torchvision has stored the data set; nothing is downloaded.
+        split: ``letters`` (upper and lower case as one) or ``byclass`` (digits, upper case, lower case).
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(4),)  # a mirrored letter is not that letter
+
+    def __init__(
+        self,
+        partition: Partitioner,
+        batch_size: int = 50,
+        *,
+        root: str = "data",
+        split: Literal["letters", "byclass"] = "letters",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+        if split not in ("letters", "byclass"):
+            raise ValueError(f"split must be 'letters' or 'byclass', got {split!r}")
+        self.root = root
+        self.split = split
+
+    def load(self) -> Samples:
+        """The images as torchvision reads them, upright."""
+        train, test = _open("EMNIST", self.root, split=self.split)
+        first = 1 if self.split == "letters" else 0
+        names = string.ascii_lowercase if first else string.digits + string.ascii_uppercase + string.ascii_lowercase
+
+        def upright(data: Any) -> Tensor:
+            images: Tensor = data.data.transpose(1, 2).contiguous().unsqueeze(1)
+            return images
+
+        return Samples(
+            upright(train), train.targets.long() - first, tuple(names), upright(test), test.targets.long() - first
+        )
+
+
+def _load_cifar(name: str, root: str) -> Samples:
+    train, test = _open(name, root)
+
+    def tensors(data: Any) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(
+            data.targets, dtype=torch.int64
+        )
+
+    return Samples(*tensors(train), tuple(train.classes), *tensors(test))
+
+
+def _open(name: str, root: str, **options: str) -> tuple[Any, Any]:
+    """Open torchvision's training and test set, or say how to get them."""
+    import torchvision
+
+    make: Callable[..., Any] = getattr(torchvision.datasets, name)
+    try:
+        return make(root, train=True, download=False, **options), make(root, train=False, download=False, **options)
+    except RuntimeError as error:
+        arguments = "".join(f", {key}={value!r}" for key, value in options.items())
+        raise FileNotFoundError(
+            f"no {name} under {root!r} ({error}). Expected the folder that torchvision makes there; nothing is "
+            f'downloaded unasked. Get it once with: python -c "from torchvision.datasets import {name}; '
+            f"{name}({root!r}{arguments}, download=True)\", or set 'root' to where it is"
+        ) from error

@@ -1,0 +1,36 @@
+"""Partition rules: which client holds which samples.
+
+Every rule is a :class:`Partitioner` with ``partition(labels) -> list of index arrays``, a pure function of (labels,
+arguments, seed). This module gathers them all under one name.
+"""
+
+from pfl_lightning.datamodules.clients.views import ClientView
+from pfl_lightning.datamodules.counting import class_counts
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+from pfl_lightning.datamodules.partition.dirichlet import DirichletOverClasses, DirichletOverClients
+from pfl_lightning.datamodules.partition.domains import Domains
+from pfl_lightning.datamodules.partition.file import FromFile, save_partition
+from pfl_lightning.datamodules.partition.quantity import Quantity
+from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
+from pfl_lightning.datamodules.partition.shift import ConceptShift, FeatureShift
+from pfl_lightning.datamodules.partition.transform import Wrapper
+
+__all__ = [
+    "IID",
+    "ClassesPerClient",
+    "ClientView",
+    "ConceptShift",
+    "DirichletOverClasses",
+    "DirichletOverClients",
+    "Domains",
+    "DominantClasses",
+    "FeatureShift",
+    "FromFile",
+    "PartitionError",
+    "Partitioner",
+    "Quantity",
+    "Wrapper",
+    "class_counts",
+    "dominant_groups",
+    "save_partition",
+]

@@ -1,0 +1,129 @@
+"""Partition rules that draw proportions from a Dirichlet distribution, without retries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pfl_lightning.datamodules.counting import Floats, Ints, deal, fill, round_rows, spread_offsets
+from pfl_lightning.datamodules.partition.base import (
+    RULE_STREAM,
+    Partitioner,
+    PartitionError,
+    check_labels,
+    check_sizes,
+    check_total,
+)
+
+
+class DirichletOverClients(Partitioner):
+    """For each class, proportions over the clients from Dir(alpha) (FedPAC C.8).
+
+    All samples are dealt out, in sizes that differ widely. Clients that end up below ``min_samples`` take samples
+    from the currently largest client, of the class that their own draw favours most among those it holds: no draw is
+    ever repeated.
+
+    Args:
+        num_clients: Number of clients m.
+        alpha: Concentration of the symmetric Dirichlet distribution, above 0; the smaller, the fewer clients share a
+            class.
+        samples_per_client: None for the sizes that come out of the draw. Otherwise every client gets this size (or
+            its own from a list of one size a client), in the class proportions of its draw as far as the classes last.
+        min_samples: Samples that every client has at least, when the sizes come out of the draw.
+        seed: Seed of the random choice.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        alpha: float = 0.5,
+        samples_per_client: int | list[int] | None = None,
+        min_samples: int = 10,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(num_clients, seed)
+        if min_samples < 1:
+            raise ValueError(f"min_samples must be at least 1 (a client cannot be empty), got {min_samples}")
+        self.alpha = check_alpha(alpha)
+        self.samples_per_client = samples_per_client
+        self.min_samples = min_samples
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """Deal each class by its own draw, see :meth:`Partitioner.partition`."""
+        array = check_labels(labels)
+        rng = self.rng(RULE_STREAM)
+        supply = np.bincount(array).astype(np.int64)
+        shares = rng.dirichlet(np.full(self.num_clients, self.alpha), size=len(supply))  # (C, m)
+        if self.samples_per_client is not None:
+            sizes = check_sizes(self.samples_per_client, self.num_clients)
+            check_total(sizes, len(array))
+            return deal(array, fill(shares.T * supply, sizes, supply, rng), rng)
+        counts = round_rows(shares * supply[:, None], spread_offsets(len(supply), rng.random())).T
+        return deal(array, self._raise_to_minimum(counts.copy(), shares.T), rng)
+
+    def _raise_to_minimum(self, counts: Ints, shares: Floats) -> Ints:
+        needed, total = self.num_clients * self.min_samples, int(counts.sum())
+        possible = total // self.num_clients
+        if needed > total:
+            raise PartitionError(
+                f"{self.num_clients} clients of at least {self.min_samples} samples need {needed}, the data have "
+                f"{total} ({needed - total} short): lower min_samples to at most {possible} or num_clients"
+            )
+        sizes = counts.sum(axis=1)
+        for client in np.flatnonzero(sizes < self.min_samples):
+            # Every pass fills the client, exhausts one class of a donor or brings a donor down to the minimum.
+            while (missing := int(self.min_samples - sizes[client])) > 0:
+                donor = int(sizes.argmax())
+                favoured = int(np.where(counts[donor] > 0, shares[client], -1.0).argmax())
+                moved = min(missing, int(counts[donor, favoured]), int(sizes[donor]) - self.min_samples)
+                counts[donor, favoured] -= moved
+                counts[client, favoured] += moved
+                sizes[donor] -= moved
+                sizes[client] += moved
+        return counts
+
+
+class DirichletOverClasses(Partitioner):
+    """For each client of equal size, class proportions from Dir(alpha) (FedClassAvg D-non-iid, Calibre D).
+
+    A class that runs out is replaced by the client's own other classes, in the proportions of its draw; a client
+    whose every class has run out takes what is left. Sizes are always exact.
+
+    Args:
+        num_clients: Number of clients m.
+        alpha: Concentration of the symmetric Dirichlet distribution, above 0; the smaller, the fewer classes a client
+            holds.
+        samples_per_client: Size of each client, or one size a client; None for the greatest equal size, N // m.
+        seed: Seed of the random choice.
+    """
+
+    def __init__(
+        self, num_clients: int, alpha: float = 0.5, samples_per_client: int | list[int] | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(num_clients, seed)
+        self.alpha = check_alpha(alpha)
+        self.samples_per_client = samples_per_client
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """Fill each client by its own draw, see :meth:`Partitioner.partition`."""
+        array = check_labels(labels)
+        rng = self.rng(RULE_STREAM)
+        supply = np.bincount(array).astype(np.int64)
+        asked = self.samples_per_client
+        sizes = check_sizes(max(len(array) // self.num_clients, 1) if asked is None else asked, self.num_clients)
+        check_total(sizes, len(array))
+        shares = rng.dirichlet(np.full(len(supply), self.alpha), size=self.num_clients)  # (m, C)
+        return deal(array, fill(shares, sizes, supply, rng), rng)
+
+
+def check_alpha(alpha: float) -> float:
+    """Check a Dirichlet concentration.
+
+    Raises:
+        ValueError: If it is not a finite number above 0.
+    """
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be a finite number above 0, got {alpha}")
+    return float(alpha)

@@ -1,0 +1,186 @@
+"""Clients by domain: photos for one, sketches for another."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pfl_lightning.datamodules.counting import Ints, split_by_sizes
+from pfl_lightning.datamodules.partition.base import (
+    RULE_STREAM,
+    TEST_STREAM,
+    Partitioner,
+    PartitionError,
+    check_labels,
+    check_sizes,
+)
+
+
+class Domains(Partitioner):
+    """One client a domain, or equally many clients a domain (DualFed, section 5.1).
+
+    Clients come in the order of the domains: of m clients on D domains, client k has domain ``k * D // m``. Each draws
+    its training samples at random from its domain. All samples of a domain that none of its clients draws are for
+    tests, and the domain's clients share them: each is tested on all of them, or on its own random choice of
+    ``test_samples_per_client``. ``validation_share`` is taken off the training samples, ``test_share`` is not used.
+
+    DualFed takes 500 training images a client on PACS and DomainNet, and 2,000 on Office-Home but 1,942 in its domain
+    Art: that is 80 % of Art's 2,427 images, and is what ``samples_per_client: 2000`` gives here.
+
+    Args:
+        num_clients: Number of clients m: the number of domains, or a multiple of it.
+        samples_per_client: Training samples of each client; a client whose domain is too small takes ``max_share`` of
+            it (divided among its clients), with a warning. A list gives every client its own size, exactly. None for
+            ``max_share`` of every domain.
+        max_share: Greatest share of a domain's samples that its clients may train on, between 0 and 1, so that test
+            samples remain. A list of sizes is bound only to leave one test sample.
+        seed: Seed of the random choice.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        samples_per_client: int | list[int] | None = None,
+        max_share: float = 0.8,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(num_clients, seed)
+        if not 0.0 < max_share < 1.0:
+            raise ValueError(f"max_share must be between 0 and 1, got {max_share}")
+        if samples_per_client is not None:
+            check_sizes(samples_per_client, self.num_clients)
+        self.samples_per_client = samples_per_client
+        self.max_share = max_share
+        self._names: tuple[str, ...] = ()
+        self._pools: list[Ints] = []
+
+    def with_domains(self, domains: Ints, names: Sequence[str]) -> Domains:
+        """This rule for the domains of a data set, see :meth:`Partitioner.with_domains`.
+
+        Raises:
+            PartitionError: If the number of clients is not a multiple of the number of domains, or a domain is empty.
+        """
+        if self.num_clients % len(names):
+            raise PartitionError(
+                f"Domains: num_clients is {self.num_clients}, the data have {len(names)} domains "
+                f"({', '.join(names)}): set num_clients to {len(names)} or a multiple of it, or choose other domains"
+            )
+        other = copy.copy(self)
+        other._names = tuple(names)
+        other._pools = [np.flatnonzero(domains == number).astype(np.int64) for number in range(len(names))]
+        return other
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """Draw every client's training samples from its domain, see :meth:`Partitioner.partition`."""
+        self._check(labels)
+        sizes = self._sizes()
+        wanted = self.samples_per_client
+        short = np.flatnonzero(sizes < wanted).tolist() if isinstance(wanted, int) else []
+        if short:
+            own = {self._names[self._domain_number(client)]: int(sizes[client]) for client in short}
+            told = ", ".join(f"{size} in {name!r}" for name, size in own.items())
+            warnings.warn(
+                f"Domains: {len(short)} client(s), the first {short[0]}, get fewer than {wanted} training samples, as "
+                f"their domain has no more (max_share {self.max_share}): {told}",
+                stacklevel=2,
+            )
+        return self._draw(sizes)[0]
+
+    def partition_test(
+        self,
+        test_labels: npt.NDArray[Any],
+        train_labels_per_client: Sequence[npt.NDArray[Any]],
+        samples_per_client: int | None = None,
+    ) -> list[Ints]:
+        """The samples of each client's domain that no client trains on.
+
+        Args:
+            test_labels: Class of every sample of the data set, shape (N,).
+            train_labels_per_client: Not used.
+            samples_per_client: Greatest size of a client's test part; None for all of these samples.
+
+        Returns:
+            One sorted index array a client; clients of one domain share samples.
+        """
+        self._check(test_labels)
+        if samples_per_client is not None and samples_per_client < 1:
+            raise ValueError(f"test samples_per_client must be at least 1 or None, got {samples_per_client}")
+        rests = self._draw(self._sizes())[1]
+        parts = []
+        for client in range(self.num_clients):
+            rest = rests[self._domain_number(client)]
+            if samples_per_client is not None and samples_per_client < len(rest):
+                rest = np.sort(self.rng(TEST_STREAM, client).choice(rest, samples_per_client, replace=False))
+            parts.append(rest)
+        return parts
+
+    @property
+    def fixed_test(self) -> bool:
+        """Whether the domains are known, so that the rule names the test samples."""
+        return bool(self._pools)
+
+    @property
+    def fixed_train(self) -> bool:
+        """Whether the domains are known: indices then keep the data set's own order."""
+        return bool(self._pools)
+
+    def _draw(self, sizes: Ints) -> tuple[list[Ints], list[Ints]]:
+        """Training samples of each client, and the samples of each domain that are left over, all sorted."""
+        parts: list[Ints] = []
+        rests: list[Ints] = []
+        each = self.num_clients // len(self._pools)
+        for number, pool in enumerate(self._pools):
+            own = sizes[number * each : (number + 1) * each]
+            order = self.rng(RULE_STREAM, number).permutation(pool)
+            *given, rest = split_by_sizes(order, np.append(own, len(order) - own.sum()))
+            parts += [np.sort(part) for part in given]
+            rests.append(np.sort(rest))
+        return parts, rests
+
+    def _sizes(self) -> Ints:
+        """Training samples of each client, shape (m,)."""
+        each = self.num_clients // len(self._pools)
+        have = np.array([len(pool) for pool in self._pools], dtype=np.int64)
+        allowed = np.minimum(np.floor(have * self.max_share + 0.5).astype(np.int64), have - 1)
+        most: Ints = np.repeat(np.maximum(allowed, 0) // each, each)
+        if (most == 0).any():
+            client = int(np.flatnonzero(most == 0)[0])
+            number = self._domain_number(client)
+            raise PartitionError(
+                f"Domains: client {client} gets no training sample: its domain {self._names[number]!r} has "
+                f"{have[number]} samples for {each} client(s) and their tests (max_share {self.max_share}): lower "
+                "num_clients, or leave the domain out"
+            )
+        if self.samples_per_client is None:
+            return most
+        sizes = check_sizes(self.samples_per_client, self.num_clients)
+        if isinstance(self.samples_per_client, int):
+            fitting: Ints = np.minimum(sizes, most)
+            return fitting
+        needed = sizes.reshape(-1, each).sum(axis=1)
+        if (needed >= have).any():
+            number = int(np.flatnonzero(needed >= have)[0])
+            raise PartitionError(
+                f"Domains: the {each} client(s) of domain {self._names[number]!r} (from client {number * each}) need "
+                f"{needed[number]} training samples and at least one for tests, the domain has {have[number]}: lower "
+                "their samples_per_client"
+            )
+        return sizes
+
+    def _domain_number(self, client: int) -> int:
+        return client * len(self._pools) // self.num_clients
+
+    def _check(self, labels: npt.NDArray[Any]) -> None:
+        if not self._pools:
+            raise PartitionError(
+                "Domains divides data whose samples have a domain, and these have none (or have a test set of their "
+                "own): use DomainFolders, or another rule"
+            )
+        given, known = len(check_labels(labels)), sum(map(len, self._pools))
+        if given != known:
+            raise PartitionError(f"Domains: expected the classes of all {known} samples, got {given}")

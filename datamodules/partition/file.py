@@ -1,0 +1,242 @@
+"""Partitions read from and written to files of index lists."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pfl_lightning.datamodules.clients.views import ClientView, views_from_arrays, views_to_arrays
+from pfl_lightning.datamodules.counting import Ints, split_by_sizes
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
+
+_PARTS = ("train", "validation", "test", "unlabelled")
+
+
+class FromFile(Partitioner):
+    """A partition given by index lists in a file.
+
+    The file holds a part ``train`` and perhaps ``test``, ``validation`` and ``unlabelled``, each with one list of
+    indices a client. An ``.npz`` file has them as integer arrays of shape (clients, samples), or, where clients differ
+    in size, as one flat array and an array ``<part>_sizes``; a ``.json`` file as an object of lists of lists. Indices
+    count samples in the data set's own order (an image folder: classes sorted, files sorted): ``train`` and
+    ``validation`` count the training set, ``test`` the test set; where the data set has no test set, all three count
+    the whole set. ``unlabelled`` counts the samples without labels; it is not used where there are none, and without it
+    they are dealt as under any other rule.
+
+    A file saved from clients that see their samples differently (FeatureShift, ConceptShift) also has ``rotations``
+    (degrees, one a client) or ``label_maps`` (shape (clients, classes)), and these clients see them so again.
+
+    Args:
+        path: The file, ``.npz`` or ``.json``; :func:`save_partition` writes both.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        PartitionError: If the file is not such a partition.
+    """
+
+    needs_labels = False
+
+    def __init__(self, path: str) -> None:
+        self.path = str(path)
+        parts, views = _read(Path(path))
+        if "train" not in parts:
+            raise PartitionError(f"{path}: expected index lists named 'train', found {sorted(parts) or 'nothing'}")
+        super().__init__(max(len(parts["train"]), 1))
+        for name, lists in parts.items():
+            if len(lists) != len(parts["train"]):
+                raise PartitionError(
+                    f"{path}: 'train' has {len(parts['train'])} clients, {name!r} has {len(lists)}: "
+                    "every part needs one index list a client"
+                )
+            _check_lists(f"{path}: {name!r}", lists)
+        empty = [client for client, part in enumerate(parts["train"]) if len(part) == 0]
+        if empty or not parts["train"]:
+            raise PartitionError(f"{path}: 'train' has no samples for client(s) {empty}: every client needs some")
+        self._parts = parts
+        self._views = views
+        if views and len(views) != self.num_clients:
+            raise PartitionError(
+                f"{path}: 'train' has {self.num_clients} clients, 'rotations' or 'label_maps' {len(views)}: give one a "
+                "client"
+            )
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """The file's training indices, checked against the labels, see :meth:`Partitioner.partition`."""
+        num_samples = len(check_labels(labels))
+        for name in ("train", "validation"):
+            self._check_range(name, num_samples, "training set")
+        everything = np.concatenate([*self._parts["train"], *self._parts.get("validation", [])])
+        repeated = len(everything) - len(np.unique(everything))
+        if repeated:
+            warnings.warn(
+                f"{self.path}: {repeated} training indices belong to more than one client or part", stacklevel=2
+            )
+        return list(self._parts["train"])
+
+    def partition_test(
+        self,
+        test_labels: npt.NDArray[Any],
+        train_labels_per_client: Sequence[npt.NDArray[Any]],
+        samples_per_client: int | None = None,
+    ) -> list[Ints]:
+        """The file's test indices; drawn to match the training parts if the file has none.
+
+        Args:
+            test_labels: Class of each test sample, shape (M,).
+            train_labels_per_client: The classes of each client's training samples; not used if the file has test
+                indices.
+            samples_per_client: Not used if the file has test indices.
+
+        Returns:
+            One index array into ``test_labels`` a client.
+
+        Raises:
+            PartitionError: If an index is out of range.
+        """
+        if "test" not in self._parts:
+            return super().partition_test(test_labels, train_labels_per_client, samples_per_client)
+        self._check_range("test", len(check_labels(test_labels)), "test set")
+        return list(self._parts["test"])
+
+    def client_view(self, client: int, num_classes: int) -> ClientView:
+        """The view that the file records for the client.
+
+        Raises:
+            PartitionError: If it is of other classes.
+        """
+        view = self._views[client] if self._views else ClientView()
+        if view.label_map is not None and len(view.label_map) != num_classes:
+            raise PartitionError(
+                f"{self.path}: 'label_maps' of client {client} has {len(view.label_map)} classes, the data have "
+                f"{num_classes}: is the file for another data set?"
+            )
+        return view
+
+    @property
+    def fixed_test(self) -> bool:
+        """Whether the file has test indices."""
+        return "test" in self._parts
+
+    @property
+    def fixed_train(self) -> bool:
+        """True: the file's indices count the data set's own order."""
+        return True
+
+    def fixed_validation(self) -> list[Ints] | None:
+        """The file's validation indices, None if it has none."""
+        return list(self._parts["validation"]) if "validation" in self._parts else None
+
+    def fixed_unlabelled(self, num_samples: int) -> list[Ints] | None:
+        """The file's samples without labels, None if it has none.
+
+        Raises:
+            PartitionError: If an index is out of range.
+        """
+        if "unlabelled" not in self._parts:
+            return None
+        self._check_range("unlabelled", num_samples, "unlabelled set")
+        return list(self._parts["unlabelled"])
+
+    def _check_range(self, name: str, num_samples: int, what: str) -> None:
+        for client, part in enumerate(self._parts.get(name, [])):
+            if len(part) and int(part.max()) >= num_samples:
+                raise PartitionError(
+                    f"{self.path}: {name!r} of client {client} names index {part.max()}, the {what} has {num_samples} "
+                    f"samples (0 to {num_samples - 1}): is the file for another data set?"
+                )
+
+
+def save_partition(
+    path: str | Path,
+    train: Sequence[npt.NDArray[Any]],
+    test: Sequence[npt.NDArray[Any]] | None = None,
+    validation: Sequence[npt.NDArray[Any]] | None = None,
+    views: Sequence[ClientView] | None = None,
+    unlabelled: Sequence[npt.NDArray[Any]] | None = None,
+) -> None:
+    """Write index lists into a file that :class:`FromFile` reads back unchanged.
+
+    Args:
+        path: The file to write, ``.npz`` (compact) or ``.json`` (readable); missing folders are made.
+        train: One array of training indices a client.
+        test: One array of test indices a client, if there are any.
+        validation: One array of validation indices a client, if there are any.
+        views: How each client sees its samples; None where all see them as they are.
+        unlabelled: One array of indices of samples without labels a client, if there are any.
+
+    Raises:
+        ValueError: If the ending is another.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    given = zip(_PARTS, (train, validation, test, unlabelled), strict=True)
+    parts = {name: part for name, part in given if part is not None}
+    seen = views_to_arrays(views or [])
+    if target.suffix == ".json":
+        lists = {name: [np.asarray(own).tolist() for own in part] for name, part in parts.items()}
+        lists |= {name: array.tolist() for name, array in seen.items()}
+        target.write_text(json.dumps(lists) + "\n", encoding="utf-8")
+    elif target.suffix == ".npz":
+        arrays: dict[str, npt.NDArray[Any]] = dict(seen)
+        for name, part in parts.items():
+            arrays[name] = np.concatenate([np.asarray(own, dtype=np.int64) for own in part])
+            arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
+        np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
+    else:
+        raise ValueError(f"a partition is saved as .npz or .json, got {target.name!r}")
+
+
+def _read(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]:
+    """The parts that a file has, and the views, none if it records none."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no partition file at {path}: expected an .npz or .json file of index lists")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as arrays:
+                content = {name: arrays[name] for name in arrays.files}
+            return {name: _from_array(content, name) for name in _PARTS if name in content}, views_from_arrays(content)
+        if path.suffix == ".json":
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
+                raise ValueError(f"expected an object, got a {type(content).__name__}")
+            parts = {name: [_to_ints(own) for own in content[name]] for name in _PARTS if name in content}
+            return parts, views_from_arrays(content)
+    except (ValueError, TypeError, OSError, EOFError, OverflowError) as error:
+        raise PartitionError(
+            f"{path} is not a partition (index lists named train, validation, test): {error}"
+        ) from error
+    raise PartitionError(f"{path}: expected a file that ends in .npz or .json")
+
+
+def _from_array(content: dict[str, npt.NDArray[Any]], name: str) -> list[Ints]:
+    array = content[name]
+    if f"{name}_sizes" in content:
+        sizes = _to_ints(content[f"{name}_sizes"])
+        if array.ndim != 1 or sizes.sum() != len(array) or (sizes < 0).any():
+            raise ValueError(f"{name!r} has shape {array.shape}, {name}_sizes adds up to {sizes.sum()}")
+        return split_by_sizes(_to_ints(array), sizes)
+    if array.ndim != 2:
+        raise ValueError(f"{name!r} should have shape (clients, samples), got {array.shape}")
+    return [_to_ints(row) for row in array]
+
+
+def _to_ints(values: Any) -> Ints:
+    array = np.asarray(values)
+    if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"expected a list of whole numbers, got {array.dtype} of shape {array.shape}")
+    return array.astype(np.int64)
+
+
+def _check_lists(where: str, lists: list[Ints]) -> None:
+    for client, own in enumerate(lists):
+        if len(own) and own.min() < 0:
+            raise PartitionError(f"{where} of client {client} has a negative index {own.min()}: indices count from 0")
+        values, times = np.unique(own, return_counts=True)
+        if (times > 1).any():
+            raise PartitionError(f"{where} of client {client} names index {values[times > 1][0]} more than once")

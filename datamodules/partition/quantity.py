@@ -1,0 +1,76 @@
+"""Client sizes drawn at random, on top of any partition rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pfl_lightning.datamodules.counting import Ints, apportion, take_per_class
+from pfl_lightning.datamodules.partition.base import QUANTITY_STREAM, Partitioner, PartitionError, check_labels
+from pfl_lightning.datamodules.partition.transform import Wrapper
+
+
+class Quantity(Wrapper):
+    """Sizes drawn per client on top of any rule (FedPAC C.6: 300, 600 or 1200 samples).
+
+    A rule with ``samples_per_client`` is asked for the drawn sizes directly. From the parts of any other rule (a
+    file, a rule of one's own) each client keeps a random subset of the drawn size in the part's class proportions.
+
+    Args:
+        base: The rule that says which classes a client holds; its own sizes are replaced.
+        sizes: The sizes to draw from, all equally likely.
+        seed: Seed of the drawn sizes.
+    """
+
+    def __init__(self, base: Partitioner, sizes: Sequence[int] = (300, 600, 1200), seed: int = 0) -> None:
+        super().__init__(base, seed)
+        if len(sizes) == 0 or min(sizes) < 1:
+            raise ValueError(f"sizes must be at least one number of at least 1, got {sizes}")
+        self.sizes = [int(size) for size in sizes]
+
+    def client_sizes(self) -> Ints:
+        """The size drawn for each client, shape (m,)."""
+        return self.rng(QUANTITY_STREAM).choice(np.asarray(self.sizes), self.num_clients).astype(np.int64)
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """Partition by the base rule with the drawn sizes, see :meth:`Partitioner.partition`."""
+        sized = self._sized_base()
+        if sized is not None:
+            return list(sized.partition(labels))
+        sizes, array = self.client_sizes(), check_labels(labels)
+        parts = self.base.partition(array)
+        return [self._thin(client, part, array[part], sizes[client]) for client, part in enumerate(parts)]
+
+    def partition_test(
+        self,
+        test_labels: npt.NDArray[Any],
+        train_labels_per_client: Sequence[npt.NDArray[Any]],
+        samples_per_client: int | None = None,
+    ) -> list[Ints]:
+        """The base rule's test parts, which follow the drawn training parts."""
+        rule = self._sized_base() or self.base  # a rule by domains tests on what its clients of these sizes leave
+        return rule.partition_test(test_labels, train_labels_per_client, samples_per_client)
+
+    def with_sizes(self, sizes: list[int]) -> None:
+        """None: the sizes are drawn."""
+        return None
+
+    def fixed_validation(self) -> None:
+        """None: a file's validation samples belong to the sizes that are replaced."""
+        return None
+
+    def _sized_base(self) -> Partitioner | None:
+        return self.base.with_sizes(self.client_sizes().tolist())
+
+    def _thin(self, client: int, part: Ints, labels: Ints, size: int) -> Ints:
+        if len(part) < size:
+            raise PartitionError(
+                f"client {client} has {len(part)} samples, {size} drawn for it ({size - len(part)} short): "
+                "lower sizes, or give the base rule more samples per client"
+            )
+        held = np.bincount(labels)[None]
+        counts = apportion(held * (size / len(part)), np.array([size]), np.zeros_like(held), held)
+        return part[take_per_class(labels, counts[0], self.rng(QUANTITY_STREAM, client))]

@@ -1,0 +1,229 @@
+"""Partition rules in which a client's classes are chosen by design: IID, dominant classes, classes per client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pfl_lightning.datamodules.counting import (
+    Floats,
+    Ints,
+    deal,
+    largest_size,
+    round_rows,
+    split_by_sizes,
+    spread_offsets,
+)
+from pfl_lightning.datamodules.partition.base import (
+    RULE_STREAM,
+    Partitioner,
+    PartitionError,
+    check_labels,
+    check_sizes,
+    check_total,
+)
+
+
+class IID(Partitioner):
+    """Every client draws from the whole data set, without replacement.
+
+    Args:
+        num_clients: Number of clients m.
+        samples_per_client: Size of each client, or one size a client; None deals out everything, in sizes that differ
+            by one sample at most.
+        seed: Seed of the random choice.
+    """
+
+    needs_labels = False
+
+    def __init__(self, num_clients: int, samples_per_client: int | list[int] | None = None, seed: int = 0) -> None:
+        super().__init__(num_clients, seed)
+        self.samples_per_client = samples_per_client
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """Deal shuffled samples, see :meth:`Partitioner.partition`."""
+        num_samples = len(check_labels(labels))
+        if self.samples_per_client is None:
+            sizes = np.full(self.num_clients, num_samples // self.num_clients)
+            sizes[: num_samples % self.num_clients] += 1
+            if num_samples < self.num_clients:
+                raise PartitionError(
+                    f"{self.num_clients} clients need a sample each, the data have {num_samples} "
+                    f"({self.num_clients - num_samples} short): lower num_clients to at most {num_samples}"
+                )
+        else:
+            sizes = check_sizes(self.samples_per_client, self.num_clients)
+            check_total(sizes, num_samples)
+        order = self.rng(RULE_STREAM).permutation(num_samples).astype(np.int64)
+        return [np.sort(part) for part in split_by_sizes(order, sizes)]
+
+
+class DominantClasses(Partitioner):
+    """FedPAC's partition: clients of equal size with a few dominant classes each (ICLR 2023, section 5.1 and B.2).
+
+    A share of every client's samples is spread evenly over all classes, the rest evenly over the dominant classes of
+    its group. Clients are dealt to groups evenly and in contiguous blocks, as in the paper's figures: client k of m
+    belongs to group ``k * len(groups) // m``. Fractions of a sample are rounded such that every client has its exact
+    size and each count is within one of its share.
+
+    Args:
+        num_clients: Number of clients m.
+        samples_per_client: Size of each client, or one size a client; None for the greatest equal size that the data
+            allow.
+        uniform_share: Share s of the samples that is spread over all classes, between 0 and 1.
+        groups: Dominant classes of each group. None for the paper's: three consecutive classes, starting at every
+            second class (10 classes: 0-2, 2-4, 4-6, 6-8, 8-0; other numbers of classes likewise, wrapping around at
+            the end), and digits, upper case and lower case for the 62 classes of EMNIST byclass.
+        seed: Seed of the random choice.
+        overlap: Whether clients may share samples where a class is short. Without, they are disjoint; the paper's 100
+            clients of 600 samples on the 50,000 images of CIFAR-10 are possible only with it. With it, one client's
+            validation images may be another client's training images, as each client's are split by themselves.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        samples_per_client: int | list[int] | None = None,
+        uniform_share: float = 0.2,
+        groups: list[list[int]] | None = None,
+        seed: int = 0,
+        overlap: bool = False,
+    ) -> None:
+        super().__init__(num_clients, seed)
+        if not 0.0 <= uniform_share <= 1.0:
+            raise ValueError(f"uniform_share must be between 0 and 1, got {uniform_share}")
+        if groups is not None and (not groups or not all(groups)):
+            raise ValueError(f"groups must be non-empty lists of dominant classes, got {groups}")
+        self.samples_per_client = samples_per_client
+        self.uniform_share = uniform_share
+        self.groups = groups
+        self.overlap = overlap
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """Deal the dominant classes, see :meth:`Partitioner.partition`."""
+        array = check_labels(labels)
+        shares = self._shares(int(array.max()) + 1)
+        return deal_shares(self, array, shares, self.samples_per_client, self.rng(RULE_STREAM), self.overlap)
+
+    def _shares(self, num_classes: int) -> Floats:
+        groups = self.groups or dominant_groups(num_classes)
+        highest = max(max(group) for group in groups)
+        if highest >= num_classes or min(min(group) for group in groups) < 0:
+            raise PartitionError(f"groups name class {highest}, the data have classes 0 to {num_classes - 1}")
+        shares = np.full((self.num_clients, num_classes), self.uniform_share / num_classes)
+        for client in range(self.num_clients):
+            group = sorted(set(groups[client * len(groups) // self.num_clients]))
+            shares[client, group] += (1.0 - self.uniform_share) / len(group)
+        return shares
+
+
+class ClassesPerClient(Partitioner):
+    """Every client holds S classes in equal amounts (DC-PFL, FedClassAvg, Calibre Q-non-iid, FedPAC C.7).
+
+    The classes are dealt like shuffled decks of cards: every client gets exactly S distinct classes, and the numbers of
+    clients that hold a class differ by one at most. Every client has the same size, its classes differ by one sample.
+
+    Args:
+        num_clients: Number of clients m.
+        classes_per_client: Number of classes S of each client; or a list with one number a group of clients (FedPAC
+            C.7: 3, 3, 5, 5, 8), where client k of m belongs to group ``k * len(list) // m``.
+        samples_per_client: Size of each client, or one size a client; None for the greatest equal size that the data
+            allow.
+        seed: Seed of the random choice.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        classes_per_client: int | list[int] = 2,
+        samples_per_client: int | list[int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(num_clients, seed)
+        per_group = [classes_per_client] if isinstance(classes_per_client, int) else list(classes_per_client)
+        if not per_group or min(per_group) < 1:
+            raise ValueError(f"classes_per_client must be at least 1, got {classes_per_client}")
+        self.classes_per_client = classes_per_client
+        self.samples_per_client = samples_per_client
+        groups = np.arange(self.num_clients) * len(per_group) // self.num_clients
+        self._num_held = np.asarray(per_group)[groups]
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """Deal the classes, then the samples, see :meth:`Partitioner.partition`."""
+        array = check_labels(labels)
+        num_classes = int(array.max()) + 1
+        rng = self.rng(RULE_STREAM)
+        shares = self._deal_classes(num_classes, rng) / self._num_held[:, None]
+        return deal_shares(self, array, shares, self.samples_per_client, rng)
+
+    def _deal_classes(self, num_classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+        if self._num_held.max() > num_classes:
+            raise PartitionError(
+                f"client {self._num_held.argmax()} should hold {self._num_held.max()} classes, the data have "
+                f"{num_classes}: lower classes_per_client"
+            )
+        held = np.zeros((self.num_clients, num_classes), dtype=np.bool_)
+        holders = np.zeros(num_classes)
+        for client in rng.permutation(self.num_clients):
+            # The classes with the fewest holders come first, in random order among equals.
+            chosen = np.argsort(holders + rng.random(num_classes) * 0.5)[: self._num_held[client]]
+            held[client, chosen] = True
+            holders[chosen] += 1
+        return held
+
+
+def deal_shares(
+    rule: Partitioner,
+    labels: Ints,
+    shares: Floats,
+    samples_per_client: int | list[int] | None,
+    rng: np.random.Generator,
+    overlap: bool = False,
+) -> list[Ints]:
+    """Deal samples to clients of known sizes in fixed class proportions.
+
+    Args:
+        rule: The rule that asks, named in errors.
+        labels: Class of each sample, shape (N,).
+        shares: Class proportions of each client, shape (m, C), rows sum to one.
+        samples_per_client: Size of each client, or one size a client; None for the greatest equal size.
+        rng: Source of the choice.
+        overlap: Whether clients may share samples where a class is short.
+
+    Returns:
+        One sorted index array a client.
+
+    Raises:
+        PartitionError: If a class is short.
+    """
+    supply = np.bincount(labels, minlength=shares.shape[1]).astype(np.int64)
+    offsets = spread_offsets(len(shares), rng.random())
+    possible = largest_size(shares, supply, offsets)
+    asked = max(possible, 1) if samples_per_client is None else samples_per_client
+    sizes = check_sizes(asked, len(shares))
+    counts = round_rows(shares * sizes[:, None], offsets)
+    needed = counts.max(axis=0) if overlap else counts.sum(axis=0)
+    if (needed > supply).any():
+        worst = int(np.argmax(needed - supply))
+        raise PartitionError(
+            f"{type(rule).__name__}: class {worst} has {supply[worst]} samples, {needed[worst]} needed "
+            f"({needed[worst] - supply[worst]} short) by {int((counts[:, worst] > 0).sum())} clients: "
+            + (f"lower samples_per_client to at most {possible}, or num_clients" if possible else "lower num_clients")
+        )
+    return deal(labels, counts, rng)
+
+
+def dominant_groups(num_classes: int) -> list[list[int]]:
+    """FedPAC's dominant classes, see :class:`DominantClasses`.
+
+    Args:
+        num_classes: Number of classes C.
+
+    Returns:
+        The classes of each group.
+    """
+    if num_classes == 62:  # EMNIST byclass: 10 digits, 26 upper-case and 26 lower-case letters
+        return [list(range(10)), list(range(10, 36)), list(range(36, 62))]
+    return [[(start + i) % num_classes for i in range(3)] for start in range(0, num_classes, 2)]

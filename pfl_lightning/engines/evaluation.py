@@ -1,0 +1,88 @@
+"""One client's model on one of its own parts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FitData, PartSource
+from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
+from pfl_lightning.functional import nearest_neighbour_accuracy
+from pfl_lightning.metrics import PartScore
+from pfl_lightning.state.tensors import load_state
+
+__all__ = ["PartScores", "load_own_state", "score_neighbours", "score_part", "score_parts"]
+
+PartScores = tuple[PartScore | None, PartScore | None]
+"""Of the validation and the test part; ``None`` where there is none."""
+
+
+def score_part(model: nn.Module, part: PartSource, batch_size: int, environment: FitEnvironment) -> PartScore:
+    """Accuracy and mean cross entropy, without gradients.
+
+    Args:
+        model: From inputs to class scores (N, C), in evaluation mode.
+        part: The samples; at least one.
+        batch_size: Samples at a time.
+        environment: Device and precision.
+    """
+    right = torch.zeros((), dtype=torch.int64, device=environment.device)
+    loss = torch.zeros((), dtype=torch.float32, device=environment.device)  # whatever the default type is
+    for piece in part.split(batch_size):
+        x, y = piece.loader(batch_size, device=environment.device).tensors()
+        with environment.forward_context():
+            scores = model(environment.convert_input(x))
+        right += (scores.argmax(1) == y).sum()
+        loss += F.cross_entropy(scores.float(), y, reduction="sum")
+    return PartScore(float(right) / len(part), float(loss) / len(part), len(part))
+
+
+def score_parts(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
+    """Scores of the model that the module holds, in evaluation mode, on the parts that are asked for."""
+
+    def score(part: PartSource | None) -> PartScore | None:
+        if part is None or not len(part):
+            return None
+        if client.is_judged_by_neighbours():
+            return score_neighbours(client, part, task.data, environment)
+        return score_part(client, part, task.data.eval_batch_size, environment)
+
+    return score(task.validation), score(task.test)
+
+
+def score_neighbours(
+    client: FederatedClient, part: PartSource, data: FitData, environment: FitEnvironment
+) -> PartScore:
+    """Accuracy of the nearest of the client's training samples, in the space of the features; there is no loss (NaN).
+
+    Args:
+        client: The model, in evaluation mode.
+        part: The samples; at least one.
+        data: The client's own training data.
+        environment: Device and precision.
+    """
+    known, classes = data.features(client.encoder)
+    right = 0.0
+    for piece in part.split(data.eval_batch_size):
+        inputs, targets = piece.loader(data.eval_batch_size, device=environment.device).tensors()
+        with environment.forward_context():
+            features = client.encoder(environment.convert_input(inputs))
+        right += len(piece) * float(nearest_neighbour_accuracy(known.float(), classes, features.float(), targets))
+    return PartScore(right / len(part), math.nan, len(part))
+
+
+def load_own_state(client: FederatedClient, task: EvaluationTask) -> None:
+    """Put the model that a client is evaluated with into the module of its architecture, before any fine-tuning.
+
+    It is the client's personal state under what the server would send now; or, for a method that evaluates the trained
+    models, the client's model after its last local fit.
+    """
+    if not task.trained:
+        load_state(client, task.stored)
+    client.receive(task.broadcast)
+    if task.trained:
+        load_state(client, task.stored)  # over the received weights; what else was received stays

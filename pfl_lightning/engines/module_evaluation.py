@@ -1,0 +1,218 @@
+"""A client that trains somebody's own LightningModule, judged by the module's own validation and test steps."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+
+from pfl_lightning.data import BatchSource, FitData, PartSource, class_of_batch
+from pfl_lightning.drop_in.client import ModuleClient
+from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.patching import call_step, patched
+from pfl_lightning.engines.tasks import FitEnvironment
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.metrics import PartScore
+
+__all__ = ["ClassScores", "StepsTask", "as_test_name", "forward_of", "needs_no_trainer", "run_steps", "score_module"]
+
+
+class ClassScores:
+    """Counts how often the greatest score is that of the right class, from what a module gives in its own steps.
+
+    Scores are what ``forward`` returned last in the step, where it has shape (N, C) for batches with classes (N,);
+    where the step does not call it, it is called on the inputs of batches (inputs, classes).
+
+    Args:
+        module: The module, in evaluation mode.
+        num_classes: Number of classes, C.
+    """
+
+    def __init__(self, module: nn.Module, num_classes: int) -> None:
+        self._module, self._num_classes = module, num_classes
+        self._given: Any = None
+        self._right, self._seen, self._missing = 0.0, 0, num_classes < 2
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See what ``forward`` returns inside."""
+        handle = self._module.register_forward_hook(self._keep)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _keep(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        self._given = output
+
+    def see(self, batch: Any, forward: Callable[[Any], Any]) -> None:
+        """Count a batch, after the step.
+
+        Args:
+            batch: The batch.
+            forward: Gives the module's output for inputs, where the step has not.
+        """
+        classes = None if self._missing else class_of_batch(batch)
+        scores, self._given = self._given, None
+        if classes is not None and scores is None and isinstance(batch, tuple | list):
+            scores, self._given = forward(batch[0]), None
+        if classes is None or not isinstance(scores, Tensor) or scores.shape != (len(classes), self._num_classes):
+            self._missing = True
+            return
+        self._right += float((scores.argmax(1) == classes).sum())
+        self._seen += len(classes)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples classified rightly; NaN where scores or classes were missing."""
+        return math.nan if self._missing or not self._seen else self._right / self._seen
+
+
+@dataclass(frozen=True)
+class StepsTask:
+    """Which of a module's steps are to run, over what.
+
+    Attributes:
+        client: The client, in evaluation mode.
+        stage: ``"validation"`` or ``"test"``.
+        part: The samples.
+        data: The client's settings.
+        environment: Device and precision.
+        scores: Is shown every batch.
+    """
+
+    client: ModuleClient
+    stage: str
+    part: PartSource
+    data: FitData
+    environment: FitEnvironment
+    scores: ClassScores
+
+    def loader(self, device: torch.device) -> BatchSource:
+        """The batches."""
+        return self.part.loader(self.data.eval_batch_size, device=device)
+
+
+def score_module(
+    client: ModuleClient,
+    part: PartSource,
+    stage: str,
+    data: FitData,
+    environment: FitEnvironment,
+    run: Callable[[StepsTask], dict[str, float]],
+) -> PartScore:
+    """What a module logs on a part, and its accuracy where ``forward`` gives class scores; the loss is not known (NaN).
+
+    Args:
+        client: The client, in evaluation mode.
+        part: The samples; at least one.
+        stage: ``"validation"`` or ``"test"``: whose step is called. A module without a test step is judged by its
+            validation step, under names that begin with ``test_``; without both by its accuracy alone.
+        data: The client's settings.
+        environment: Device and precision.
+        run: Runs the steps; gives what the module logged.
+    """
+    module = client.module
+    scores = ClassScores(module, client.num_classes)
+    own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
+    client.reset_metrics()  # what a fine-tuning, or the other part, left
+    with scores.watching():
+        if own is None:
+            for batch in part.loader(data.eval_batch_size, device=environment.device):
+                scores.see(environment.convert_input(batch), forward_of(module, environment))
+            logged: dict[str, float] = {}
+        else:
+            logged = run(StepsTask(client, own, part, data, environment, scores))
+    if own is not None and own != stage:
+        logged = {as_test_name(name): value for name, value in logged.items()}
+    return PartScore(scores.accuracy, math.nan, len(part), logged)
+
+
+def as_test_name(name: str) -> str:
+    """What a value of the validation step is called on test parts: ``val_loss`` is ``test_loss``."""
+    for before in ("validation", "valid", "val"):
+        if name.startswith(before):
+            return f"test{name.removeprefix(before)}"
+    return f"test_{name}"
+
+
+def forward_of(module: nn.Module, environment: FitEnvironment) -> Callable[[Any], Any]:
+    """The module's forward pass in the precision of the run."""
+
+    def forward(inputs: Any) -> Any:
+        with environment.forward_context():
+            return module(inputs)
+
+    return forward
+
+
+def run_steps(task: StepsTask) -> dict[str, float]:
+    """The steps and hooks of a stage in a plain loop, without a Trainer.
+
+    Raises:
+        ConfigurationError: The module asks for its Trainer.
+    """
+    module, stage, environment, record = task.client.module, task.stage, task.environment, LogRecord()
+    step = getattr(module, f"{stage}_step")
+    with patched(module, log=record.log), needs_no_trainer(module):
+        _call(module, f"on_{stage}_start")
+        _call(module, f"on_{stage}_epoch_start")
+        for index, batch in enumerate(task.loader(environment.device)):
+            batch = environment.convert_input(batch)
+            record.start_batch(batch)
+            _call(module, f"on_{stage}_batch_start", batch, index, 0)
+            with environment.forward_context():
+                output = call_step(step, batch, index)
+            task.scores.see(batch, forward_of(module, environment))
+            _call(module, f"on_{stage}_batch_end", output, batch, index, 0)
+        record.start_batch(None)
+        _call(module, f"on_{stage}_epoch_end")
+        _call(module, f"on_{stage}_end")
+        return record.values()
+
+
+def _call(module: nn.Module, hook: str, *args: Any) -> None:
+    getattr(module, hook)(*args)
+
+
+@contextmanager
+def needs_no_trainer(module: nn.Module) -> Iterator[None]:
+    """Say what to do when a module asks for a Trainer that is not there."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "not attached to a `Trainer`" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{type(module).__name__} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like), and "
+            "FabricFit has no Trainer: use TrainerFit"
+        ) from error
+
+
+def warn_of_counters(module: L.LightningModule) -> None:
+    """Say that epochs and steps are not counted, to a module whose code asks for them: without a Trainer they are 0."""
+    of_lightning = set(dir(L.LightningModule))
+    functions = [
+        value
+        for base in type(module).__mro__
+        if not base.__module__.startswith(("torch.", "lightning."))
+        for name, value in vars(base).items()
+        if inspect.isfunction(value) and (name in of_lightning or not name.startswith("__"))
+    ]
+    used = {name for function in functions for name in function.__code__.co_names}
+    found = sorted(used & {"current_epoch", "global_step"})
+    if found:
+        warnings.warn(
+            f"{type(module).__name__} asks for {' and '.join(found)}, which FabricFit does not count: always 0. Use "
+            "TrainerFit if it matters",
+            stacklevel=2,
+        )

@@ -1,0 +1,261 @@
+"""Worker processes that take parcels of clients, and others in the place of those that die."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pfl_lightning.engines.ray.packing import Packed, unpack
+from pfl_lightning.engines.ray.worker import Parcel, Reply, Worker, versions
+from pfl_lightning.errors import ConfigurationError, FederationError
+
+__all__ = ["Job", "WorkerPool"]
+
+_log = logging.getLogger(__name__)
+
+MOST_DEATHS = 3
+"""Workers that may die on one parcel before the run is given up."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A parcel on its way.
+
+    Attributes:
+        parcel: What a worker gets.
+        method: What it does with it: the name of a method of :class:`Worker`.
+        about: Whom it is about, for messages.
+        deaths: Workers that died while they had it in hand.
+    """
+
+    parcel: Parcel
+    method: str
+    about: str
+    deaths: int = 0
+
+
+@dataclass(eq=False)
+class _Run:
+    """Jobs of a round or an evaluation, by number: those that no worker has yet, and replies that wait their turn."""
+
+    waiting: deque[tuple[int, Job]] = field(default_factory=deque)
+    done: dict[int, Reply] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Seat:
+    """A place for a worker. Of its jobs the first is in hand, the others wait in front of the worker."""
+
+    actor: Any
+    starting: Any  # the reference of Worker.prepare, until it has come
+    jobs: dict[Any, tuple[_Run, int, Job]] = field(default_factory=dict)  # by the reference of the reply
+
+
+class WorkerPool:
+    """A fixed number of workers.
+
+    Args:
+        ray: The module, connected.
+        num_workers: How many.
+        options: Ray's resources of a worker.
+        threads: Threads of a worker.
+        setup: What every worker has from the start.
+        data: Every client's data.
+        device: Where workers train, ``"cpu"`` or ``"cuda"``.
+        patience: Seconds to wait for a first worker.
+        take: Called with every reply, for its notices.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        num_workers: int,
+        options: dict[str, Any],
+        threads: int,
+        setup: Packed,
+        data: Packed,
+        device: str,
+        patience: float,
+        take: Callable[[Reply], None],
+    ) -> None:
+        self._ray, self._threads, self._patience, self._take, self._device = ray, threads, patience, take, device
+        # Ray retries nothing itself: a worker that dies is replaced here, where it is known what it had in hand.
+        self._make = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
+        self._wanted = f"{num_workers} workers with {options}"
+        self._inputs = [ray.put(setup)], [ray.put(data)]
+        self._failed_starts = 0
+        self._seats = [self._new_seat() for _ in range(num_workers)]
+
+    # ------------------------------------------------------------------ jobs
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """Replies in the order of the jobs, which are taken as workers become free.
+
+        Several runs may be under way: a validation in the middle of a round asks for its own replies.
+        """
+        self._replace_dead_idlers()
+        own, source, number, expected = _Run(), enumerate(jobs), 0, 0
+        most = 4 * len(self._seats)  # replies that may wait for an earlier one
+        exhausted = False
+        try:
+            while True:
+                while not exhausted and len(own.waiting) <= len(self._seats) and number - expected < most:
+                    found = next(source, None)
+                    if found is None:
+                        exhausted = True
+                    else:
+                        own.waiting.append(found)
+                        number += 1
+                self._hand_out(own)
+                if expected == number and exhausted:
+                    return
+                if expected not in own.done:
+                    self._collect()
+                while expected in own.done:
+                    expected += 1
+                    yield own.done.pop(expected - 1)
+        finally:  # left early: what is still in hand belongs to nobody
+            for seat in list(self._seats):
+                if any(run is own for run, _, _ in seat.jobs.values()):
+                    others = [entry for entry in seat.jobs.values() if entry[0] is not own]
+                    self._renew(seat)
+                    for run, place, job in reversed(others):
+                        run.waiting.appendleft((place, job))
+
+    def _replace_dead_idlers(self) -> None:
+        """A worker that died while it had nothing to do says so only when it is asked, and nobody is to blame."""
+        asked = [(seat, seat.actor.alive.remote()) for seat in self._seats if seat.starting is None and not seat.jobs]
+        for seat, answer in asked:
+            try:
+                self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                _log.warning("RayFit: an idle worker died; another one takes its place (%s)", _first_line(error))
+                self._renew(seat)
+
+    def _hand_out(self, run: _Run) -> None:
+        """One job for every free worker; a second one, so that it need not wait, while there are enough for all."""
+        ready = [seat for seat in self._seats if seat.starting is None]
+        for held in (0, 1):
+            for seat in ready:
+                if len(seat.jobs) == held and len(run.waiting) > held * len(self._seats):
+                    number, job = run.waiting.popleft()
+                    seat.jobs[getattr(seat.actor, job.method).remote(job.parcel)] = (run, number, job)
+
+    def _collect(self) -> None:
+        """Wait for a reply, for a worker that has started, or for news of one that died."""
+        starting = {seat.starting: seat for seat in self._seats if seat.starting is not None}
+        working = {reference: seat for seat in self._seats for reference in seat.jobs}
+        patience = None if len(starting) < len(self._seats) else self._patience
+        ready, _ = self._ray.wait([*starting, *working], num_returns=1, timeout=patience)
+        if not ready:
+            raise FederationError(
+                f"no worker has started within {self._patience:g} s; {self._wanted} were asked for, the cluster has "
+                f"{self._ray.available_resources()} free: ask for less, or raise start_timeout"
+            )
+        (reference,) = ready
+        seat = starting.get(reference) or working[reference]
+        try:
+            reply: Reply = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            if reference in starting:
+                self._not_started(seat, error)
+            else:
+                self._replace(seat, error)
+            return
+        self._take(reply)
+        if reference in starting:
+            self._started(seat, reply)
+        else:
+            run, number, _ = seat.jobs.pop(reference)
+            _raise_error(reply)
+            run.done[number] = reply
+
+    # ------------------------------------------------------------------ workers
+
+    def _new_seat(self) -> _Seat:
+        actor = self._make.remote(self._threads, sys.path)
+        return _Seat(actor, actor.prepare.remote(*self._inputs, self._device, versions()))
+
+    def _started(self, seat: _Seat, reply: Reply) -> None:
+        try:
+            _raise_error(reply)
+        except ImportError as error:
+            raise _cannot_import(error) from error
+        seat.starting, self._failed_starts = None, 0
+
+    def _not_started(self, seat: _Seat, error: Exception) -> None:
+        self._failed_starts += 1
+        if "No module named" in str(error) or "ModuleNotFoundError" in str(error):
+            raise _cannot_import(error) from error
+        if self._failed_starts < MOST_DEATHS:
+            self._renew(seat)
+            return
+        if all(other.starting is not None for other in self._seats):
+            raise FederationError(
+                f"{self._failed_starts} workers in turn have died while they started: {_first_line(error)}"
+            ) from error
+        self._seats.remove(seat)
+        self._failed_starts = 0
+        _log.warning(
+            "RayFit: a worker keeps dying while it starts; going on with %d (%s)", len(self._seats), _first_line(error)
+        )
+
+    def _replace(self, seat: _Seat, error: Exception) -> None:
+        """Let another worker do what a dead one had; a fit depends on its task alone: the result is the same."""
+        lost = list(seat.jobs.values())
+        job = lost[0][2]
+        job.deaths += 1
+        if job.deaths >= MOST_DEATHS:
+            raise FederationError(
+                f"{job.about}: {job.deaths} workers in turn have died on it, the last: {_first_line(error)}; "
+                "if the system killed them for want of memory, ask for fewer workers"
+            ) from error
+        _log.warning("RayFit: a worker died on %s, which runs again elsewhere (%s)", job.about, _first_line(error))
+        for run, number, again in reversed(lost):
+            run.waiting.appendleft((number, again))
+        self._renew(seat)
+
+    def _renew(self, seat: _Seat) -> None:
+        self._ray.kill(seat.actor)
+        fresh = self._new_seat()
+        seat.actor, seat.starting, seat.jobs = fresh.actor, fresh.starting, {}
+
+    def close(self) -> None:
+        """End all workers, whatever they have in hand."""
+        for seat in self._seats:
+            self._ray.kill(seat.actor)
+        self._seats = []
+
+
+class _InWorkerError(Exception):
+    """Shows, as the cause of an error, where in the worker it was raised."""
+
+    def __str__(self) -> str:
+        return f"in a worker process:\n{self.args[0]}"
+
+
+def _raise_error(reply: Reply) -> None:
+    if reply.error is not None:
+        error: Exception = unpack(reply.error)
+        raise error from _InWorkerError(reply.traceback)
+
+
+def _cannot_import(error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        "a worker cannot import what it needs; install pfl-lightning, and the modules with your own classes, on every "
+        f"node of the cluster. {_last_line(error)}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"

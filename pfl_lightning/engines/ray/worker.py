@@ -1,0 +1,303 @@
+"""What runs in a worker process: local fits and evaluations of parcels of clients, by an ordinary engine."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData
+from pfl_lightning.engines.base import LocalFit, with_own_state
+from pfl_lightning.engines.ray.packing import Packed, pack, unpack
+from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask, fit_data
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.messages import Broadcast, State
+
+__all__ = ["ClientWork", "Notice", "Parcel", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
+
+
+@dataclass(frozen=True)
+class TorchSwitches:
+    """What is set for torch as a whole, by hand or by the outer Trainer, and decides numbers or checks them."""
+
+    deterministic: bool
+    warn_only: bool
+    matmul: str
+    anomaly: bool
+    benchmark: bool
+
+    @classmethod
+    def read(cls) -> TorchSwitches:
+        """As they are in this process."""
+        return cls(
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.get_float32_matmul_precision(),
+            torch.is_anomaly_enabled(),
+            torch.backends.cudnn.benchmark,
+        )
+
+    def throw(self) -> None:
+        """Set them in this process."""
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.set_float32_matmul_precision(self.matmul)
+        torch.autograd.set_detect_anomaly(self.anomaly)
+        torch.backends.cudnn.benchmark = self.benchmark
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker has from the start, besides the data.
+
+    Attributes:
+        models: The module of each architecture.
+        engine: What trains and evaluates the clients.
+        environment: Of the outer Trainer; the device is the worker's own.
+        switches: What is set for torch as a whole.
+    """
+
+    models: tuple[FederatedClient, ...]
+    engine: LocalFit
+    environment: FitEnvironment
+    switches: TorchSwitches
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What travels for a client: all of a task but the data and the architecture.
+
+    Attributes:
+        model: Which architecture it has.
+        broadcast: What the server sent.
+        state: The client's stored state.
+        trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
+        validation: Whether the validation part is asked for.
+        test: Whether the test part is asked for.
+    """
+
+    model: int
+    broadcast: Broadcast
+    state: State
+    trained: bool = False
+    validation: bool = False
+    test: bool = False
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Clients for a worker.
+
+    Attributes:
+        work: A tuple of :class:`ClientWork`.
+        bundles: Tensors that several parcels have in common: the bundles' numbers and where Ray keeps them.
+        alive: Numbers of all bundles that parcels may still refer to; a worker forgets the others.
+    """
+
+    work: Packed
+    bundles: tuple[tuple[int, Any], ...] = ()
+    alive: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A warning, or a line of the package's log (which has no category)."""
+
+    text: str
+    category: type[Warning] | None = None
+    level: int = logging.WARNING
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What comes back.
+
+    Attributes:
+        value: The results; nothing when there was an error.
+        error: The error.
+        traceback: Where it happened.
+        notices: What was warned of and logged.
+    """
+
+    value: Packed | None
+    error: Packed | None = None
+    traceback: str = ""
+    notices: tuple[Notice, ...] = ()
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide whether workers compute what this process would."""
+    from pfl_lightning import __version__
+
+    own = {"pfl_lightning": __version__, "torch": torch.__version__, "lightning": L.__version__}
+    return own | {"Python": ".".join(platform.python_version_tuple()[:2])}
+
+
+class Worker:
+    """Fits and evaluates the clients that it is sent.
+
+    Args:
+        threads: Threads of a fit.
+        path: Where else to look for modules.
+        get: Gets what is kept under a reference; by default Ray's.
+    """
+
+    def __init__(self, threads: int, path: Sequence[str] = (), get: Callable[[Any], Any] | None = None) -> None:
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        torch.set_num_threads(threads)
+        self._bundles: dict[int, Sequence[Tensor]] = {}
+        self._get = get or _ray_get
+        self._models: tuple[FederatedClient, ...]
+        self._data: FederatedData
+        self._engine: LocalFit
+        self._environment: FitEnvironment
+
+    def prepare(self, setup: Sequence[Any], data: Sequence[Any], device: str, expected: dict[str, str]) -> Reply:
+        """Take the setup and the data, each in a sequence of one reference (which Ray would resolve otherwise)."""
+
+        def take() -> None:
+            if versions() != expected:  # first of all: another version may not even unpack them
+                raise ConfigurationError(
+                    f"a worker has other versions than this process: {versions()} there, {expected} here; the results "
+                    "would differ. Install the same on all nodes"
+                )
+            self._prepare(self._get(setup[0]), self._get(data[0]), torch.device(device))
+
+        return self._answer(take)
+
+    def alive(self) -> bool:
+        """Answer."""
+        return True
+
+    def fit(self, parcel: Parcel) -> Reply:
+        """Fit the clients of a parcel; the value is a list of their results."""
+        return self._answer(lambda: self._fit(parcel))
+
+    def evaluate(self, parcel: Parcel) -> Reply:
+        """Evaluate the clients of a parcel; the value is a list of their results."""
+        return self._answer(lambda: self._evaluate(parcel))
+
+    def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> None:
+        found: Setup = unpack(setup)
+        found.switches.throw()
+        self._data = unpack(data, copy=False)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
+        self._environment = replace(
+            found.environment, device=device, precision=_on_device(found.environment.precision, device)
+        )
+        self._models = tuple(model.to(device) for model in found.models)
+        self._engine = found.engine
+        self._engine.start(self._models, self._data, self._environment)
+
+    def _fit(self, parcel: Parcel) -> list[Any]:
+        environment = self._environment
+        tasks = [
+            (model, FitTask(work.broadcast.to(environment.device), work.state, data))
+            for work, model, data in self._clients(parcel, training=True)
+        ]
+        with torch.enable_grad(), _step_context(environment, training=True):
+            return self._results(tasks)
+
+    def _results(self, tasks: list[tuple[FederatedClient, FitTask]]) -> list[Any]:
+        results = self._engine.run(tasks, self._environment)
+        # What is packed shares the memory of the result, and a personal state is valid until the next one is asked for.
+        return [result if len(tasks) == 1 else with_own_state(result) for result in results]
+
+    @torch.no_grad()
+    def _evaluate(self, parcel: Parcel) -> list[Any]:
+        environment, tasks = self._environment, []
+        for work, model, data in self._clients(parcel, training=False):
+            parts = self._data.client_data(work.broadcast.client)
+            broadcast = work.broadcast.to(environment.device)
+            validation, test = parts.validation if work.validation else None, parts.test if work.test else None
+            tasks.append((model, EvaluationTask(broadcast, work.state, work.trained, data, validation, test)))
+        with _step_context(environment, training=False):
+            return list(self._engine.evaluate(tasks, environment))
+
+    def _clients(self, parcel: Parcel, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, Any]]:
+        self._bundles = {number: kept for number, kept in self._bundles.items() if number in parcel.alive}
+        for number, reference in parcel.bundles:
+            if number not in self._bundles:
+                self._bundles[number] = unpack(self._get(reference))
+        for work in unpack(parcel.work, self._bundles):
+            model = self._models[work.model]
+            data = fit_data(self._data, work.broadcast.client, model, self._environment, training=training)
+            yield work, model, data
+
+    @staticmethod
+    def _answer(compute: Callable[[], Any]) -> Reply:
+        with _noted() as notices:
+            try:
+                value, error, where = pack(compute()), None, ""
+            except Exception as found:
+                where = traceback.format_exc()  # before the error loses its frames
+                value, error = None, _packed_error(found)
+        return Reply(value, error, where, tuple(notices()))
+
+
+def _step_context(environment: FitEnvironment, *, training: bool) -> AbstractContextManager[Any]:
+    """What the outer Trainer has around a step: a default type, or autocast."""
+    precision = environment.precision
+    if precision is None:
+        return nullcontext()
+    return precision.train_step_context() if training else precision.val_step_context()
+
+
+def _ray_get(reference: Any) -> Any:
+    import ray
+
+    return ray.get(reference)
+
+
+def _packed_error(error: Exception) -> Packed:
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        packed = pack(error)
+        unpack(packed)
+        return packed
+    except Exception:  # an exception that does not survive pickling
+        likeness = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            likeness.add_note(note)
+        return pack(likeness)
+
+
+def _on_device(precision: Precision | None, device: torch.device) -> Precision | None:
+    """A mixed precision names its device."""
+    if isinstance(precision, MixedPrecision) and precision.device != device.type:
+        return MixedPrecision("16-mixed" if precision.precision == "16-mixed" else "bf16-mixed", device.type)
+    return precision
+
+
+@contextmanager
+def _noted() -> Iterator[Callable[[], list[Notice]]]:
+    """Collect warnings and the package's log, for the process that the user watches."""
+    logger, lines = logging.getLogger("pfl_lightning"), list[Notice]()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(Notice(record.getMessage(), level=record.levelno))  # type: ignore[method-assign]
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield lambda: [
+                *lines,
+                *(Notice(str(w.message), w.category, file=w.filename, line=w.lineno) for w in caught),
+            ]
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -1,0 +1,257 @@
+"""The default engine: a tight loop under the outer Trainer's precision and device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.engines.base import LocalFit, check_finite_losses, means, trains
+from pfl_lightning.engines.module_evaluation import needs_no_trainer, warn_of_counters
+from pfl_lightning.engines.optimizers import unpack_optimizers
+from pfl_lightning.engines.tasks import FitEnvironment, Losses
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.seeding import seeded_generator
+
+__all__ = ["FabricFit"]
+
+HOOKS_TAKEN = (
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_after_batch_transfer",
+)
+
+HOOKS_NOT_TAKEN = (
+    "on_fit_start",
+    "on_fit_end",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "optimizer_step",
+    "backward",
+    "lr_scheduler_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+)
+
+
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Of a data module."""
+
+
+class FabricFit(LocalFit):
+    """Trains one client after the other in a tight loop.
+
+    It honours ``training_step``, ``configure_optimizers`` with schedulers (interval ``"epoch"`` or ``"step"``), the
+    declared phases, gradient clipping, ``on_after_batch_transfer``, ``on_train_start``, ``on_train_epoch_start``,
+    ``on_train_batch_start``, ``on_after_backward``, ``on_before_optimizer_step``, ``on_train_batch_end``,
+    ``on_train_epoch_end``, ``on_train_end``, and the outer Trainer's precision and device. Manual optimization, several
+    optimizers and the other hooks need :class:`~pfl_lightning.engines.TrainerFit`.
+
+    A phase in which the encoder neither trains nor is random, on data that are not augmented, under the base's own
+    ``training_step``, runs on features that are computed once; the result is the same.
+
+    Args:
+        gradient_clip_val: See :class:`~pfl_lightning.engines.LocalFit`.
+        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.LocalFit`.
+        cache_features: Whether such phases use features that are computed once.
+    """
+
+    def __init__(
+        self,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str = "norm",
+        cache_features: bool = True,
+    ) -> None:
+        super().__init__(gradient_clip_val, gradient_clip_algorithm)
+        self.cache_features = cache_features
+
+    def run_phase(
+        self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
+    ) -> Losses:
+        """Train through one phase; see :meth:`LocalFit.run_phase`."""
+        _refuse_what_is_not_taken(client, context)
+        optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
+        scaler = new_scaler(environment)
+        generator = seeded_generator(environment.seed, purpose, context.round, context.client)
+        loader = context.data.loader(generator)
+        hooks = _Hooks(client.step_module)
+        steps: dict[str, list[Tensor]] = {}
+        with (
+            needs_no_trainer(client.step_module),
+            client.recorded_logs() as logged,
+            _features_in_place_of_inputs(self, client, context) as features,
+        ):
+            if features is not None and not loader.augmented:
+                loader = loader.with_inputs(features)
+            hooks.call("on_train_start")
+            for _ in range(phase.epochs):
+                hooks.call("on_train_epoch_start")
+                for index, batch in enumerate(loader):
+                    batch = hooks.transfer(environment.convert_input(batch))
+                    hooks.call("on_train_batch_start", batch, index)
+                    with environment.forward_context():
+                        output = client.training_step(batch, index)
+                    if output is None:
+                        raise ConfigurationError(
+                            f"{type(client).__name__}.training_step returned None to skip a batch, which FabricFit "
+                            "does not take; use TrainerFit"
+                        )
+                    terms = output if isinstance(output, dict) else {"loss": output}
+                    self._step(client, optimizer, scaler, terms["loss"], hooks)
+                    for name, value in terms.items():
+                        if isinstance(value, Tensor) and value.numel() == 1:
+                            steps.setdefault(name, []).append(value.detach())
+                    for entry in schedulers:
+                        if entry.every_step:
+                            entry.scheduler.step()
+                    hooks.call("on_train_batch_end", output, batch, index)
+                hooks.call("on_train_epoch_end")
+                check_finite_losses(steps["loss"], context, phase)
+                for entry in schedulers:
+                    if not entry.every_step:
+                        entry.scheduler.step()
+            hooks.call("on_train_end")
+        return means(steps | logged)
+
+    def _step(
+        self,
+        client: FederatedClient,
+        optimizer: Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        loss: Tensor,
+        hooks: _Hooks,
+    ) -> None:
+        optimizer.zero_grad()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        hooks.call("on_after_backward")
+        if scaler is not None and self.gradient_clip_val is not None:
+            scaler.unscale_(optimizer)
+        hooks.call("on_before_optimizer_step", optimizer)
+        if self.gradient_clip_val is not None:
+            self._clip(p for group in optimizer.param_groups for p in group["params"])
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+    def _clip(self, parameters: Iterable[nn.Parameter]) -> None:
+        assert self.gradient_clip_val is not None
+        clip = nn.utils.clip_grad_norm_ if self.gradient_clip_algorithm == "norm" else nn.utils.clip_grad_value_
+        clip(list(parameters), self.gradient_clip_val)
+
+
+class _Hooks:
+    """Calls the hooks that a client overrides, and spends nothing on those that it does not."""
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self._own = {name: getattr(module, name) for name in HOOKS_TAKEN if is_overridden(name, module)}
+
+    def call(self, name: str, *args: Any) -> None:
+        if name in self._own:
+            self._own[name](*args)
+
+    def transfer(self, batch: Any) -> Any:
+        hook = self._own.get("on_after_batch_transfer")
+        return batch if hook is None else hook(batch, 0)
+
+
+@contextmanager
+def _features_in_place_of_inputs(
+    engine: FabricFit, client: FederatedClient, context: FitContext
+) -> Iterator[Tensor | None]:
+    """While the encoder is frozen, let it pass features through, so that ``training_step`` runs unchanged on them."""
+    features = frozen_features(client, context) if engine.cache_features else None
+    if features is None:
+        yield None
+        return
+    with passed_through(client):
+        yield features
+
+
+def frozen_features(client: FederatedClient, context: FitContext) -> Tensor | None:
+    """The features of the client's samples, if the current phase may run on them in place of the inputs."""
+    data = context.data.for_phase(client.phase.batch_size, client.phase.plain)
+    usable = (
+        not data.augment
+        and data.views == 1
+        and not trains(client.encoder)
+        and client.steps_on_features()
+        and not is_overridden("on_after_batch_transfer", client)
+        and _is_as_in_evaluation(client.encoder, context)
+    )
+    return data.features(client.encoder)[0] if usable else None
+
+
+@contextmanager
+def passed_through(client: FederatedClient) -> Iterator[None]:
+    """Let the encoder pass its inputs through, so that ``training_step`` runs on features."""
+    encoder, client.encoder = client.encoder, _Features(client.encoder)
+    try:
+        yield
+    finally:
+        client.encoder = encoder
+
+
+@torch.no_grad()
+def _is_as_in_evaluation(encoder: nn.Module, context: FitContext) -> bool:
+    """Whether the encoder gives now what it gives in evaluation mode: no dropout, no batch statistics, no noise."""
+    modes = {module: module.training for module in encoder.modules()}
+    sample = context.data.convert_input(context.data.tensors()[0][:16])
+    with torch.random.fork_rng(devices=[]), context.data.forward_context():
+        now = encoder(sample)
+        evaluated = encoder.eval()(sample)
+    for module, mode in modes.items():
+        module.training = mode
+    return torch.equal(now, evaluated)
+
+
+class _Features(nn.Identity):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.out_features = encoder.out_features
+
+
+def _refuse_what_is_not_taken(client: FederatedClient, context: FitContext) -> None:
+    module = client.step_module
+    if not module.automatic_optimization:
+        raise ConfigurationError(
+            f"{type(module).__name__} uses manual optimization, which FabricFit does not take; use TrainerFit"
+        )
+    for hook in HOOKS_NOT_TAKEN:
+        if is_overridden(hook, module):
+            raise ConfigurationError(
+                f"{type(module).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
+            )
+    if module is not client:
+        warn_of_counters(module)
+    datamodule = context.data.datamodule
+    for hook in BATCH_HOOKS if datamodule is not None else ():
+        if is_overridden(hook, datamodule):
+            raise ConfigurationError(
+                f"{type(datamodule).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
+            )
+
+
+def new_scaler(environment: FitEnvironment) -> torch.amp.GradScaler | None:
+    """A fresh scaler for float16, so that a fit does not depend on the one before it."""
+    plugin = environment.precision
+    if isinstance(plugin, MixedPrecision) and plugin.precision == "16-mixed":
+        return torch.amp.GradScaler(environment.device.type)
+    return None

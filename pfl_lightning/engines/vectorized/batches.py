@@ -1,0 +1,130 @@
+"""The batches of many clients, stacked step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.client import FederatedClient, Phase
+from pfl_lightning.engines.base import phase_data
+from pfl_lightning.engines.tasks import FitEnvironment
+from pfl_lightning.engines.vectorized.stack import Member
+from pfl_lightning.seeding import seeded_generator
+
+__all__ = ["Batches", "StackedBatches", "Stream"]
+
+Batch = tuple[Tensor, Tensor]
+Batches = tuple[Tensor, Tensor] | tuple[list[Tensor], list[Tensor]]
+"""Inputs (R, B, ...) and labels (R, B), stacked or as lists of R tensors."""
+
+
+class Stream:
+    """One client's batches of all epochs of a phase, one after the other, in the order of every other engine.
+
+    Batches that are not augmented are known by the positions of their samples, so that those of all clients can be
+    gathered at once.
+
+    Attributes:
+        steps: Number of batches, over all epochs.
+        pooled: Whether the stream gives positions.
+        index: Number of the last batch in its epoch.
+        epoch_ended: Whether it was the epoch's last.
+        offset: What is added to positions.
+    """
+
+    def __init__(
+        self, client: FederatedClient, member: Member, phase: Phase, environment: FitEnvironment, purpose: str
+    ) -> None:
+        context = member.context
+        self._data = phase_data(client, phase, context)
+        self._generator = seeded_generator(environment.seed, purpose, context.round, context.client)
+        loader = self._data.loader(self._generator)
+        self._loader = loader if member.features is None else loader.with_inputs(member.features)
+        self._epochs = phase.epochs
+        self.steps = phase.epochs * len(self._loader)
+        self.pooled = not self._loader.augmented
+        self.index, self.epoch_ended, self.offset = 0, False, 0
+        self._items = self._all()
+
+    def next(self) -> tuple[Tensor, Tensor | None]:
+        """Inputs and labels of the next batch, or its positions and nothing."""
+        return next(self._items)
+
+    def close(self) -> None:
+        """Give up the batches that are left."""
+        self._items.close()
+
+    def tensors(self) -> Batch:
+        """What positions count: all inputs (n, ...) and labels (n,)."""
+        return self._loader.tensors()
+
+    def _all(self) -> Generator[tuple[Tensor, Tensor | None]]:
+        for _ in range(self._epochs):
+            epoch = self._positions() if self.pooled else iter(self._loader)
+            for index, item in enumerate(epoch):
+                self.index, self.epoch_ended = index, index + 1 == len(self._loader)
+                yield item
+
+    def _positions(self) -> Iterator[tuple[Tensor, None]]:
+        for positions in self._data.positions(self._generator):
+            yield positions + self.offset, None
+
+
+class StackedBatches:
+    """Puts the next batches of the clients together, where their shapes are the same.
+
+    Args:
+        streams: The clients' streams, in the stack's order.
+        environment: What the outer Trainer gives.
+        by_index: Whether batches of different numbers are to be kept apart.
+        stacked: Whether they are stacked; otherwise they come as lists.
+    """
+
+    def __init__(
+        self, streams: Sequence[Stream], environment: FitEnvironment, by_index: bool, stacked: bool = True
+    ) -> None:
+        self._environment, self._by_index, self._stacked = environment, by_index, stacked
+        self._pool: Batch | None = None
+        if stacked and all(stream.pooled for stream in streams):
+            parts = [stream.tensors() for stream in streams]
+            offset = 0
+            for stream, (inputs, _) in zip(streams, parts, strict=True):
+                stream.offset = offset
+                offset += len(inputs)
+            self._pool = torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
+        else:
+            for stream in streams:
+                stream.pooled = False
+
+    def next(self, active: Sequence[Stream]) -> Iterator[tuple[Tensor | None, int, Batches]]:
+        """The next batch of every active client.
+
+        Yields:
+            The clients' rows, or None for all that are active; the batch's number in its epoch, of one of them at
+            least; and the batches.
+        """
+        groups: dict[object, tuple[list[int], list[tuple[Tensor, Tensor | None]], int]] = {}
+        for row, stream in enumerate(active):
+            item = stream.next()
+            key = (item[0].shape, stream.index if self._by_index else 0)
+            rows, items, _ = groups.setdefault(key, ([], [], stream.index))
+            rows.append(row)
+            items.append(item)
+        for rows, items, index in groups.values():
+            batch: Batches = self._environment.convert_input(self._together(items))
+            everybody = len(rows) == len(active)
+            yield None if everybody else torch.tensor(rows, device=batch[0][0].device), index, batch
+
+    def _together(self, items: Sequence[tuple[Tensor, Tensor | None]]) -> Batches:
+        if self._pool is None:
+            every = [inputs for inputs, _ in items], [labels for _, labels in items if labels is not None]
+            return (torch.stack(every[0]), torch.stack(every[1])) if self._stacked else every
+        inputs, labels = self._pool
+        positions = torch.stack([item[0] for item in items]).to(
+            inputs.device, non_blocking=True
+        )  # (R, B), or (R, B, views)
+        samples = positions if positions.ndim == 2 else positions[..., 0]
+        gathered = inputs.index_select(0, positions.flatten()).unflatten(0, positions.shape)
+        return gathered, labels.index_select(0, samples.flatten()).unflatten(0, samples.shape)

@@ -1,0 +1,1 @@
+"""The computation of one step of many clients: eager, compiled, or as a CUDA graph."""

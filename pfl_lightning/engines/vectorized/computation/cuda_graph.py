@@ -1,0 +1,174 @@
+"""A step that is launched once as a whole: forward and backward pass captured as a CUDA graph and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from pfl_lightning.engines.vectorized.computation.eager import Computation, StepInputs, StepOutputs
+from pfl_lightning.engines.vectorized.randomness import device_generators, host_generators
+
+__all__ = ["CudaGraph", "GraphedComputation", "Recorder"]
+
+WARM_UP = 3
+"""Steps on a side stream before the capture, as torch's documentation has it; they are ordinary steps of the fit."""
+
+
+class Recorder(Protocol):
+    """Records work on a device and repeats it."""
+
+    def warm_up(self, work: Callable[[], StepOutputs]) -> StepOutputs:
+        """Do the work beside the stream on which it will be recorded."""
+        ...
+
+    def capture(self, work: Callable[[], StepOutputs]) -> StepOutputs:
+        """Record the work without doing it; the outputs hold nothing before the first replay."""
+        ...
+
+    def replay(self) -> None:
+        """Do what was recorded, on the tensors of then."""
+        ...
+
+
+class CudaGraph:
+    """Records by ``torch.cuda.graph``, after torch's pattern for the capture of a whole network."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._graph, self._side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+    def warm_up(self, work: Callable[[], StepOutputs]) -> StepOutputs:
+        """See :class:`Recorder`."""
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            outputs = work()
+        current.wait_stream(self._side)
+        return outputs
+
+    def capture(self, work: Callable[[], StepOutputs]) -> StepOutputs:
+        """See :class:`Recorder`."""
+        with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
+            return work()
+
+    def replay(self) -> None:
+        """See :class:`Recorder`."""
+        self._graph.replay()
+
+
+@dataclass
+class _Captured:
+    """What a graph reads and writes.
+
+    Attributes:
+        inputs: Parameters and buffers are the stack's own memory; batch and scales are the graph's, to be filled.
+        outputs: Overwritten by each replay.
+    """
+
+    inputs: StepInputs
+    outputs: StepOutputs
+
+
+class GraphedComputation:
+    """Captures what another computation does for all clients and a whole batch, and replays it.
+
+    The parameters and buffers of the stack stay where they are during a phase: the optimizer changes them in place, and
+    the graph reads and changes them there. The batch and the scales are copied into memory of the graph. Other batches
+    (of some of the clients, or of another size) and those of fewer clients are computed as before, until the shapes
+    return; so is everything once a capture has failed, or where a step draws random numbers: their streams under
+    replay are not those that seeds give elsewhere.
+
+    The outputs are overwritten by the next replay: gradients must be used before the next step.
+
+    Args:
+        compute: What is captured.
+        recorder: Makes a recorder.
+        say: Logs a line once.
+    """
+
+    def __init__(
+        self, compute: Computation, recorder: Callable[[torch.device], Recorder], say: Callable[[str], None]
+    ) -> None:
+        self._compute, self._new_recorder, self._say = compute, recorder, say
+        self._stack: tuple[Any, ...] = ()
+        self._batch: tuple[Any, ...] = ()
+        self._recorder: Recorder | None = None
+        self._captured: _Captured | None = None
+        self._warmed_up = 0
+        self._refused = False
+
+    def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
+        """See :class:`~pfl_lightning.engines.vectorized.computation.eager.Computation`."""
+        if self._refused or not inputs.in_place:
+            return self._compute(inputs, index)
+        stack, batch = _stack_key(inputs), _batch_key(inputs)
+        if self._recorder is None or stack != self._stack:
+            self._captured, self._recorder = None, None  # whose memory is free before there is a new graph
+            self._stack, self._batch, self._warmed_up = stack, batch, 0
+            self._recorder = self._new_recorder(inputs.inputs.device)
+        if batch != self._batch:
+            return self._compute(inputs, index)
+        if self._warmed_up < WARM_UP:
+            return self._warm_up(self._recorder, inputs, index)
+        if self._captured is None:
+            self._captured = self._capture(self._recorder, inputs, index)
+        if self._captured is None:
+            return self._compute(inputs, index)
+        _fill(self._captured.inputs, inputs)
+        self._recorder.replay()
+        return self._captured.outputs
+
+    def settled(self, inputs: StepInputs) -> bool:
+        """Whether the graph is there, or there will be none."""
+        return self._captured is not None or self._refused
+
+    def _warm_up(self, recorder: Recorder, inputs: StepInputs, index: int) -> StepOutputs:
+        settled = self._compute.settled(inputs)
+        device = inputs.inputs.device
+        before = host_generators(), device_generators(device)
+        outputs = recorder.warm_up(lambda: self._compute(inputs, index))
+        if (host_generators(), device_generators(device)) != before:
+            self._refuse("training_step draws random numbers (dropout, say)")
+        self._warmed_up += settled
+        return outputs
+
+    def _capture(self, recorder: Recorder, inputs: StepInputs, index: int) -> _Captured | None:
+        own = replace(
+            inputs,
+            inputs=inputs.inputs.clone(),
+            labels=inputs.labels.clone(),
+            scales=None if inputs.scales is None else inputs.scales.clone(),
+        )
+        try:
+            return _Captured(own, recorder.capture(lambda: self._compute(own, index)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._refuse(f"the capture failed ({type(error).__name__}: {' '.join(str(error).split())[:300]})")
+            return None
+
+    def _refuse(self, reason: str) -> None:
+        self._refused, self._captured, self._recorder = True, None, None
+        self._say(f"{reason}; its steps are launched without CUDA graphs")
+
+
+def _stack_key(inputs: StepInputs) -> tuple[Any, ...]:
+    """Where the clients are."""
+    stack = (*inputs.trained.values(), *inputs.frozen.values(), *inputs.buffers.values())
+    return len(inputs.inputs), *(tensor.data_ptr() for tensor in stack)
+
+
+def _batch_key(inputs: StepInputs) -> tuple[Any, ...]:
+    """What their batches are."""
+    return inputs.inputs.shape, inputs.inputs.dtype, inputs.labels.shape, inputs.scales is None
+
+
+def _fill(own: StepInputs, given: StepInputs) -> None:
+    own.inputs.copy_(given.inputs, non_blocking=True)
+    own.labels.copy_(given.labels, non_blocking=True)
+    if own.scales is not None and given.scales is not None:
+        own.scales.copy_(given.scales, non_blocking=True)

@@ -1,0 +1,278 @@
+"""An engine that trains many clients of one architecture at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from pfl_lightning.checks import check_choice
+from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.engines.base import conclude, enter_phase, trains
+from pfl_lightning.engines.sequential import FabricFit, frozen_features
+from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, Losses
+from pfl_lightning.engines.vectorized.computation.choice import Computations
+from pfl_lightning.engines.vectorized.evaluation import VectorizedEvaluation
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
+from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
+from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
+from pfl_lightning.errors import ClientError
+from pfl_lightning.seeding import derive_seed, torch_seed
+
+__all__ = ["VectorizedFit"]
+
+SMALL = 50_000
+"""Parameters up to which a forward pass on a CPU takes longer to arrange than to compute."""
+
+_log = logging.getLogger(__name__)
+
+
+class VectorizedFit(VectorizedEvaluation):
+    """Trains and evaluates many clients of one architecture at once, by ``torch.func``.
+
+    Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
+    other engines call is vectorised over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
+    over the stacked parameters; it must be elementwise (SGD, Adam, AdamW and their like). Schedules, clipping by norm,
+    batch-normalisation statistics and dropout are each client's own, and so are the order and the number of its
+    batches: clients with batches of different sizes are computed in turn, and one that has finished stays as it is.
+
+    The results are those of :class:`~pfl_lightning.engines.FabricFit` up to rounding. Where the forward pass is
+    random (dropout), they are equally distributed, but the draws are others, and they depend on which clients are
+    trained together. (So are those of the model that ``Federation.client`` fine-tunes, alone.)
+
+    An evaluation fine-tunes clients together, where their method does so, and vectorises ``forward`` over pieces of
+    their parts of ``eval_batch_size`` samples at most; what is equal for all clients is not stacked. Smaller pieces are
+    filled up, unless a sample's scores depend on the others of its batch, and as many samples go together as a training
+    step has, or an evaluation batch.
+
+    A client that cannot be vectorised runs as under ``FabricFit``, and the reason is logged once: it overrides hooks,
+    optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
+    dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
+    the batches that are computed together, or returns a loss term in some steps, only. So does a client alone in its
+    group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
+    ``make_update``, evaluation and the fine-tuning before it go client by client. Under precision ``16-mixed`` every
+    client has a loss scale of its own, and skips steps of its own.
+
+    Args:
+        clients_per_batch: How many clients are trained, or evaluated, together at most. Memory on the device grows with
+            it; after an out-of-memory error the group is halved and starts again.
+        gradient_clip_val: See :class:`~pfl_lightning.engines.LocalFit`; each client's gradients are clipped alone.
+        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.LocalFit`.
+        cache_features: See :class:`~pfl_lightning.engines.FabricFit`.
+        forward: ``"vmap"`` vectorises the forward and backward pass; ``"loop"`` goes client by client and vectorises
+            the optimizer alone; ``"auto"`` is ``"vmap"``, except that on a CPU models with convolutions, and large
+            ones, are trained one by one as under ``FabricFit``, which takes no longer there and a fraction of the
+            memory (``python benchmarks/engines.py --forward vmap loop`` times the other choices).
+        compile: Whether steps that come often are compiled by ``torch.compile``, forward and backward pass as one
+            graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each module, the
+            first eight combinations of a number of clients and a batch size are compiled, each at its tenth step; the
+            others run as they are, and so does everything, with one log line, where compiling fails.
+        cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
+            kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
+            numbers (dropout) are not captured, nor is anything, with one log line, where capturing fails. Without a
+            CUDA device it has no effect. (Tested with an emulated graph, and not yet on a GPU.)
+    """
+
+    def __init__(
+        self,
+        clients_per_batch: int = 32,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str = "norm",
+        cache_features: bool = True,
+        forward: str = "auto",
+        compile: bool = False,
+        cuda_graphs: bool = False,
+    ) -> None:
+        if clients_per_batch < 1:
+            raise ValueError(f"clients_per_batch must be at least 1, got {clients_per_batch}")
+        super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm)
+        self.cache_features = cache_features
+        check_choice("forward", forward, ("auto", "vmap", "loop"))
+        if forward == "loop" and (compile or cuda_graphs):
+            raise ValueError("compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'")
+        self.forward = forward
+        self._one_by_one = FabricFit(gradient_clip_val, gradient_clip_algorithm, cache_features)
+        self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
+        self._at_once = clients_per_batch  # less after an out-of-memory error
+        self._said: set[str] = set()
+        self._computations = Computations(compile, cuda_graphs, self._say)
+        self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the reasons found for modules, which are found anew."""
+        return {**self.__dict__, "_reasons": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_reasons": WeakKeyDictionary()}
+
+    def run_phase(
+        self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
+    ) -> Losses:
+        """Train a single client, as ``FabricFit`` does."""
+        return self._one_by_one.run_phase(client, phase, context, environment, purpose)
+
+    def fit(
+        self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment
+    ) -> Iterator[FitResult]:
+        """Run tasks, as many at once as allowed, and yield their results in order; see :meth:`LocalFit.fit`."""
+        rest = list(tasks)
+        while rest:
+            group, rest = rest[: self._at_once], rest[self._at_once :]
+            yield from self._fit_group(client, group, environment)
+
+    def _fit_group(
+        self, client: FederatedClient, group: list[FitTask], environment: FitEnvironment
+    ) -> Iterator[FitResult]:
+        members = None
+        start = time.perf_counter()
+        together = len(group) > 1 and self.trains_together(client, environment) and not self._must_run_alone(client)
+        if together:
+            try:
+                members = self._train(client, group, environment)
+            except CannotVectorizeError as error:
+                self._reasons[client] = error.reason
+                if not error.silent:
+                    self._say(f"{error.reason}. Its clients are trained one by one, as under FabricFit")
+            except torch.OutOfMemoryError:
+                self._at_once = (len(group) + 1) // 2
+                self._say(f"{len(group)} clients at once need too much memory; going on with {self._at_once} at once")
+        if members is not None:
+            seconds = (time.perf_counter() - start) / len(members)
+            for member in members:
+                yield self._conclude(client, member, environment, seconds)
+        elif not together or client in self._reasons:
+            yield from super().fit(client, group, environment)
+        else:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            yield from self.fit(client, group, environment)
+
+    def _must_run_alone(self, client: FederatedClient) -> bool:
+        if client not in self._reasons:
+            reason = reason_against(client)
+            if reason is None:
+                return False
+            self._reasons[client] = reason
+            self._say(f"{reason}. Its clients are trained one by one, as under FabricFit")
+        return True
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            _log.warning("VectorizedFit: %s", message)
+
+    # ------------------------------------------------------------------ a group
+
+    def _train(self, client: FederatedClient, group: Sequence[FitTask], environment: FitEnvironment) -> list[Member]:
+        """Train a group through all phases; the members hold their trained states."""
+        members = list[Member]()
+        with guarded_attributes(client) as refuse_changes:
+            for task in group:
+                members.append(prepare(client, task, environment, self.cache_features))
+                refuse_changes("receive, before_fit or phases")
+            for alike in by_kind(member for member in members if member.error is None):
+                self._train_stack(client, alike, environment, refuse_changes, "fit")
+        return members
+
+    def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether several clients are trained at once, as far as that is this engine's choice."""
+        together = self.forward != "auto" or self.vectorizes_forward(client, environment)
+        if not together and self._computations.accelerate:
+            self._say("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
+        return together
+
+    def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether forward passes are vectorised, or only the rest."""
+        if self.forward != "auto":
+            return self.forward == "vmap"
+        if environment.device.type != "cpu":
+            return True
+        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())
+        return not convolves and sum(p.numel() for p in client.parameters()) < SMALL
+
+    def _train_stack(
+        self,
+        client: FederatedClient,
+        members: list[Member],
+        environment: FitEnvironment,
+        refuse_changes: Callable[[str], None],
+        purpose: str,
+    ) -> None:
+        put_state(client, members[0].state)
+        vectorize = self.vectorizes_forward(client, environment)
+        stack = Stack(members, keep_layout=not vectorize)
+        numbers = [member.task.client for member in members]
+        seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].task.round, *numbers)
+        with environment.fit_context(), torch_seed(seed):
+            for index, phase in enumerate(members[0].phases):
+                if index > 0:
+                    self._find_features(client, phase, stack)
+                enter_phase(client, phase)
+                run_stacked_phase(
+                    client,
+                    phase,
+                    stack,
+                    environment,
+                    f"{purpose}/{index}",
+                    self._clipping,
+                    vectorize,
+                    self._computations,
+                )
+                refuse_changes("configure_optimizers or training_step")
+                stack.keep([member for member in stack.members if member.error is None])
+                if not stack.members:
+                    return
+                if trains(client.encoder):
+                    for member in stack.members:
+                        member.context.data.forget_features()
+        for member in stack.members:
+            member.state = stack.row(member)
+
+    def _find_features(self, client: FederatedClient, phase: Phase, stack: Stack) -> None:
+        """Compute the features of a later phase whose encoder is frozen."""
+        for member in stack.members:
+            member.features = None
+        enter_phase(client, phase)
+        if not self.cache_features or trains(client.encoder):
+            return
+        found = []
+        for member in stack.members:
+            put_state(client, stack.row(member))
+            found.append(frozen_features(client, member.context))
+            if found[-1] is None:
+                return
+        for member, features in zip(stack.members, found, strict=True):
+            member.features = features
+
+    def _conclude(
+        self, client: FederatedClient, member: Member, environment: FitEnvironment, seconds: float
+    ) -> FitResult:
+        """What comes after the last phase, on the module in the client's trained state."""
+        task, start = member.task, time.perf_counter()
+        if member.error is not None:
+            return FitResult(task.client, task.round, None, {}, {}, seconds, member.error)
+        try:
+            assert member.random_state is not None
+            put_state(client, member.state)
+            if member.phases:  # anew for each, as make_update may change modes and leave gradients
+                enter_phase(client, member.phases[-1])
+            else:
+                client.train()
+            seed = derive_seed(environment.seed, "fit/model", task.round, task.client)
+            with environment.fit_context(), torch_seed(seed):
+                torch.set_rng_state(member.random_state)
+                update, personal = conclude(client, member.context, member.before)
+        except ClientError as error:
+            seconds += time.perf_counter() - start
+            return FitResult(task.client, task.round, None, {}, {}, seconds, error.with_traceback(None))
+        except Exception as error:
+            error.add_note(f"in the local fit of client {task.client}, round {task.round}")
+            raise
+        means = {name: sum(values) / len(values) for name, values in member.losses.items()}
+        seconds += time.perf_counter() - start
+        return FitResult(task.client, task.round, update, personal, means, seconds)

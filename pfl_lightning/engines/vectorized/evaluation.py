@@ -1,0 +1,220 @@
+"""The evaluation of many clients at once, as an engine goes about it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.engines.base import LocalFit, enter_phase
+from pfl_lightning.engines.evaluation import PartScores, load_own_state, score_parts
+from pfl_lightning.engines.sequential import frozen_features
+from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
+from pfl_lightning.engines.vectorized.scoring import score_stack
+from pfl_lightning.engines.vectorized.stack import Member, by_kind, full_state, put_state
+from pfl_lightning.errors import ClientError
+
+__all__ = ["VectorizedEvaluation"]
+
+
+class VectorizedEvaluation(LocalFit):
+    """The half of :class:`~pfl_lightning.engines.VectorizedFit` that evaluates.
+
+    Clients of one architecture are fine-tuned together, where their method does so, as they are trained together; and
+    then their forward passes are vectorised. Either may go client by client without the other.
+
+    Args:
+        clients_per_batch: See :class:`~pfl_lightning.engines.VectorizedFit`.
+        gradient_clip_val: See :class:`~pfl_lightning.engines.LocalFit`.
+        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.LocalFit`.
+    """
+
+    cache_features: bool
+    forward: str
+
+    def __init__(self, clients_per_batch: int, gradient_clip_val: float | None, gradient_clip_algorithm: str) -> None:
+        super().__init__(gradient_clip_val, gradient_clip_algorithm)
+        self.clients_per_batch = clients_per_batch
+        self._evaluated_at_once = clients_per_batch  # less after an out-of-memory error
+        self._evaluated_alone = _Modules()
+        self._forward_alone = _Modules()
+
+    @abstractmethod
+    def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether forward passes are vectorised, or only the rest."""
+
+    @abstractmethod
+    def _must_run_alone(self, client: FederatedClient) -> bool:
+        """Whether the client's training cannot be vectorised; says why, once."""
+
+    @abstractmethod
+    def _train_stack(
+        self,
+        client: FederatedClient,
+        members: list[Member],
+        environment: FitEnvironment,
+        refuse_changes: Callable[[str], None],
+        purpose: str,
+    ) -> None:
+        """Train members of one kind through their phases, seeded for a purpose; they hold their trained states."""
+
+    @abstractmethod
+    def _say(self, message: str) -> None:
+        """Log a message, unless it was logged before."""
+
+    def evaluate(
+        self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
+    ) -> Iterator[EvaluationResult]:
+        """Judge clients, as many at once as allowed; results in the tasks' order; see :meth:`LocalFit.evaluate`."""
+        waiting = iter(tasks)
+        while chunk := list(islice(waiting, self.clients_per_batch)):
+            models = {id(model): model for model, _ in chunk}
+            if len(models) == 1:
+                yield from self._evaluate_alike(chunk[0][0], [task for _, task in chunk], environment)
+                continue
+            found: dict[int, EvaluationResult] = {}
+            for model in models.values():
+                for result in self._evaluate_alike(model, [task for own, task in chunk if own is model], environment):
+                    found[result.client] = result
+            yield from (found[task.client] for _, task in chunk)
+
+    def _evaluate_alike(
+        self, client: FederatedClient, tasks: list[EvaluationTask], environment: FitEnvironment
+    ) -> Iterator[EvaluationResult]:
+        """Clients of one architecture."""
+        rest = tasks
+        while rest:
+            group, rest = rest[: self._evaluated_at_once], rest[self._evaluated_at_once :]
+            yield from self._evaluate_group(client, group, environment)
+
+    def _evaluate_group(
+        self, client: FederatedClient, group: list[EvaluationTask], environment: FitEnvironment
+    ) -> Iterator[EvaluationResult]:
+        together, results = self._goes_together(client, group, environment), None
+        if together:
+            try:
+                results = self._evaluate_together(client, group, environment)
+            except CannotVectorizeError as error:
+                together = False
+                self._evaluated_alone.add(client)
+                self._say_why(error)
+            except ClientError:
+                together = False  # one by one, it is clear whose it is
+            except torch.OutOfMemoryError:
+                self._evaluated_at_once = (len(group) + 1) // 2
+                self._say(
+                    f"{len(group)} clients at once need too much memory in the evaluation; going on with "
+                    f"{self._evaluated_at_once} at once"
+                )
+        if results is not None:
+            yield from results
+        elif not together:
+            yield from super().evaluate(((client, task) for task in group), environment)
+        else:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            yield from self._evaluate_alike(client, group, environment)
+
+    def _say_why(self, error: CannotVectorizeError) -> None:
+        if not error.silent:
+            self._say(f"{error.reason}. Its clients are evaluated one by one, as under FabricFit")
+
+    def _goes_together(
+        self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
+    ) -> bool:
+        own = client.step_module is client  # somebody's LightningModule is judged by its own steps
+        if len(group) == 1 or not own or client in self._evaluated_alone or client.is_judged_by_neighbours():
+            return False
+        if client.personalization_phases():
+            # Where forward passes are not vectorised, "auto" tunes one by one: an optimizer shared gains nothing.
+            return self.forward == "loop" or self.vectorizes_forward(client, environment)
+        return self._vectorizes_scores(client, environment)
+
+    def _vectorizes_scores(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether the forward passes without gradients are vectorised.
+
+        On a CPU they take about as long one by one, unless they are very small: there is neither a backward pass nor
+        an optimizer's step to share.
+        """
+        if client in self._forward_alone or (self.forward == "auto" and environment.device.type == "cpu"):
+            return False
+        return self.vectorizes_forward(client, environment)
+
+    # ------------------------------------------------------------------ a group
+
+    def _evaluate_together(
+        self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
+    ) -> list[EvaluationResult] | None:
+        """Results in order; ``None`` if the forward pass cannot be vectorised, which may have changed the states."""
+        members = self._own_models(client, group, environment)
+        scores: dict[Member, PartScores] = {}
+        for alike in by_kind(members):
+            try:
+                scores |= zip(alike, self._scores(client, alike, environment), strict=True)
+            except CannotVectorizeError as error:
+                self._forward_alone.add(client)
+                self._say_why(error)
+                return None
+        put_state(client, members[-1].state)  # as if it had been evaluated after the others
+        client.eval()
+        return [EvaluationResult(member.context.client, *scores[member], member.error) for member in members]
+
+    def _own_models(
+        self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
+    ) -> list[Member]:
+        """The clients' own models, fine-tuned; see :meth:`LocalFit.load_own_model`."""
+        members = list[Member]()
+        with guarded_attributes(client) as refuse_changes:
+            for task in group:
+                members.append(self._own_model(client, task, environment))
+                refuse_changes("receive or personalization_phases")
+            for alike in by_kind(member for member in members if member.phases):
+                with torch.enable_grad():
+                    self._train_stack(client, alike, environment, refuse_changes, "personalize")
+        for member, task in zip(members, group, strict=True):
+            member.features = None
+            if member.error is not None:
+                load_own_state(client, task)
+                member.state = full_state(client)
+        return members
+
+    def _own_model(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> Member:
+        """A client's own model, before any fine-tuning."""
+        load_own_state(client, task)
+        context = FitContext(task.client, task.round, task.data)
+        member = Member(task, context, tuple(client.personalization_phases()))
+        if member.phases:
+            if self._must_run_alone(client):
+                raise CannotVectorizeError("its training is not vectorised", silent=True)
+            if self.cache_features:
+                enter_phase(client, member.phases[0])
+                with environment.fit_context():
+                    member.features = frozen_features(client, context)
+        member.state = full_state(client)
+        return member
+
+    def _scores(self, client: FederatedClient, members: list[Member], environment: FitEnvironment) -> list[PartScores]:
+        """Scores of members of one kind, in order."""
+        client.eval()
+        if len(members) > 1 and self._vectorizes_scores(client, environment):
+            return score_stack(client, members, environment)
+        found = []
+        for member in members:
+            assert isinstance(member.task, EvaluationTask)
+            put_state(client, member.state)
+            with environment.fit_context():  # in which no cast of another client's weights is remembered
+                found.append(score_parts(client, member.task, environment))
+        return found
+
+
+class _Modules(WeakSet[FederatedClient]):
+    """Modules of which something was found; a copy of the engine finds it anew, for its own modules."""
+
+    def __reduce__(self) -> Any:
+        return (type(self), ())

@@ -1,0 +1,268 @@
+"""What cannot be vectorised, and how to say why."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import lightning
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.engines.sequential import HOOKS_NOT_TAKEN, HOOKS_TAKEN
+from pfl_lightning.errors import ClientError, ConfigurationError
+
+__all__ = [
+    "CannotVectorizeError",
+    "NoLogs",
+    "check_elementwise",
+    "equal_attributes",
+    "explain",
+    "guarded_attributes",
+    "python_state",
+    "reason_against",
+    "refuse_changes",
+    "uses_batch_index",
+]
+
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
+# Attributes of modules that the engines and torch itself set.
+ENGINES_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "phase", "_recorder"}
+FOREIGN = tuple(str(Path(module.__file__).parent) for module in (torch, lightning) if module.__file__)
+ENGINE = str(Path(__file__).parent.parent)
+
+
+class CannotVectorizeError(Exception):
+    """The clients cannot be trained, or evaluated, together; the reason is said once, and they go one by one.
+
+    Args:
+        reason: Why.
+        silent: Whether the reason needs no mention: it was said before, or going one by one ends in an error that says
+            it better.
+    """
+
+    def __init__(self, reason: str, silent: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.silent = reason, silent
+
+
+class _LoggedError(Exception):
+    """A training step logged by side effect."""
+
+
+class NoLogs(dict[str, list[Tensor]]):
+    """In place of the record of what a client logs: refuses it where it is logged."""
+
+    def setdefault(self, key: str, default: Any = None) -> NoReturn:
+        """Refuse what is logged under the name ``key``."""
+        raise _LoggedError(key)
+
+
+def reason_against(client: FederatedClient) -> str | None:
+    """Why this client's fits are not vectorised, as far as can be seen beforehand."""
+    name = type(client).__name__
+    if client.step_module is not client:
+        return f"{name} trains a LightningModule of its own ({type(client.step_module).__name__})"
+    if not client.automatic_optimization:
+        return f"{name} uses manual optimization"
+    for hook in (*HOOKS_TAKEN, *HOOKS_NOT_TAKEN):
+        if is_overridden(hook, client):
+            return f"{name} overrides {hook}"
+    return None
+
+
+def check_elementwise(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that does not treat every number of a parameter alone.
+
+    Raises:
+        ConfigurationError: Names the optimizer and the engine to use.
+    """
+    for name in ELEMENTWISE:
+        known = getattr(torch.optim, name)
+        # Unwrapped, since torch wraps the step of each class when it is first used.
+        if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(known.step):
+            return
+    raise ConfigurationError(
+        f"VectorizedFit steps stacked parameters of many clients at once, which is right for elementwise optimizers "
+        f"({', '.join(ELEMENTWISE)}); {type(optimizer).__name__} is not known to be one. Use FabricFit (or TrainerFit)"
+    )
+
+
+def uses_batch_index(client: FederatedClient) -> bool:
+    """Whether the client's ``training_step`` looks at the number of the batch."""
+    step = type(client).training_step
+    code = getattr(step, "__code__", None)
+    if code is None or code.co_argcount < 3:
+        return True
+    name = code.co_varnames[2]
+    names = (i.argval for i in dis.get_instructions(step) if "LOAD" in i.opname)
+    return any(found == name or (isinstance(found, tuple) and name in found) for found in names)
+
+
+# ---------------------------------------------------------------------- Python state
+
+
+@dataclass(frozen=True, eq=False)
+class _Attribute:
+    """An attribute of a module, with a shallow copy of what a list, a dictionary or a set holds."""
+
+    module: nn.Module
+    value: Any
+    content: Any
+
+    def is_as(self, other: _Attribute | None) -> bool:
+        return other is not None and _same(self.value, other.value) and _same_content(self.content, other.content)
+
+    def holds_as(self, other: _Attribute) -> bool:
+        contains = self.content is not None and type(self.value) is type(other.value)
+        return _same_content(self.content, other.content) if contains else _same(self.value, other.value)
+
+    def restore(self, key: str) -> None:
+        vars(self.module)[key] = self.value
+        if isinstance(self.value, list):
+            self.value[:] = self.content
+        elif isinstance(self.value, dict | set):
+            self.value.clear()
+            self.value.update(self.content)
+
+
+PythonState = dict[str, _Attribute]
+
+
+def python_state(client: FederatedClient) -> PythonState:
+    """What the client's modules keep in Python attributes, which the clients of a stack would share."""
+    return {
+        f"{prefix}.{key}" if prefix else key: _Attribute(module, value, _content(value))
+        for prefix, module in client.named_modules()
+        for key, value in vars(module).items()
+        if key not in ENGINES_OWN
+    }
+
+
+def equal_attributes(one: PythonState, other: PythonState) -> bool:
+    """Whether two states hold the same; lists, dictionaries and sets may be others of equal content."""
+    return one.keys() == other.keys() and all(value.holds_as(other[name]) for name, value in one.items())
+
+
+def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> None:
+    """Refuse attributes that came, went, were assigned anew, or whose lists, dictionaries or sets hold something else.
+
+    Raises:
+        CannotVectorizeError: Names the first such attribute and ``where`` it changed.
+    """
+    changed = [] if _untouched(client, before) else _changed(before, python_state(client))
+    if changed:
+        raise CannotVectorizeError(
+            f"{type(client).__name__} changes the attribute {changed[0]!r} in {where}, where clients trained together "
+            "would share it (a non-persistent buffer would be each client's own)"
+        )
+
+
+@contextmanager
+def guarded_attributes(client: FederatedClient) -> Iterator[Callable[[str], None]]:
+    """Gives :func:`refuse_changes` from here on; clients that are to be trained anew find the attributes as they were.
+
+    Yields:
+        A function that is told where the client's code has just run.
+    """
+    before = python_state(client)
+    try:
+        yield lambda where: refuse_changes(client, before, where)
+    except (CannotVectorizeError, ClientError, torch.OutOfMemoryError):
+        after = python_state(client)
+        for name in _changed(before, after):
+            key = name.rpartition(".")[2]
+            if name in before:
+                before[name].restore(key)
+            else:
+                del vars(after[name].module)[key]
+        raise
+
+
+def _untouched(client: FederatedClient, before: PythonState) -> bool:
+    """Whether there are the very same objects, with the same content: mostly so, and quickly found."""
+    count = 0
+    for prefix, module in client.named_modules():
+        for key, value in vars(module).items():
+            if key not in ENGINES_OWN:
+                known = before.get(f"{prefix}.{key}" if prefix else key)
+                if known is None or known.value is not value:
+                    return False
+                if known.content is not None and (known.content or value) and not _same_content(known.content, value):
+                    return False
+                count += 1
+    return count == len(before)
+
+
+def _changed(before: PythonState, after: PythonState) -> list[str]:
+    lost = [name for name, attribute in before.items() if not attribute.is_as(after.get(name))]
+    return lost + [name for name in after if name not in before]
+
+
+def _content(value: Any) -> Any:
+    for kind in (list, dict, set):
+        if isinstance(value, kind):
+            return kind(value)
+    return None
+
+
+def _same_content(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _same(one: Any, other: Any) -> bool:
+    plain = (int, float, str, bool, tuple, torch.device, torch.dtype)
+    return one is other or (type(one) is type(other) and isinstance(one, plain) and bool(one == other))
+
+
+# ---------------------------------------------------------------------- where it went wrong
+
+
+def explain(error: Exception, client: FederatedClient, method: str = "training_step") -> Exception:
+    """What to raise in place of an error inside a vectorised method of the client; it names the user's line."""
+    name = type(client).__name__
+    frame = _users_frame(error.__traceback__)
+    if isinstance(error, _LoggedError):
+        return ConfigurationError(
+            f"{name}.training_step logs {error.args[0]!r} by side effect ({frame}), which VectorizedFit cannot take "
+            "for many clients at once; return it in training_step's dictionary instead, or use FabricFit"
+        )
+    if isinstance(error, ConfigurationError):
+        return error
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    one_sample = str(error).startswith("Expected more than 1 value per channel")
+    return CannotVectorizeError(f"{name}.{method}, {frame}: {_first_sentence(said[0])}", silent=one_sample)
+
+
+def _first_sentence(text: str) -> str:
+    for known, short in (
+        ("calling .item()", "calls .item() (or float, int), which needs one number and not one for each client"),
+        ("data-dependent control flow", "branches on data, which may differ between clients"),
+    ):
+        if known in text:
+            return short
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def _users_frame(trace: TracebackType | None) -> str:
+    """The innermost line that is neither torch's, nor Lightning's, nor the engine's."""
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith((*FOREIGN, ENGINE))]
+    frames = [f for f in frames if f.name not in ("log", "log_dict")] or frames
+    if not frames:
+        return "somewhere in torch"
+    frame = frames[-1]
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"

@@ -1,0 +1,191 @@
+"""Clients of one architecture side by side: their states along a leading axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.engines.base import begin, enter_phase
+from pfl_lightning.engines.sequential import frozen_features
+from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
+from pfl_lightning.errors import ClientError
+from pfl_lightning.messages import State
+from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.state.tensors import TensorDict
+
+__all__ = ["Member", "Stack", "by_kind", "full_state", "places_of", "prepare", "put_state"]
+
+
+@dataclass(eq=False)
+class Member:
+    """A client on its way through a vectorised fit, or through the fine-tuning before a vectorised evaluation.
+
+    Attributes:
+        task: What is to be fitted or evaluated.
+        context: Whose fit it is.
+        phases: The client's phases, of the fit or of the fine-tuning.
+        before: What ``before_fit`` returned.
+        state: All parameters and buffers: at the start until they are stacked, and again after the training, then as
+            views of the stack.
+        random_state: Of torch's CPU generator after ``before_fit``; ``make_update`` goes on from there.
+        features: Of all samples at the received encoder, if the first phase may run on them.
+        losses: Means of the loss terms, one for each phase that had the term.
+        error: Why the fit failed, if it did.
+    """
+
+    task: FitTask | EvaluationTask
+    context: FitContext
+    phases: tuple[Phase, ...] = ()
+    before: Any = None
+    state: State = field(default_factory=dict)
+    random_state: Tensor | None = None
+    features: Tensor | None = None
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    error: ClientError | None = None
+
+    def add_losses(self, found: dict[str, float]) -> None:
+        """Remember the means of a phase."""
+        for name, value in found.items():
+            self.losses.setdefault(name, []).append(value)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Members of the same kind can be stacked."""
+        shapes = tuple((name, value.shape, value.dtype) for name, value in self.state.items())
+        return (self.phases, shapes, self.features is not None)
+
+
+def by_kind(members: Iterable[Member]) -> list[list[Member]]:
+    """The members that can be stacked together."""
+    kinds: dict[tuple[Any, ...], list[Member]] = {}
+    for member in members:
+        kinds.setdefault(member.kind, []).append(member)
+    return list(kinds.values())
+
+
+def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment, cache_features: bool) -> Member:
+    """Everything of a client's fit that comes before the first phase; the module is left in the client's state."""
+    member = Member(task, FitContext(task.client, task.round, task.data))
+    try:
+        begin(client, task)
+        seed = derive_seed(environment.seed, "fit/model", task.round, task.client)
+        with environment.fit_context(), torch_seed(seed):
+            member.before = client.before_fit(member.context)
+            member.random_state = torch.get_rng_state()
+            member.phases = tuple(client.phases())
+            if cache_features and member.phases:
+                enter_phase(client, member.phases[0])
+                member.features = frozen_features(client, member.context)
+        member.state = full_state(client)
+        _renew_buffers(client)
+    except ClientError as error:
+        member.error = error.with_traceback(None)  # whose frames hold the member
+    except Exception as error:
+        error.add_note(f"in the local fit of client {task.client}, round {task.round}")
+        raise
+    return member
+
+
+def full_state(client: FederatedClient) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers, the non-persistent ones included."""
+    tensors = {**dict(client.named_parameters()), **dict(client.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def places_of(client: FederatedClient) -> dict[str, str]:
+    """Every place that holds a parameter or a buffer, and the name under which :func:`full_state` has it.
+
+    A tensor has several places where it is tied. A module that is found under several names has its places once: under
+    a second name, ``functional_call`` would leave it with what it was given.
+    """
+    names, places = dict[int, str](), dict[str, str]()
+    for prefix, module in client.named_modules():
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                place = f"{prefix}.{key}" if prefix else key
+                places[place] = names.setdefault(id(tensor), place)
+    return places
+
+
+def _renew_buffers(client: FederatedClient) -> None:
+    """Give the module copies of its non-persistent buffers: ``before_fit`` may have returned the tensors themselves.
+
+    The next client would overwrite them. Parameters and persistent buffers get the client's values back for
+    ``make_update``, and :class:`~pfl_lightning.state.tensors.TensorDict` is not written into.
+    """
+    own, copies = client.state_dict(keep_vars=True), dict[int, Tensor]()
+    kept = {id(tensor) for tensor in own.values()}
+    for module in client.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in kept and not isinstance(module, TensorDict):
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = buffer.clone()
+                module._buffers[key] = copies[id(buffer)]
+
+
+@torch.no_grad()
+def put_state(client: FederatedClient, state: State) -> None:
+    """Bring the module to a state that :func:`full_state` gave.
+
+    Parameters and persistent buffers are the module's own and are written into. Non-persistent buffers are replaced:
+    they may be a broadcast's tensors (:class:`~pfl_lightning.state.tensors.TensorDict` does not copy).
+    """
+    own, places = client.state_dict(), places_of(client)
+    for prefix, module in client.named_modules():
+        for key in list(module._buffers):
+            name = f"{prefix}.{key}" if prefix else key
+            if name in own or places.get(name, name) in state or module._buffers[key] is None:
+                continue
+            if isinstance(module, TensorDict):
+                delattr(module, key)
+            else:
+                module._buffers[key] = None
+    for name, value in state.items():
+        if name in own:
+            own[name].copy_(value)
+        else:
+            fresh = value.clone()
+            for place in {name, *(place for place, held in places.items() if held == name and place not in own)}:
+                prefix, _, key = place.rpartition(".")
+                client.get_submodule(prefix).register_buffer(key, fresh, persistent=False)
+
+
+class Stack:
+    """The states of several clients along a leading axis.
+
+    Args:
+        members: Clients of one kind; their own states are given up to the stack.
+        keep_layout: Whether the rows keep the channels-last layout, where they have it.
+    """
+
+    def __init__(self, members: Sequence[Member], keep_layout: bool = False) -> None:
+        self.members = list(members)
+        self.tensors: dict[str, Tensor] = {}
+        states = [dict(member.state) for member in members]
+        for member in members:
+            member.state = {}
+        for name in list(states[0]):
+            rows = [state.pop(name) for state in states]
+            if keep_layout and rows[0].ndim == 4 and not rows[0].is_contiguous():  # of channels last
+                self.tensors[name] = torch.stack([row.permute(0, 2, 3, 1) for row in rows]).permute(0, 1, 4, 2, 3)
+            else:
+                self.tensors[name] = torch.stack(rows)
+
+    def row(self, member: Member) -> dict[str, Tensor]:
+        """One client's state; views, not copies."""
+        index = self.members.index(member)
+        return {name: tensor[index] for name, tensor in self.tensors.items()}
+
+    def keep(self, members: Sequence[Member]) -> None:
+        """Keep these members, in this order."""
+        if list(members) == self.members:
+            return
+        rows = [self.members.index(member) for member in members]
+        for name, tensor in self.tensors.items():
+            self.tensors[name] = tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
+        self.members = list(members)

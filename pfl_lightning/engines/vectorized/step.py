@@ -1,0 +1,225 @@
+"""Forward and backward pass of one step of many clients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.engines.tasks import FitEnvironment
+from pfl_lightning.engines.vectorized.batches import Batches
+from pfl_lightning.engines.vectorized.computation.eager import (
+    Computation,
+    EagerComputation,
+    Slots,
+    StepInputs,
+    Tensors,
+    Terms,
+    mean_terms,
+)
+from pfl_lightning.engines.vectorized.limits import (
+    CannotVectorizeError,
+    PythonState,
+    explain,
+    python_state,
+    refuse_changes,
+)
+from pfl_lightning.state.tensors import norm_names
+
+__all__ = ["LoopedStep", "StackedStep", "VectorizedStep"]
+
+
+class StackedStep(ABC):
+    """A client's ``training_step``, applied to many states.
+
+    Args:
+        client: The module, in the current phase; its own tensors play no part.
+        environment: What the outer Trainer gives.
+
+    Attributes:
+        trained: Names of the parameters that train.
+        gradients: Of the step so far, by name, (A, ...), in the layout of the parameters, as fused optimizers need. A
+            parameter that the loss does not use has none, so that the optimizer leaves it alone.
+    """
+
+    def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
+        self._client, self._environment = client, environment
+        parameters = dict(client.named_parameters())
+        self.trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        self.frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
+        self.buffers = [name for name, _ in client.named_buffers()]
+        self.gradients: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._spare: dict[str, Tensor] = {}  # gradients kept from step to step, since fresh memory is slow
+        self._attributes: PythonState | None = python_state(client)
+        self._used: frozenset[str] | None = None
+        self._terms: frozenset[str] | None = None
+
+    def bind(self, tensors: Tensors, count: int) -> None:
+        """Go on with the first ``count`` clients (A) of the whole stack, which changes in place."""
+        self._tensors = {name: tensors[name][:count] for name in (*self.trained, *self.frozen, *self.buffers)}
+        self._spare = {}
+
+    def begin(self) -> None:
+        """Say that another step begins."""
+        self._used, self.gradients = None, {}
+
+    @abstractmethod
+    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
+        """Compute the losses of some clients, note their gradients, and change buffers.
+
+        Args:
+            rows: The clients, (R,); ``None`` for all that are bound.
+            batch: Inputs and labels of each.
+            index: Number of the batch in its epoch.
+            scales: What the loss of each is multiplied by before the backward pass, (R,).
+
+        Returns:
+            The loss and its terms, (R,) each, detached and not scaled.
+
+        Raises:
+            CannotVectorizeError: The step uses a parameter for some clients only, which an optimizer of stacked
+                parameters cannot leave alone for the others; or it returns a term in some steps only.
+        """
+
+    def _room(self, name: str) -> Tensor:
+        """Where the gradients of all clients come together; its content is overwritten by the end of the step."""
+        if name not in self.gradients:
+            if name not in self._spare:
+                self._spare[name] = torch.empty_like(self._tensors[name])
+            self.gradients[name] = self._spare[name]
+        return self.gradients[name]
+
+    def _compare(self, used: Iterable[str], terms: Iterable[str]) -> None:
+        """Refuse what the training step does for some clients of a step, or in some steps, only."""
+        used, terms = frozenset(used), frozenset(terms)
+        self._used = used if self._used is None else self._used
+        self._terms = terms if self._terms is None else self._terms
+        name = type(self._client).__name__
+        if used != self._used:
+            some = min(used ^ self._used)
+            raise CannotVectorizeError(f"a step of {name} uses the parameter {some!r} for some clients only")
+        if terms != self._terms:
+            some = min(terms ^ self._terms)
+            raise CannotVectorizeError(f"{name}.training_step returns the term {some!r} in some steps only")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Name the line of the user's code that cannot be vectorised."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, CannotVectorizeError):
+            raise
+        except Exception as error:
+            raise explain(error, self._client) from error
+        if self._attributes is not None:  # after the first step
+            before, self._attributes = self._attributes, None
+            refuse_changes(self._client, before, "training_step")
+
+
+class VectorizedStep(StackedStep):
+    """All clients at once.
+
+    Args:
+        client: See :class:`StackedStep`.
+        environment: See :class:`StackedStep`.
+        computation: Computes the step; by default ``training_step`` under ``vmap``.
+    """
+
+    def __init__(
+        self, client: FederatedClient, environment: FitEnvironment, computation: Computation | None = None
+    ) -> None:
+        super().__init__(client, environment)
+        self._compute = computation or EagerComputation(client, environment)
+        self._statistics = norm_names(client, affine=False)
+
+    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
+        """See :meth:`StackedStep.run`."""
+        assert isinstance(batch[0], Tensor)
+        assert isinstance(batch[1], Tensor)
+        tensors = self._tensors
+        if rows is not None:
+            tensors = {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
+        trained, frozen, buffers = (
+            {name: tensors[name] for name in names} for names in (self.trained, self.frozen, self.buffers)
+        )
+        versions = {name: buffer._version for name, buffer in buffers.items()}
+        inputs = StepInputs(trained, frozen, buffers, batch[0], batch[1], scales, in_place=rows is None)
+        with self._explained():
+            found = self._compute(inputs, index)
+        self._compare(found.gradients, found.terms)
+        for name, gradient in found.gradients.items():
+            if rows is None:
+                self.gradients[name] = gradient
+            else:
+                self._room(name).index_copy_(0, rows, gradient)
+        # Only now are buffers written: the backward pass may need the old values.
+        for name, buffer in buffers.items():
+            if name in found.assigned:
+                _write(self._tensors[name], rows, found.assigned[name])
+            # The kernels of batch normalisation change statistics without telling autograd.
+            elif rows is not None and (name in self._statistics or buffer._version != versions[name]):
+                _write(self._tensors[name], rows, buffer)
+        return found.terms
+
+
+class LoopedStep(StackedStep):
+    """One client after the other, on rows of the stack that take the places of the module's own tensors."""
+
+    def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
+        super().__init__(client, environment)
+        self._slots = Slots(client)
+        self._leaves: list[dict[str, Tensor]] = []  # of each client, and so the rest
+        self._given: list[dict[str, Tensor]] = []
+
+    def bind(self, tensors: Tensors, count: int) -> None:
+        """See :meth:`StackedStep.bind`."""
+        super().bind(tensors, count)
+        self._leaves = [
+            {name: self._tensors[name].detach()[row].requires_grad_() for name in self.trained} for row in range(count)
+        ]
+        self._given = [
+            leaves | {name: self._tensors[name][row] for name in (*self.frozen, *self.buffers)}
+            for row, leaves in enumerate(self._leaves)
+        ]
+
+    @torch.enable_grad()
+    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
+        """See :meth:`StackedStep.run`."""
+        found: list[Terms] = []
+        with self._slots.borrowed():
+            for place, row in enumerate(range(len(batch[0])) if rows is None else rows.tolist()):
+                scale = None if scales is None else scales[place]
+                found.append(self._run_one(row, (batch[0][place], batch[1][place]), index, scale))
+        return {name: torch.stack([terms[name] for terms in found]) for name in found[0]}
+
+    def _run_one(self, row: int, batch: tuple[Tensor, Tensor], index: int, scale: Tensor | None) -> Terms:
+        leaves, given = self._leaves[row], self._given[row]
+        self._slots.put(given)
+        with self._explained():
+            with self._environment.forward_context():
+                output = self._client.training_step(batch, index)
+            terms = mean_terms(self._client, output)
+        assigned = self._slots.assigned(given)
+        loss = terms["loss"] if scale is None else terms["loss"] * scale
+        loss.backward(inputs=list(leaves.values()))
+        used = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        self._compare(used, terms)
+        for name, gradient in used.items():
+            self._room(name)[row].copy_(gradient)
+            leaves[name].grad = None
+        for name, value in assigned.items():
+            given[name].copy_(value.detach())
+        return {name: term.detach() for name, term in terms.items()}
+
+
+@torch.no_grad()
+def _write(tensor: Tensor, rows: Tensor | None, value: Tensor) -> None:
+    if rows is None:
+        tensor.copy_(value)
+    else:
+        tensor.index_copy_(0, rows, value.to(tensor.dtype))

@@ -1,0 +1,1 @@
+"""K-means, and prototypes of clusters."""

@@ -1,0 +1,1 @@
+"""Combination weights of heads, by quadratic programs over the simplex."""

@@ -1,0 +1,146 @@
+"""Combination weights of FedPAC (ICLR 2023): which heads, and how much of each, make a client's own head."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.functional.combination.cvxpy_qp import solve_cvxpy
+from pfl_lightning.functional.combination.simplex_qp import optimality_gap, solve_active_set
+from pfl_lightning.functional.numerics import float64_device, one_thread
+
+RELATIVE_FLOOR = 1e-12  # of the largest diagonal: a smaller variance is below what the Gram matrix resolves
+RELATIVE_GAP = 1e-8  # of the objective: how far from its minimum a row may be by its optimality gap
+ABSOLUTE_GAP = 1e-11  # of the scale of the program
+ROWS_AT_ONCE = 512  # so that what is needed meanwhile does not grow with the square of the cohort
+NEGATIVE_ROUNDING = 1e-5  # of a client's own scale; V computed in single precision may be this far below zero
+
+
+def combination_weights(
+    weighted_means: Tensor,
+    variances: Tensor | Sequence[float],
+    sizes: Tensor | Sequence[float],
+    threshold: float = 1e-3,
+    solver: Literal["active_set", "cvxpy"] = "active_set",
+) -> Tensor:
+    """Weights with which each client combines the heads of a cohort (FedPAC, eqs. 11, 45 and 46).
+
+    Row i minimises, over the simplex,
+    sum_j a_j^2 V_j / n_j + sum_jl a_j a_l <h_i - h_j, h_i - h_l>, whose second term is ||h_i - sum_j a_j h_j||^2 there.
+    Weights below the threshold are then set to zero and the row is renormalised. Computed in double precision on one
+    thread of the CPU. Where the minimum is not unique (equal clients without variance) equal clients get equal weights.
+
+    Args:
+        weighted_means: (m, C, d) rows P_k(y) mu_ky of each client, see `weighted_class_means`.
+        variances: (m,) V_k, eq. (44), see `feature_variance`; rounding below zero is clamped.
+        sizes: (m,) number of samples n_k, all positive.
+        threshold: weights below it become zero, the paper's code has 1e-3; 0 gives the minimiser itself. A row whose
+            weights are all below it stays as it is. In [0, 1).
+        solver: "active_set" solves all rows together and exactly, up to rounding; "cvxpy" solves one program after
+            another with an interior-point method. Either is checked by its optimality gap, and rows that fail it are
+            given to the other.
+
+    Returns:
+        (m, m) float64 on the device of `weighted_means` (float32 where the device has no double precision), rows on
+        the simplex. A row that neither solver could solve is the row of the identity (the client keeps its own
+        head), and a RuntimeWarning names it.
+
+    Raises:
+        ValueError: on wrong shapes, non-finite values, n <= 0, V below zero by more than rounding, a threshold
+            outside [0, 1), or an unknown solver.
+    """
+    if solver not in ("active_set", "cvxpy"):
+        raise ValueError(f"solver must be 'active_set' or 'cvxpy', got {solver!r}")
+    if not 0.0 <= threshold < 1.0:
+        raise ValueError(f"threshold must lie in [0, 1), got {threshold}")
+    means, variance, size = _checked(weighted_means, variances, sizes)
+    with one_thread():
+        raw = _solve(*_programs(means, variance, size), solver)
+    kept = torch.where(raw < threshold, 0.0, raw)
+    kept = torch.where(kept.sum(dim=1, keepdim=True) > 0, kept, raw)
+    weights = kept / kept.sum(dim=1, keepdim=True)
+    device = weighted_means.device
+    return weights.to(device) if float64_device(device) == device else weights.float().to(device)
+
+
+def _programs(means: Tensor, variances: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Build Q, q_i and c_i with objective_i(a) = scale * (a^T Q a - 2 q_i^T a + c_i) on the simplex."""
+    # On the simplex the objective does not change when all h move together; around their mean less is lost to rounding.
+    centred = means - means.mean(dim=0)
+    gram = centred @ centred.T
+    ratio = variances / sizes  # V_j / n_j of (11)
+    scale = torch.maximum(gram.diagonal().max(), ratio.max())
+    if not bool(scale > 0):  # all clients equal and without variance: any weights do, take the uniform ones
+        scale = torch.ones_like(scale)
+    gram, ratio = gram / scale, (ratio / scale).clamp(min=RELATIVE_FLOOR)
+    # (45): sum_jl a_j a_l D_jl = ||h_i - sum_j a_j h_j||^2 = a^T G a - 2 G_i a + G_ii, so (46) has Q = G + diag(V / n)
+    return gram + torch.diag(ratio), gram, gram.diagonal().clone()
+
+
+def _solve(hessian: Tensor, linear: Tensor, constant: Tensor, solver: str) -> Tensor:
+    count = len(linear)
+    weights = torch.eye(count, dtype=torch.float64)
+    pending = torch.arange(count)
+    for name in (solver, "cvxpy" if solver == "active_set" else "active_set"):
+        unsolved = []
+        for rows in pending.split(ROWS_AT_ONCE):
+            q, c = linear[rows], constant[rows]
+            found = solve_active_set(hessian, q, c) if name == "active_set" else solve_cvxpy(hessian, q)
+            objective = ((found @ hessian - 2 * q) * found).sum(dim=1) + c
+            gap = optimality_gap(hessian, q, found)
+            solved = gap <= RELATIVE_GAP * objective.clamp(min=0.0) + ABSOLUTE_GAP
+            weights[rows[solved]] = found[solved]
+            unsolved.append(rows[~solved])
+        pending = torch.cat(unsolved)
+        if len(pending) == 0:
+            return weights
+    warnings.warn(
+        f"combination weights: no solver succeeded for rows {pending.tolist()} of {count}; "
+        "these clients keep their own head",
+        RuntimeWarning,
+        stacklevel=3,  # the caller of combination_weights
+    )
+    return weights
+
+
+def _checked(
+    weighted_means: Tensor, variances: Tensor | Sequence[float], sizes: Tensor | Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the three as float64 on the CPU, (m, C d), (m,) and (m,)."""
+    if weighted_means.ndim != 3 or 0 in weighted_means.shape:
+        raise ValueError(
+            "weighted_means must have shape (clients, classes, features), none of them zero, "
+            f"got {tuple(weighted_means.shape)}"
+        )
+    count = weighted_means.shape[0]
+    means = _double(weighted_means).flatten(start_dim=1)
+    variance, size = _double(variances), _double(sizes)
+    for name, value in (("variances", variance), ("sizes", size)):
+        if value.shape != (count,):
+            raise ValueError(f"{name} must have shape ({count},), one a client, got {tuple(value.shape)}")
+    finite = {"weighted_means": means.isfinite().all(dim=1), "variances": variance.isfinite(), "sizes": size.isfinite()}
+    for name, fine in finite.items():
+        if not bool(fine.all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinity from clients {_where(~fine)}: leave them out")
+    if bool((size <= 0).any()):
+        raise ValueError(f"sizes must be positive, got {size[size <= 0].tolist()} from clients {_where(size <= 0)}")
+    slack = NEGATIVE_ROUNDING * (means.square().sum(dim=1) + variance.clamp(min=0.0).max())
+    negative = variance < -slack
+    if bool(negative.any()):
+        raise ValueError(
+            f"variances must not be negative, got {variance[negative].tolist()} from clients {_where(negative)}: "
+            "eq. (44) of FedPAC is nonnegative for any features"
+        )
+    return means, variance.clamp(min=0.0), size
+
+
+def _double(values: Tensor | Sequence[float]) -> Tensor:
+    return torch.as_tensor(values).detach().cpu().to(torch.float64)
+
+
+def _where(mask: Tensor) -> list[int]:
+    return [int(index) for index in mask.nonzero().flatten()]

@@ -1,0 +1,1 @@
+"""Statistics of features by class."""

@@ -1,0 +1,248 @@
+"""Per-class statistics of features: counts, means, second moments, covariances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.functional.numerics import float64_device, one_thread
+from pfl_lightning.functional.statistics.moments import check_batch, check_moments
+
+
+class ClassStatistics:
+    """Counts, means and (if wanted) covariances of features per class, streamed over batches and merged exactly.
+
+    Sums are kept in double precision around the running mean (Chan, Golub and LeVeque's pairwise update), so that
+    neither the split into batches or clients nor a large common offset costs accuracy. Accumulators live on the
+    device of the first batch (on the CPU where that device has no double precision); results are double.
+
+    Args:
+        num_classes: number of classes C.
+        num_features: feature dimension d.
+        with_covariances: also accumulate scatter matrices, (d, d) for each class of two samples and more. FedPAC does
+            not need them, DC-PFL does.
+
+    Example:
+        >>> statistics = ClassStatistics(num_classes=2, num_features=1)
+        >>> statistics.update(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
+        >>> statistics.means.tolist(), statistics.covariances.flatten().tolist()
+        ([[2.0], [0.0]], [2.0, 0.0])
+    """
+
+    def __init__(self, num_classes: int, num_features: int, with_covariances: bool = True) -> None:
+        if num_classes < 1 or num_features < 1:
+            raise ValueError(f"expected at least one class and one feature, got {num_classes} and {num_features}")
+        self.num_classes = num_classes
+        self.num_features = num_features
+        self.with_covariances = with_covariances
+        self._counts = torch.zeros(num_classes, dtype=torch.int64)
+        self._means = torch.zeros(num_classes, num_features, dtype=torch.float64)
+        self._square_deviations = torch.zeros(num_classes, dtype=torch.float64)
+        # By class, for those that need one: a client often has few of many classes, and a matrix each is large.
+        self._scatters: dict[int, Tensor] = {}
+
+    @classmethod
+    def from_moments(
+        cls,
+        counts: Tensor,
+        means: Tensor,
+        covariances: Tensor | Mapping[int, Tensor] | None = None,
+        square_deviations: Tensor | None = None,
+    ) -> ClassStatistics:
+        """Restore statistics from what they say: counts, means, and how the features deviate from the means.
+
+        A server merges what its clients sent in this way, and has the statistics of all their features put together
+        (DC-PFL, eqs. 10 and 11) up to rounding, of the upload as well where that is in single precision.
+
+        Args:
+            counts: (C,) integers >= 0.
+            means: (C, d); of a class without samples they are ignored.
+            covariances: (C, d, d) unbiased covariances, or (d, d) by class: those left out are zero and cost nothing.
+                Zero for a class of one sample or none.
+            square_deviations: (C,) sums over a class of ||f - mu_y||^2, in place of covariances; zero for a class of
+                one sample or none. The result is `with_covariances=False` then.
+
+        Returns:
+            Statistics on the device of `means`, in double precision; they share no memory with the arguments.
+
+        Raises:
+            ValueError: unless exactly one of covariances and square_deviations is given; if shapes do not fit
+                together, a class is unknown, counts are not integers or negative, anything is not finite, or
+                deviations are impossible:
+                a covariance that is not symmetric or has a negative variance, a negative square deviation, or one
+                that is not zero though the class has less than two samples. The message names the class and the size
+                of the violation. Whether a covariance is positive semidefinite is not looked into.
+        """
+        by_class = check_moments(counts, means, covariances, square_deviations)
+        result = cls(means.shape[0], means.shape[1], with_covariances=covariances is not None)
+        device = float64_device(means.device)
+        counts = counts.detach().to(device=device, dtype=torch.int64)
+        values = means.detach().to(device=device, dtype=torch.float64)
+        result._counts = counts.clone()
+        result._means = torch.where(counts.unsqueeze(1) > 0, values, 0.0)
+        if square_deviations is not None:
+            result._square_deviations = square_deviations.detach().to(device, torch.float64, copy=True)
+        if covariances is not None:
+            result._square_deviations = result._means.new_zeros(len(counts))
+            for y in (y for y in _indices(counts > 1) if y in by_class):
+                scatter = by_class[y].detach().to(device, torch.float64) * (counts[y] - 1)
+                result._scatters[y] = (scatter + scatter.T) / 2  # exactly symmetric, whatever the transport did
+                result._square_deviations[y] = scatter.trace().clamp(min=0.0)
+        return result
+
+    @property
+    def counts(self) -> Tensor:
+        """(C,) int64, samples of each class."""
+        return self._counts.clone()
+
+    @property
+    def means(self) -> Tensor:
+        """(C, d) float64, mean feature of each class; zero for a class without samples."""
+        return self._means.clone()
+
+    @property
+    def square_deviations(self) -> Tensor:
+        """(C,) float64, sum over a class of ||f - mu_y||^2; the trace of its scatter matrix."""
+        return self._square_deviations.clone()
+
+    @property
+    def mean_square(self) -> Tensor:
+        """(C,) float64, E[||f||^2 | y] = tr E[f f^T | y]; zero for a class without samples."""
+        samples = self._counts.clamp(min=1)
+        return self._square_deviations / samples + self._means.square().sum(dim=1)
+
+    @property
+    def covariances(self) -> Tensor:
+        """(C, d, d) float64, unbiased covariance of each class; zero for a class of one sample or none.
+
+        Raises:
+            RuntimeError: if constructed with `with_covariances=False`.
+        """
+        covariances = self._means.new_zeros(self.num_classes, self.num_features, self.num_features)
+        for y, covariance in self.covariances_by_class().items():
+            covariances[y] = covariance
+        return covariances
+
+    def covariances_by_class(self) -> dict[int, Tensor]:
+        """Unbiased covariances of classes that have two samples at least, the others being zero.
+
+        Returns:
+            (d, d) float64 by class, in the order of the classes.
+
+        Raises:
+            RuntimeError: if constructed with `with_covariances=False`.
+        """
+        if not self.with_covariances:
+            raise RuntimeError(
+                "covariances were not accumulated: construct ClassStatistics(..., with_covariances=True)"
+            )
+        return {y: self._scatters[y] / (self._counts[y] - 1) for y in sorted(self._scatters)}
+
+    @torch.no_grad()
+    def update(self, features: Tensor, labels: Tensor) -> None:
+        """Add one batch.
+
+        Args:
+            features: (N, d) finite floating-point features; N may be zero.
+            labels: (N,) integer classes in 0..C-1.
+
+        Raises:
+            ValueError: on wrong shapes, non-integer or out-of-range labels, or non-finite features; the statistics
+                are unchanged then.
+        """
+        check_batch(features, labels, self.num_classes, self.num_features)
+        if features.shape[0] == 0:
+            return
+        with one_thread():
+            self._add(features, labels)
+
+    def _add(self, features: Tensor, labels: Tensor) -> None:
+        device = float64_device(features.device)
+        labels = labels.to(device=device, dtype=torch.int64)
+        values = features.detach().to(device=device, dtype=torch.float64)
+        one_hot = torch.zeros(self.num_classes, len(labels), dtype=torch.float64, device=device)
+        one_hot[labels, torch.arange(len(labels), device=device)] = 1.0
+        counts = one_hot.sum(dim=1)
+        sums = one_hot @ values
+        if not bool(sums.isfinite().all()):
+            rows = (~features.isfinite().all(dim=1)).nonzero().flatten().tolist()
+            raise ValueError(f"features must be finite, got NaN or infinity in {len(rows)} samples, first {rows[:5]}")
+        samples = counts.clamp(min=1.0).unsqueeze(1)
+        means = sums / samples
+        values = values - means[labels]
+        correction = (one_hot @ values) / samples  # what rounding left out of the mean; matters for large offsets
+        means += correction
+        values -= correction[labels]
+        self._absorb(counts.to(torch.int64), means, one_hot @ values.square().sum(dim=1), self._scatter(values, labels))
+
+    @torch.no_grad()
+    def merge(self, *others: ClassStatistics) -> ClassStatistics:
+        """Add what others have seen, in place, and return self.
+
+        The result is that of one accumulator that has seen all the features, up to rounding (1e-9 and better).
+
+        Args:
+            others: accumulators of the same classes and features; they stay as they are.
+
+        Raises:
+            ValueError: if classes, features, or the wish for covariances differ; self is unchanged then.
+        """
+        for other in others:
+            mine = (self.num_classes, self.num_features, self.with_covariances)
+            theirs = (other.num_classes, other.num_features, other.with_covariances)
+            if mine != theirs:
+                raise ValueError(
+                    "only statistics of the same kind can be merged: expected (num_classes, num_features, "
+                    f"with_covariances) = {mine}, got {theirs}"
+                )
+        for other in others:
+            self._absorb(other._counts, other._means, other._square_deviations, other._scatters)
+        return self
+
+    def _absorb(self, counts: Tensor, means: Tensor, square_deviations: Tensor, scatters: Mapping[int, Tensor]) -> None:
+        """Merge moments around their own means into mine (Chan et al.)."""
+        if not bool(self._counts.any()):
+            self._move(means.device)
+        device = self._means.device
+        counts, means = counts.to(device), means.to(device)
+        total = self._counts + counts
+        # n_b / n; integers alone would divide in single precision
+        share = counts.to(torch.float64) / total.clamp(min=1)
+        shift = means - self._means
+        between = self._counts * share  # n_a n_b / n
+        # Classes that were empty on one side: share is 0 or 1, the shift vanishes from the scatter as it should.
+        self._square_deviations = (
+            self._square_deviations + square_deviations.to(device) + between * shift.square().sum(dim=1)
+        )
+        if self.with_covariances:
+            grown = _indices((counts > 0) & (total > 1))
+            self._absorb_scatters(scatters, shift * between.sqrt().unsqueeze(1), grown)
+        self._means = self._means + shift * share.unsqueeze(1)
+        self._counts = total
+
+    def _absorb_scatters(self, scatters: Mapping[int, Tensor], shifts: Tensor, classes: Iterable[int]) -> None:
+        for y in classes:
+            mine, theirs = self._scatters.get(y), scatters.get(y)
+            if mine is None:
+                mine = shifts.new_zeros(self.num_features, self.num_features)
+            if theirs is not None:
+                mine += theirs.to(shifts.device)
+            self._scatters[y] = mine.addr_(shifts[y], shifts[y])
+
+    def _scatter(self, centred: Tensor, labels: Tensor) -> dict[int, Tensor]:
+        if not self.with_covariances:
+            return {}
+        by_class = centred[labels.argsort()].split(torch.bincount(labels, minlength=self.num_classes).tolist())
+        # the scatter of one sample is zero exactly
+        return {y: rows.T @ rows for y, rows in enumerate(by_class) if len(rows) > 1}
+
+    def _move(self, device: torch.device) -> None:
+        self._counts, self._means = self._counts.to(device), self._means.to(device)
+        self._square_deviations = self._square_deviations.to(device)
+        self._scatters = {y: scatter.to(device) for y, scatter in self._scatters.items()}
+
+
+def _indices(mask: Tensor) -> list[int]:
+    return [int(index) for index in mask.nonzero().flatten()]

@@ -1,0 +1,1 @@
+"""Named tensors of clients: selecting, storing, checkpointing."""

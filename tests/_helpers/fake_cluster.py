@@ -1,0 +1,24 @@
+"""RayFit without Ray: everything but the processes."""
+
+from _helpers.ray_helpers import FakeRay
+from pfl_lightning import RayFit
+from pfl_lightning.engines.ray import engine as ray_fit
+from pfl_lightning.engines.ray import parcels as _ray_parcels
+
+
+class FakeCluster:
+    """In the place of :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
+
+    def __init__(self, ray, num_workers):
+        self.ray, self.num_workers, self.gpus_per_worker, self.closed = ray, num_workers, 0.0, 0
+
+    def close(self):
+        self.closed += 1
+
+
+def fake_ray_fit(monkeypatch, workers=2, deaths=(), seed=0, **options):
+    """A RayFit whose workers live in this process, and the Ray that they have; it sends the smallest tensor once."""
+    ray = FakeRay(deaths, seed)
+    monkeypatch.setattr(_ray_parcels, "WORTH_SHARING", 0)
+    monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(ray, workers))
+    return RayFit(workers=workers, **options), ray

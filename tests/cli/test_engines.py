@@ -1,0 +1,116 @@
+"""The engine by one option: --fit fabric | vectorized | trainer | ray."""
+
+import pytest
+import yaml
+from _helpers.fake_cluster import FakeCluster
+from _helpers.ray_helpers import FakeRay
+
+from pfl_lightning import VectorizedFit
+from pfl_lightning.cli import main
+from pfl_lightning.cli.parser import ENGINES, with_engine
+from pfl_lightning.engines.ray import engine as ray_fit
+from pfl_lightning.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch):
+    monkeypatch.setenv("PFL_DEBUG", "1")
+
+
+def config(tmp_path, **more):
+    content = {
+        "run_dir": str(tmp_path / "runs"),
+        "model": {
+            "method": {"class_path": "pfl_lightning.methods.FedAvg", "init_args": {"epochs": 1}},
+            "encoder": "mlp",
+        },
+        "data": {
+            "class_path": "pfl_lightning.datamodules.Digits",
+            "init_args": {
+                "partition": {
+                    "class_path": "pfl_lightning.datamodules.IID",
+                    "init_args": {"num_clients": 3, "samples_per_client": 20},
+                },
+            },
+        },
+        "trainer": {"max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu"},
+    }
+    content["model"] |= more.pop("model", {})
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content | more))
+    return str(path)
+
+
+def saved(tmp_path):
+    found = yaml.safe_load((tmp_path / "runs" / "version_0" / "config.yaml").read_text())
+    assert found["fit"] is None
+    return found["model"]["local_fit"]
+
+
+@pytest.mark.parametrize("words", [["--fit", "NAME"], ["--fit=NAME"]])
+@pytest.mark.parametrize("name", ["fabric", "vectorized", "trainer"])
+def test_an_engine_by_name(tmp_path, name, words):
+    main(["fit", "--config", config(tmp_path), *(word.replace("NAME", name) for word in words)])
+    assert saved(tmp_path)["class_path"] == f"pfl_lightning.{ENGINES[name]}"
+
+
+def test_options_of_the_engine_follow(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(FakeRay(), 2))
+    words = "--fit ray --model.local_fit.workers 2 --model.local_fit.engine VectorizedFit"
+    main(["fit", "--config", config(tmp_path), *words.split()])
+    found = saved(tmp_path)["init_args"]
+    assert found["workers"] == 2
+    assert found["engine"]["class_path"] == "pfl_lightning.VectorizedFit"
+
+
+def test_the_option_comes_before_what_a_config_says(tmp_path):
+    other = {"class_path": "pfl_lightning.FabricFit", "init_args": {"gradient_clip_val": 2.0}}
+    path = config(tmp_path, model={"local_fit": other})
+    main(["fit", "--config", path, "--fit", "vectorized", "--model.local_fit.clients_per_batch", "7"])
+    assert saved(tmp_path)["init_args"]["clients_per_batch"] == 7
+
+
+def test_in_a_config_file(tmp_path):
+    main(["fit", "--config", config(tmp_path, fit="vectorized")])
+    assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedFit"
+
+
+def test_in_a_config_file_with_options(tmp_path):
+    own = {"class_path": "pfl_lightning.VectorizedFit", "init_args": {"clients_per_batch": 5}}
+    main(["fit", "--config", config(tmp_path, fit="vectorized", model={"local_fit": own})])
+    assert saved(tmp_path)["init_args"]["clients_per_batch"] == 5
+
+
+def test_the_option_comes_before_the_name_in_a_config(tmp_path):
+    main(["fit", "--config", config(tmp_path, fit="trainer"), "--fit", "vectorized"])
+    assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedFit"
+
+
+def test_two_engines_in_a_config_file_are_refused(tmp_path):
+    path = config(tmp_path, fit="ray", model={"local_fit": {"class_path": "pfl_lightning.VectorizedFit"}})
+    with pytest.raises(ConfigurationError, match=r"fit is 'ray', model.local_fit is pfl_lightning.VectorizedFit: give"):
+        main(["fit", "--config", path])
+
+
+@pytest.mark.parametrize("words", [["--fit", "rai"], ["--fit=rai"], ["--fit"]])
+def test_a_name_that_is_none(tmp_path, words, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", config(tmp_path), *words])
+    said = capsys.readouterr().err
+    assert "vectorized" in said or "expected one argument" in said
+
+
+def test_other_words_stay_as_they_are():
+    words = ["fit", "--config", "fit.yaml", "--fit", "ray", "--fitted", "x", "--fit=rai", "--fit"]
+    ray = ["--fit", "null", "--model.local_fit", "RayFit"]
+    expanded = ["fit", "--config", "fit.yaml", *ray, "--fitted", "x", "--fit=rai", "--fit"]
+    assert with_engine(words) == expanded
+
+
+def test_validate_takes_it_too(tmp_path, monkeypatch):
+    path, used = config(tmp_path), []
+    main(["fit", "--config", path])
+    evaluate = VectorizedFit.evaluate
+    monkeypatch.setattr(VectorizedFit, "evaluate", lambda *args: used.append(1) or evaluate(*args))
+    main(["validate", "--config", path, "--fit", "vectorized", "--ckpt_path", "last"])
+    assert used

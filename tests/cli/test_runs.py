@@ -1,0 +1,153 @@
+"""What a run of the command line leaves behind, and that nothing of an earlier run is lost."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from pfl_lightning.cli import main
+from pfl_lightning.cli.runs import RunFolder
+from pfl_lightning.errors import CheckpointError
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
+
+CONFIG = Path(__file__).parents[2] / "configs" / "fedpac_digits.yaml"
+SMALL = [
+    "--model.encoder=mlp",
+    "--model.method.init_args.epochs=1",
+    "--data.init_args.partition.init_args.num_clients=4",
+    "--data.init_args.partition.init_args.samples_per_client=40",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+]
+
+
+def pfl(monkeypatch, *args):
+    monkeypatch.setattr("sys.argv", ["pfl", *args])
+    main()
+
+
+def fit(monkeypatch, tmp_path, *args, config=CONFIG, rounds=2):
+    small = SMALL if config is CONFIG else []
+    pfl(
+        monkeypatch,
+        "fit",
+        f"--config={config}",
+        *small,
+        f"--run_dir={tmp_path / 'runs'}",
+        f"--trainer.max_epochs={rounds}",
+        *args,
+    )
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_saved_config_makes_a_new_run_with_the_same_numbers(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path)
+    first = tmp_path / "runs" / "version_0"
+    before = files(first)
+    fit(monkeypatch, tmp_path, config=first / "config.yaml")
+    second = tmp_path / "runs" / "version_1"
+    assert files(first) == before
+    assert {p.name for p in (second / "checkpoints").iterdir()} >= {"last.ckpt"}
+    results = [json.loads((run / "results.json").read_text()) for run in (first, second)]
+    for result in results:
+        del result["seconds_per_round"]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("logger", ["lightning.pytorch.loggers.CSVLogger", "false"])
+def test_everything_lies_in_the_runs_folder_whatever_the_logger(monkeypatch, tmp_path, logger):
+    options = [f"--trainer.logger={logger}"]
+    if logger != "false":
+        options.append(f"--trainer.logger.init_args.save_dir={tmp_path / 'csv'}")
+    for _ in range(2):
+        fit(monkeypatch, tmp_path, *options, rounds=1)
+    for version in ("version_0", "version_1"):
+        names = {p.relative_to(tmp_path / "runs" / version).as_posix() for p in files(tmp_path / "runs" / version)}
+        assert names == {
+            "results.json",
+            "clients.csv",
+            "partition.npz",
+            "config.yaml",
+            "checkpoints/last.ckpt",
+            "checkpoints/best-round-0.ckpt",
+        }
+
+
+def test_another_partition_is_refused_and_leaves_the_run_as_it_was(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, rounds=1)
+    before = files(tmp_path / "runs")
+    with pytest.raises(SystemExit, match="another partition"):
+        fit(monkeypatch, tmp_path, "--ckpt_path=last", "--data.init_args.partition.init_args.seed=5")
+    after = files(tmp_path / "runs")
+    assert {path: after[path] for path in before if "tfevents" not in path.name} == {
+        path: content for path, content in before.items() if "tfevents" not in path.name
+    }
+
+
+def test_best_is_the_best_round_and_not_the_newest_file(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, "--checkpoint.save_top_k=-1", rounds=3)
+    run = tmp_path / "runs" / "version_0"
+    history = json.loads((run / "results.json").read_text())["history"]
+    best = max(history, key=lambda row: row["accuracy"])  # the first of equals, as ModelCheckpoint keeps it
+    for number, path in enumerate(sorted((run / "checkpoints").glob("best*"), reverse=True)):
+        os.utime(path, (number, number))
+    assert RunFolder(tmp_path / "runs").find_checkpoint("best").name == f"best-round-{int(best['round'])}.ckpt"
+
+
+def test_an_older_run_is_taken_with_a_warning(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, rounds=1)
+    (tmp_path / "runs" / "version_1").mkdir()
+    with pytest.warns(UserWarning, match=r"version_1 has no such checkpoint; taking .*version_0"):
+        found = RunFolder(tmp_path / "runs").find_checkpoint("last")
+    assert found == tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+def test_no_checkpoint_says_where_it_looked(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*version_\*/checkpoints"):
+        RunFolder(tmp_path).find_checkpoint("last")
+
+
+def test_clients_too_small_for_a_validation_part(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, "--data.init_args.partition.init_args.samples_per_client=12",
+        "--data.init_args.validation_share=0.01", rounds=1)  # fmt: skip
+    run = tmp_path / "runs" / "version_0"
+    assert json.loads((run / "results.json").read_text())["accuracy"]["validation_selected"] is None
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
+def test_evaluating_without_a_checkpoint_is_said(monkeypatch, tmp_path):
+    with pytest.warns(UserWarning, match="evaluates a model that was not trained"):
+        pfl(monkeypatch, "test", f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}")
+
+
+def test_a_kill_while_saving_leaves_the_old_checkpoint(monkeypatch, tmp_path):
+    path = tmp_path / "last.ckpt"
+    plugin = AtomicCheckpointIO()
+    plugin.save_checkpoint({"round": 1}, path)
+
+    def half(checkpoint, file):
+        file.write(b"half a checkp")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", half)
+        with pytest.raises(KeyboardInterrupt):
+            plugin.save_checkpoint({"round": 2}, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.load(path, weights_only=True) == {"round": 1}
+    plugin.save_checkpoint({"round": 2}, path)
+    assert torch.load(path, weights_only=True) == {"round": 2}
+
+
+def test_a_run_without_checkpoints_has_results_alone(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, "--trainer.enable_checkpointing=false", rounds=1)
+    run = tmp_path / "runs" / "version_0"
+    assert (run / "results.json").is_file()
+    assert not (run / "checkpoints").exists()

@@ -1,0 +1,188 @@
+"""Folders of images: their order, their cache, and what is said when something is wrong with them."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pfl_lightning.datamodules import IID, ImageFolder
+from pfl_lightning.datamodules.datasets import image_cache
+
+
+def write_image(path, value, size=(6, 4)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (value, value // 2, 255 - value)).save(path)
+
+
+def write_folder(root, splits=("train", "test"), classes=("cat", "ant"), each=5, ending="png"):
+    """Pictures whose red value counts the files in the data set's own order within their split."""
+    for split in splits:
+        for label, name in enumerate(sorted(classes)):
+            for number in range(each):
+                write_image(root / split / name / f"{number:02d}.{ending}", 10 * (label * each + number))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_folder(tmp_path / "pictures")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The files decoded so far."""
+    paths = []
+    original = image_cache.decode_image
+
+    def record(path, image_size):
+        paths.append(path)
+        return original(path, image_size)
+
+    monkeypatch.setattr(image_cache, "decode_image", record)
+    return paths
+
+
+def make(folder, tmp_path, **options):
+    return ImageFolder(IID(2), 4, root=str(folder), cache_dir=str(tmp_path / "cache"), **options)
+
+
+def test_classes_and_files_come_in_sorted_order(folder, tmp_path):
+    (folder / "train" / "cat" / "notes.txt").write_text("no image")
+    (folder / "train" / "cat" / ".hidden.png").write_text("no image")
+    samples = make(folder, tmp_path).load()
+    assert samples.class_names == ("ant", "cat")
+    assert samples.train_inputs.shape == (10, 3, 4, 6)
+    assert samples.train_inputs.dtype == torch.uint8
+    assert samples.train_inputs[:, 0, 0, 0].tolist() == [10 * i for i in range(10)]
+    assert samples.train_inputs[3, :, 0, 0].tolist() == [30, 15, 225]
+    assert samples.train_targets.tolist() == [0] * 5 + [1] * 5
+    assert samples.test_targets.tolist() == [0] * 5 + [1] * 5
+
+
+def test_a_flat_folder_is_split(tmp_path):
+    write_folder(tmp_path / "flat", splits=(".",), each=8, ending="jpg")
+    data = make(tmp_path / "flat", tmp_path, test_share=0.25, validation_share=0.0)
+    data.setup()
+    trained = [k for client in range(2) for k in data.client_data(client).train.indices.tolist()]
+    tested = {k for client in range(2) for k in data.client_data(client).test.indices.tolist()}
+    assert len(trained) == 12
+    assert not tested & set(trained)
+    assert data.load().test_inputs is None
+
+
+def test_a_validation_folder_is_left_out_and_said_so(tmp_path, caplog):
+    write_folder(tmp_path / "cinic", splits=("train", "valid", "test"))
+    with caplog.at_level(logging.INFO):
+        samples = make(tmp_path / "cinic", tmp_path).load()
+    assert len(samples.train_targets) == 10
+    assert "valid is left out" in caplog.text
+
+
+def test_the_second_start_decodes_nothing(folder, tmp_path, decoded):
+    first = make(folder, tmp_path).load()
+    assert len(decoded) > 0
+    decoded.clear()
+    second = make(folder, tmp_path).load()
+    assert decoded == []
+    assert torch.equal(first.train_inputs, second.train_inputs)
+    assert torch.equal(first.test_inputs, second.test_inputs)
+    make(folder, tmp_path, image_size=3).load()
+    assert len(decoded) > 0
+    assert not list((tmp_path / "cache").glob("*.tmp"))
+
+
+def test_a_changed_folder_is_decoded_again(folder, tmp_path, decoded):
+    make(folder, tmp_path).load()
+    decoded.clear()
+    write_image(folder / "train" / "cat" / "99.png", 250)
+    with pytest.warns(UserWarning, match="the images have changed"):
+        samples = make(folder, tmp_path).load()
+    assert samples.train_inputs[10, 0, 0, 0] == 250
+    decoded.clear()
+    make(folder, tmp_path).load()
+    assert decoded == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "notes"])
+def test_a_damaged_cache_is_made_again(folder, tmp_path, decoded, damage):
+    first = make(folder, tmp_path).load()
+    (pixels,) = (tmp_path / "cache").glob("*.npy")
+    (notes,) = (tmp_path / "cache").glob("*.json")
+    content = pixels.read_bytes()
+    if damage == "cut":
+        pixels.write_bytes(content[:-50])
+    elif damage == "flip":
+        pixels.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        notes.write_text(json.dumps({"listing": json.loads(notes.read_text())["listing"]}))
+    decoded.clear()
+    with pytest.warns(UserWarning, match="is damaged"):
+        second = make(folder, tmp_path).load()
+    assert len(decoded) > 0
+    assert torch.equal(first.train_inputs, second.train_inputs)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="cannot keep the decoded images"):
+        assert len(make(folder, tmp_path).load().train_targets) == 10
+
+
+def test_the_default_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("PFL_LIGHTNING_CACHE", str(tmp_path / "own"))
+    assert image_cache.default_cache_dir() == tmp_path / "own"
+    monkeypatch.delenv("PFL_LIGHTNING_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert image_cache.default_cache_dir() == tmp_path / "pfl_lightning"
+
+
+def test_mixed_sizes_need_an_image_size(folder, tmp_path):
+    write_image(folder / "train" / "cat" / "big.png", 77, (9, 9))
+    with pytest.raises(ValueError, match=r"00\.png is 6 x 4, .*big\.png is 9 x 9"):
+        make(folder, tmp_path).load()
+    assert make(folder, tmp_path, image_size=5).load().train_inputs.shape == (11, 3, 5, 5)
+
+
+def test_grey_and_transparent_images_become_colours(tmp_path):
+    for name, mode in (("a", "L"), ("b", "RGBA"), ("c", "P")):
+        (tmp_path / "modes" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new(mode, (3, 3), 9 if mode != "RGBA" else (9, 9, 9, 255)).save(
+                tmp_path / f"modes/{name}/{number}.png"
+            )
+    pixels = make(tmp_path / "modes", tmp_path).load().train_inputs
+    assert pixels.shape == (12, 3, 3, 3)
+    assert (pixels[:8] == 9).all()
+
+
+def test_what_is_wrong_with_a_folder_is_named(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no image folder at .*expected <root>/train/<class>/<image>"):
+        make(tmp_path / "nowhere", tmp_path).load()
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(FileNotFoundError, match="no class folders in"):
+        make(tmp_path / "bare", tmp_path).load()
+    (tmp_path / "half" / "test" / "a").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="a folder 'test' but no folder 'train'"):
+        make(tmp_path / "half", tmp_path).load()
+    write_image(folder / "test" / "dog" / "0.png", 0)
+    with pytest.raises(ValueError, match=r"differ in classes: only in .*train: \[\], only in .*test: \['dog'\]"):
+        make(folder, tmp_path).load()
+    (folder / "train" / "dog").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no images in the class folder .*dog"):
+        make(folder, tmp_path).load()
+    (folder / "train" / "dog" / "broken.jpg").write_bytes(b"\xff\xd8 not a picture")
+    with pytest.raises(ValueError, match=r"cannot read the image .*broken\.jpg"):
+        make(folder, tmp_path).load()
+    with pytest.raises(ValueError, match="image_size must be at least 1"):
+        make(folder, tmp_path, image_size=0)
+
+
+def test_a_truncated_picture_is_named(folder, tmp_path):
+    path = folder / "train" / "ant" / "cut.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 6, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"cannot read the image .*cut\.jpg"):
+        make(folder, tmp_path).load()

@@ -1,0 +1,146 @@
+"""RayFit with real worker processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import pytest
+from _helpers.ray_helpers import DiesOnce
+from _helpers.toy import assert_same, linear_encoder, run, tiny_encoder, whole_state
+
+from pfl_lightning import FabricFit, RayFit
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import FedProto
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+FIT = partial(FedProto, lr=0.05, epochs=1, fine_tune="head")
+LONG = partial(FedProto, lr=0.01, epochs=30)
+ENCODERS = [tiny_encoder, linear_encoder]
+HELPERS = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def left_behind(monkeypatch):
+    """How many other processes have inherited this test's environment; counted where there is a /proc."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("PFL_TEST_MARK", mark)
+
+    def count():
+        found = 0
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                found += f"PFL_TEST_MARK={mark}".encode() in entry.read_bytes()
+        return found  # this process itself shows the environment that it was started with
+
+    return count
+
+
+def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, caplog, left_behind):
+    engine = RayFit(workers=2, engine=DiesOnce(tmp_path, client=2))
+    got = run(FIT, 3, encoder=ENCODERS, local_fit=engine)
+    assert (tmp_path / "died-0").exists()
+    assert sum("a worker died on client" in line for line in caplog.messages) == 1
+    expected = run(FIT, 3, encoder=ENCODERS, local_fit=FabricFit())
+    assert_same(whole_state(got), whole_state(expected))
+    assert got.test_scores == expected.test_scores
+    assert not ray.is_initialized()
+    _wait_until(lambda: left_behind() == 0, 30)
+
+
+def test_a_connection_of_the_users_stays(tmp_path):
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    try:
+        with pytest.warns(UserWarning, match=r"connected to Ray already; address='auto' is not used"):
+            got = run(FIT, 1, encoder=ENCODERS, local_fit=RayFit(workers=1, address="auto"))
+        assert ray.is_initialized()
+        assert_same(whole_state(got), whole_state(run(FIT, 1, encoder=ENCODERS)))
+        (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pfl_lightning'] = None")
+        missing = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
+        with pytest.raises(ConfigurationError, match=r"a worker cannot import what it needs; install pfl-lightning"):
+            run(FIT, 1, encoder=ENCODERS, local_fit=RayFit(workers=1, runtime_env=missing))
+        with (
+            pytest.warns(UserWarning, match="3 workers of 2 cores each were asked for, there are 2 cores"),
+            pytest.raises(ConfigurationError, match=r"gpus_per_worker is 1.5, Ray finds 0 GPUs"),
+        ):
+            run(FIT, 1, local_fit=RayFit(workers=3, cpus_per_worker=2, gpus_per_worker=1.5))
+    finally:
+        ray.shutdown()
+
+
+class NodeGoes(L.Callback):
+    """Takes a node away in the middle of a round."""
+
+    def __init__(self, cluster, node):
+        self.remove = threading.Thread(target=lambda: cluster.remove_node(node))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (1, 1):
+            self.remove.start()
+
+
+def test_a_cluster_by_address_that_loses_a_node(monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    goes = NodeGoes(cluster, cluster.add_node(num_cpus=1))
+    try:
+        engine = RayFit(workers=2, address=cluster.address)
+        got = run(LONG, 3, local_fit=engine, callbacks=[goes])
+        goes.remove.join()
+    finally:
+        cluster.shutdown()
+    assert_same(whole_state(got), whole_state(run(LONG, 3)))
+
+
+def test_an_address_that_nobody_answers():
+    with pytest.raises(ConfigurationError, match=r"no Ray cluster can be reached at address='127.0.0.1:9'.*ray start"):
+        run(FIT, 1, local_fit=RayFit(address="127.0.0.1:9"))
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_ctrl_c_leaves_no_process_behind(tmp_path, left_behind):
+    program = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
+from _helpers.ray_helpers import Sleeps
+from _helpers.toy import run
+from pfl_lightning import RayFit
+from pfl_lightning.methods import FedAvg
+run(FedAvg, 1, local_fit=RayFit(workers=2, engine=Sleeps({str(tmp_path)!r})))
+"""
+    path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        _wait_until(lambda: (tmp_path / "sleeping").exists() or process.poll() is not None, 120)
+        assert process.poll() is None
+        assert left_behind() > 3 or not Path("/proc").exists()
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "KeyboardInterrupt" in said
+    _wait_until(lambda: left_behind() == 0, 30)
+
+
+def _wait_until(condition, seconds):
+    for _ in range(10 * seconds):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s")

@@ -1,0 +1,133 @@
+"""Every method under every engine: the same states, scores and losses, and one engine goes on where another stopped."""
+
+from functools import partial
+
+import pytest
+import torch
+from _helpers.fake_cluster import fake_ray_fit
+from _helpers.toy import (
+    CLIENTS,
+    Toy,
+    assert_same,
+    dropout_encoder,
+    for_toy,
+    linear_encoder,
+    normed_encoder,
+    run,
+    tiny_encoder,
+    whole_state,
+)
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedBN, FedPAC, FedProto, FedRep
+
+# On encoders that have none.
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+
+COHORTS = [[0, 2, 3], [1, 2, 4]]
+METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+# What makes the engine, what it is compared with, and how far they may be apart.
+ENGINES = {
+    "TrainerFit": (lambda patch: TrainerFit(), lambda: FabricFit(cache_features=False), 0.0),
+    "VectorizedFit": (lambda patch: VectorizedFit(forward="vmap"), FabricFit, 1e-5),
+    "VectorizedFit, looped": (lambda patch: VectorizedFit(forward="loop"), FabricFit, 1e-5),
+    "RayFit, one worker": (lambda patch: fake_ray_fit(patch, 1)[0], FabricFit, 0.0),
+    "RayFit, three workers": (lambda patch: fake_ray_fit(patch, 3)[0], FabricFit, 0.0),
+    "RayFit of VectorizedFit": (
+        lambda patch: fake_ray_fit(patch, 2, engine=VectorizedFit(2, forward="vmap"))[0],
+        lambda: VectorizedFit(2, forward="vmap"),
+        0.0,
+    ),
+}
+ENGINE = pytest.mark.parametrize(("make", "reference", "atol"), ENGINES.values(), ids=ENGINES)
+
+
+def assert_alike(got, expected, atol):
+    assert_same(whole_state(got), whole_state(expected), atol=atol)
+    for scores, others in (
+        (got.test_scores, expected.test_scores),
+        (got.validation_scores, expected.validation_scores),
+    ):
+        assert list(scores) == list(others) == list(range(CLIENTS))
+        for client, score in others.items():
+            assert scores[client].loss == pytest.approx(score.loss, abs=100 * atol, nan_ok=True)
+            assert scores[client].num_samples == score.num_samples
+    metrics = [{k: float(v) for k, v in run.trainer.callback_metrics.items() if "/" in k} for run in (got, expected)]
+    assert metrics[0].keys() == metrics[1].keys()
+    losses = [{k: v for k, v in found.items() if "accuracy" not in k} for found in metrics]
+    assert losses[0] == pytest.approx(losses[1], abs=100 * atol)
+
+
+@METHOD
+@ENGINE
+def test_engines_agree(method, make, reference, atol, monkeypatch):
+    fit = for_toy(method, lr=0.01, epochs=1)
+    got = run(fit, 2, cohorts=COHORTS, local_fit=make(monkeypatch))
+    expected = run(fit, 2, cohorts=COHORTS, local_fit=reference())
+    if method.__name__ != "DualFed" or atol == 0:  # whose lambda of 40 multiplies rounding; below in double precision
+        assert_alike(got, expected, atol)
+    else:
+        precise = {"cohorts": COHORTS, "precision": "64-true"}
+        got = run(fit, 2, local_fit=make(monkeypatch), **precise)
+        assert_alike(got, run(fit, 2, local_fit=reference(), **precise), 1e-8)
+
+
+CASES = {
+    "batch norm": (partial(FedBN, lr=0.05, epochs=1), {"encoder": normed_encoder, "batch_size": 9}),
+    "own statistics": (for_toy(DualFed, lr=0.01, contrastive=1.0), {"encoder": normed_encoder, "batch_size": 9}),
+    "two encoders": (partial(FedProto, lr=0.05, epochs=1), {"encoder": [tiny_encoder, linear_encoder]}),
+    "fine-tuning": (partial(FedAvg, lr=0.05, epochs=1, fine_tune="all"), {}),
+    "trained models": (partial(FedAvg, lr=0.05, epochs=1, evaluated="trained"), {}),
+    "schedule": (
+        partial(FedRep, epochs=1, lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)),
+        {},
+    ),
+    "one sample": (partial(FedAvg, lr=0.05, epochs=1), {"labels": [[0], [1, 2, 3], [0] * 9, [2] * 4, [4] * 5]}),
+}
+
+
+@pytest.mark.parametrize(("fit", "options"), CASES.values(), ids=CASES)
+@ENGINE
+def test_engines_agree_whatever_the_clients_have(fit, options, make, reference, atol, monkeypatch):
+    data = {key: options[key] for key in ("batch_size", "labels") if key in options}
+    more = {"encoder": options.get("encoder", tiny_encoder), "cohorts": COHORTS}
+    got = run(fit, 2, local_fit=make(monkeypatch), data=Toy(**data), **more)
+    assert_alike(got, run(fit, 2, local_fit=reference(), data=Toy(**data), **more), atol)
+
+
+@ENGINE
+@pytest.mark.parametrize(
+    ("fit", "encoder"),
+    [
+        (partial(FedPAC, lr=0.05, epochs=1, fine_tune="head"), tiny_encoder),
+        (partial(FedAvg, lr=0.05, epochs=1, evaluated="trained"), dropout_encoder),
+    ],
+    ids=["FedPAC", "dropout"],
+)
+def test_stop_and_resume_is_exact_under_each_engine(fit, encoder, tmp_path, make, reference, atol, monkeypatch):
+    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    options = {"cohorts": COHORTS, "encoder": encoder}
+    whole = run(fit, 3, local_fit=make(monkeypatch), **options)
+    options |= {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
+    run(fit, 2, local_fit=make(monkeypatch), callbacks=[saver], **options)
+    torch.manual_seed(5)
+    resumed = run(fit, 3, local_fit=make(monkeypatch), ckpt_path=str(tmp_path / "epoch=1.ckpt"), **options)
+    assert_same(whole_state(resumed), whole_state(whole))
+    assert resumed.test_scores == whole.test_scores
+
+
+@pytest.mark.parametrize("first", ENGINES, ids=ENGINES)
+@pytest.mark.parametrize("then", ["FabricFit", "VectorizedFit", "RayFit, three workers"])
+def test_a_run_goes_on_under_another_engine(tmp_path, first, then, monkeypatch):
+    fit = partial(FedPAC, lr=0.01, epochs=1)
+    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+
+    def make(name):
+        return FabricFit() if name == "FabricFit" else ENGINES[name][0](monkeypatch)
+
+    options = {"cohorts": COHORTS, "enable_checkpointing": True, "default_root_dir": str(tmp_path)}
+    whole = run(fit, 3, local_fit=FabricFit(), cohorts=COHORTS)
+    run(fit, 1, local_fit=make(first), callbacks=[saver], **options)
+    resumed = run(fit, 3, local_fit=make(then), ckpt_path=str(tmp_path / "epoch=0.ckpt"), **options)
+    assert_alike(resumed, whole, 1e-5)

@@ -1,0 +1,153 @@
+"""Clients that differ in Python attributes, or use parameters and return terms in some steps only, are found."""
+
+from functools import partial
+
+import pytest
+from _helpers.engines import FORWARDS, assert_agree
+from _helpers.toy import FEATURES, Toy, tiny_encoder
+from torch import nn
+
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, python_state, refuse_changes
+from pfl_lightning.methods import FedAvg
+
+# ---------------------------------------------------------------------- Python attributes
+
+
+class Scaled(FedAvg):
+    """Multiplies the loss by what an attribute says."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.scale, self.options, self.seen = 1.0, {"scale": 1.0}, []
+
+    def loss_terms(self, features, labels):
+        factor = self.scale * self.options["scale"] * (1 + len(self.seen))
+        return {"scaled": factor * super().loss_terms(features, labels)["cross_entropy"]}
+
+
+class Assigns(Scaled):
+    def before_fit(self, context):
+        self.scale = 1.0 + 2 * (context.client % 2)  # of the last client as it was at first
+
+
+class Fills(Scaled):
+    def before_fit(self, context):
+        self.options["scale"] = float(context.client)
+
+
+class Appends(Scaled):
+    def before_fit(self, context):
+        if len(self.seen) < 2:
+            self.seen.append(context.client)
+
+
+class Late(Scaled):
+    """Changes an attribute in the last steps only."""
+
+    def training_step(self, batch, batch_idx):
+        output = super().training_step(batch, batch_idx)
+        if batch_idx == 3:
+            self.scale = self.scale + 1
+        return output
+
+
+@FORWARDS
+@pytest.mark.parametrize(
+    ("method", "attribute"),
+    [(Assigns, "scale"), (Fills, "options"), (Appends, "seen"), (Late, "scale")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_attributes_that_differ_are_found_and_restored(method, attribute, forward):
+    assert f"{method.__name__} changes the attribute {attribute!r}" in assert_agree(partial(method, lr=0.05), forward)
+
+
+class Counts(Scaled):
+    """A new attribute, a counter and a set, by step."""
+
+    def training_step(self, batch, batch_idx):
+        self.count = getattr(self, "count", 0) + 1
+        self.seen.append(batch_idx)
+        self.kinds = getattr(self, "kinds", set()) | {batch_idx}
+        output = super().training_step(batch, batch_idx)
+        return {"loss": output["loss"] * (1 + 0.01 * self.count + 0.01 * len(self.kinds))}
+
+
+@FORWARDS
+def test_attributes_of_a_first_try_are_taken_back(forward):
+    assert "Counts changes the attribute" in assert_agree(partial(Counts, lr=0.005), forward)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda client: vars(client).pop("scale"),
+        lambda client: setattr(client, "other", 1),
+        lambda client: client.seen.append(1),
+        lambda client: client.encoder.insert(1, nn.Identity()),
+        lambda client: setattr(client.encoder, "0", nn.Linear(6, FEATURES)),
+    ],
+    ids=["lost", "new", "filled", "layer", "replaced"],
+)
+def test_every_change_of_an_attribute_is_found(change):
+    client = Scaled(tiny_encoder((6,)), 5)
+    before = python_state(client)
+    refuse_changes(client, before, "nothing")
+    change(client)
+    with pytest.raises(CannotVectorizeError, match="Scaled changes the attribute"):
+        refuse_changes(client, before, "the change")
+
+
+# ---------------------------------------------------------------------- steps that differ
+
+
+class Alternates(FedAvg):
+    """One head in even batches, and another in odd ones."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.spare = nn.Linear(FEATURES, 5)
+
+    def training_step(self, batch, batch_idx):
+        head = self.spare if batch_idx % 2 else self.head
+        return {"loss": nn.functional.cross_entropy(head(self.encoder(batch[0])), batch[1])}
+
+
+class Short(Alternates):
+    """A second term, and its parameter, in whole batches only."""
+
+    training_step = FedAvg.training_step
+
+    def loss_terms(self, features, labels):
+        terms = super().loss_terms(features, labels)
+        if len(labels) == 4:
+            terms["second"] = nn.functional.cross_entropy(self.spare(features), labels)
+        return terms
+
+
+class Terms(FedAvg):
+    """A term in the first batch of an epoch only, of the same parameters."""
+
+    def training_step(self, batch, batch_idx):
+        terms = super().training_step(batch, batch_idx)
+        return terms if batch_idx else {**terms, "first": terms["loss"]}
+
+
+@FORWARDS
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (Alternates, "uses the parameter 'head.bias' for some clients only"),
+        (Short, "uses the parameter 'spare.bias' for some clients only"),
+        (Terms, "returns the term 'first' in some steps only"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_parameters_and_terms_of_some_clients_only(method, reason, forward):
+    """Client 1 has five batches an epoch and clients 2 and 3 have four, so that in time even and odd ones meet."""
+    assert reason in assert_agree(partial(method, lr=0.05, momentum=0.9, weight_decay=0.1, epochs=3), forward)
+
+
+@FORWARDS
+def test_a_parameter_of_every_second_step_of_all_clients_is_vectorised(forward):
+    data = Toy([[0, 1] * 4, [1, 2] * 4, [0, 2] * 4])
+    assert assert_agree(partial(Alternates, weight_decay=0.1, epochs=3), forward, cohorts=[range(3)], data=data) == ""

@@ -1,0 +1,187 @@
+"""Captured steps: what is copied where, by an emulated graph; and the real one where there is a GPU."""
+
+from functools import partial
+
+import pytest
+import torch
+from _helpers.emulated_graph import EmulatedGraph
+from _helpers.toy import FEATURES, Toy, assert_same, dropout_encoder, normed_encoder, run, whole_state
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+
+from pfl_lightning import VectorizedFit
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.engines.vectorized.computation import choice as _computations
+from pfl_lightning.engines.vectorized.computation import compiled as _compiled_step
+from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
+
+# Whole batches of 4: clients 0 and 1 have 4 an epoch, and client 2 has 6 and a small one.
+LABELS = [[0, 1] * 8, [1, 2] * 8, [0, 2] * 13]
+Adam = partial(torch.optim.Adam, lr=0.01)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """All emulated graphs."""
+    made = []
+
+    def make(device):
+        made.append(EmulatedGraph(device))
+        return made[-1]
+
+    monkeypatch.setattr(_computations, "recorder_for", lambda device: make)
+    return made
+
+
+def trained(method, rounds=2, labels=LABELS, engine_options=None, **options):
+    """The engine and all states, under captured steps and under plain ones."""
+    found = []
+    for captured in (True, False):
+        engine = VectorizedFit(forward="vmap", cuda_graphs=captured, **(engine_options or {}))
+        loop = FederatedLoop()
+        federation = run(method, rounds, local_fit=engine, loop=loop, data=Toy(labels), **options)
+        found += [engine, whole_state(federation)]
+    engine, got, _, expected = found
+    return engine, got, expected
+
+
+def convolutions(input_shape):
+    convolution = (nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten())
+    encoder = nn.Sequential(*convolution, nn.Linear(4 * (input_shape[0] - 2), FEATURES))
+    encoder.out_features = FEATURES
+    return encoder
+
+
+class Assigns(FedAvg):
+    """Assigns a buffer in every step, on which the next one depends."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.register_buffer("weight", torch.ones(()), persistent=False)
+
+    def loss_terms(self, features, labels):
+        self.weight = self.weight * 0.9
+        return {"weighted": self.weight * super().loss_terms(features, labels)["cross_entropy"]}
+
+
+METHODS = pytest.mark.parametrize(
+    "method", [Assigns, FedPAC, FedBN, FedProx, FedRoD, partial(DualFed, contrastive=1.0)]
+)
+
+
+@METHODS
+def test_captured_steps_agree(method, graphs):
+    engine, got, expected = trained(partial(method, lr=0.005, epochs=3), encoder=convolutions)
+    assert not engine._said
+    assert sum(graph.replays for graph in graphs) > 10
+    assert_same(got, expected, atol=1e-6)
+
+
+class Scaled(MixedPrecision):
+    """The loss scaling of 16-mixed around passes in single precision."""
+
+    def __init__(self):
+        super().__init__("16-mixed", "cpu")
+
+    def autocast_context_manager(self):
+        return torch.autocast("cpu", enabled=False)
+
+
+def test_scaled_and_clipped_gradients_agree(graphs, monkeypatch):
+    """Scales are copied like batches; gradients are scaled and clipped in the graph's memory."""
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, growth_interval=3))
+    method = partial(FedPAC, lr=0.05, epochs=3, optimizer=Adam)
+    clip = {"gradient_clip_val": 0.1}
+    engine, got, expected = trained(method, engine_options=clip, plugins=[Scaled()])
+    assert not engine._said
+    assert sum(graph.replays for graph in graphs) > 10
+    assert_same(got, expected, atol=1e-6)
+
+
+def test_compiled_steps_are_captured_once_they_are_compiled(graphs, monkeypatch):
+    monkeypatch.setattr(_compiled_step, "USES", 4)
+    monkeypatch.setattr(_compiled_step, "compile_graph", lambda graph: graph)
+    labels = [[0, 1] * 8, [1, 2] * 8]
+    engine, got, expected = trained(partial(FedAvg, epochs=3), 2, labels, {"compile": True}, encoder=normed_encoder)
+    assert not engine._said
+    # Of 12 steps, the fourth compiles, and three more warm up; in the second round all are compiled.
+    assert [(graph.warmed_up, graph.replays) for graph in graphs] == [(4 + 3, 12 - 7), (3, 12 - 3)]
+    assert_same(got, expected, atol=1e-6)
+
+
+def test_fewer_clients_and_small_batches(graphs):
+    """A graph for each number of clients with the same batches; the small batches of client 2 are none's."""
+    trained(partial(FedAvg, epochs=2), 1)
+    # All: 4 steps of whole batches, of which 3 warm up. Then client 2 is at its fifth batch, the others begin again.
+    assert graphs[0].warmed_up == 3
+    assert 0 < graphs[0].replays <= 8
+    assert len(graphs) == 2  # three clients, and client 2 alone
+
+
+# ---------------------------------------------------------------------- what is not captured
+
+
+class LooksAtIndex(FedAvg):
+    def training_step(self, batch, batch_idx):
+        terms = super().training_step(batch, batch_idx)
+        return {"loss": terms["loss"] * (1 + batch_idx)}
+
+
+@pytest.mark.parametrize(
+    ("method", "encoder", "reason"),
+    [
+        (FedAvg, dropout_encoder, "training_step draws random numbers (dropout, say); its steps are launched without"),
+        (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step looks at the number of the batch; its steps are"),
+    ],
+    ids=["dropout", "index"],
+)
+def test_steps_that_differ_in_more_than_tensors_are_not_captured(method, encoder, reason, graphs):
+    engine, got, expected = trained(partial(method, lr=0.01), encoder=encoder)
+    (line,) = engine._said
+    assert line.startswith(reason)
+    assert not any(graph.replays for graph in graphs)
+    assert_same(got, expected)
+
+
+def test_a_capture_that_fails_is_said_once(graphs, monkeypatch):
+    def fail(self, work):
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(EmulatedGraph, "capture", fail)
+    engine, got, expected = trained(partial(FedAvg, epochs=3), encoder=normed_encoder)
+    (line,) = engine._said
+    assert line.startswith("the capture failed (RuntimeError: operation not permitted when stream is capturing);")
+    assert_same(got, expected)
+
+
+def test_a_capture_without_memory_halves_the_group(graphs, monkeypatch):
+    capture = EmulatedGraph.capture
+
+    def large(self, work):
+        if len(graphs) == 1:
+            raise torch.OutOfMemoryError("simulated")
+        return capture(self, work)
+
+    monkeypatch.setattr(EmulatedGraph, "capture", large)
+    engine, got, expected = trained(partial(FedAvg, epochs=3), 1)
+    assert engine._said == {"3 clients at once need too much memory; going on with 2 at once"}
+    assert_same(got, expected, atol=1e-6)
+
+
+def test_without_cuda_the_option_has_no_effect():
+    engine, got, expected = trained(FedAvg)
+    assert engine._said == {"cuda_graphs needs a CUDA device and has no effect on 'cpu'"}
+    assert_same(got, expected)
+
+
+# ---------------------------------------------------------------------- the real one
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@METHODS
+def test_cuda_graphs_agree(method, precision):
+    options = {"encoder": convolutions, "accelerator": "gpu", "devices": 1, "precision": precision}
+    engine, got, expected = trained(partial(method, lr=0.005, epochs=3), **options)
+    assert not engine._said
+    assert_same(got, expected, atol=1e-4 if precision == "32-true" else 2e-2)

@@ -1,0 +1,167 @@
+"""Precision 16-mixed: every client's loss has a scale of its own, as under FabricFit's GradScaler."""
+
+from functools import partial
+
+import pytest
+import torch
+from _helpers.toy import CLIENTS, assert_same, run, whole_state
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning.engines.vectorized.gradients import LossScaling
+from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
+from pfl_lightning.methods import FedAvg, FedPAC
+
+# FabricFit's optimizers of clients that skip their first steps.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+
+SHAPES = {"encoder.weight": (4, 4), "encoder.bias": (4,), "head.weight": (3, 4), "head.bias": (3,)}
+StepLR = torch.optim.lr_scheduler.StepLR
+STEEP = (2, 4)
+
+
+class Scaled(MixedPrecision):
+    """The loss scaling of 16-mixed around passes in single precision, so that results can be compared to rounding."""
+
+    def __init__(self):
+        super().__init__("16-mixed", "cpu")
+
+    def autocast_context_manager(self):
+        return torch.autocast("cpu", enabled=False)
+
+
+class Steep(FedAvg):
+    """The gradients of some clients overflow on their way back, as long as their scale is large."""
+
+    shared = ()
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.register_buffer("amplitude", torch.ones(()), persistent=False)
+
+    def before_fit(self, context):
+        self.amplitude.fill_(1e33 if context.client in STEEP else 1.0)
+
+    def loss_terms(self, features, labels):
+        return super().loss_terms((features / self.amplitude) * self.amplitude, labels)
+
+
+@pytest.fixture
+def quick_scaler(monkeypatch):
+    """Scales that start where some clients overflow, and grow often, so that they do again."""
+    quick = partial(torch.amp.GradScaler, init_scale=2.0**26, growth_interval=3)
+    monkeypatch.setattr(torch.amp, "GradScaler", quick)
+
+
+def states(method, engine, *plugins, **options):
+    """All states under an engine, and what it said."""
+    federation = run(method, 1, cohorts=[range(CLIENTS)], local_fit=engine, plugins=list(plugins), **options)
+    return whole_state(federation), getattr(engine, "_said", set())
+
+
+HALVED = partial(StepLR, step_size=1, gamma=0.5)
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, dampening=0.3, weight_decay=0.01)
+CASES = {
+    "plain": (partial(torch.optim.SGD, lr=0.05), None, "vmap"),
+    "SGD": (SGD, None, "vmap"),
+    "SGD, loop": (SGD, None, "loop"),
+    "SGD, scheduled": (SGD, HALVED, "vmap"),
+    "Adam": (partial(torch.optim.Adam, lr=0.01, amsgrad=True), None, "vmap"),
+    "Adam, scheduled": (partial(torch.optim.Adam, lr=0.01), HALVED, "vmap"),
+    "foreach": (partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1, foreach=True), None, "vmap"),
+    "RAdam": (partial(torch.optim.RAdam, lr=0.01), None, "vmap"),
+    "Adagrad": (partial(torch.optim.Adagrad, lr=0.05, initial_accumulator_value=0.1), None, "vmap"),
+    "Rprop": (partial(torch.optim.Rprop, lr=0.01), None, "vmap"),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "schedule", "forward"), CASES.values(), ids=CASES)
+def test_clients_that_overflow_skip_their_steps_alone(optimizer, schedule, forward, quick_scaler):
+    """Parameters, momenta and numbers of steps of the skipping clients stay as they are, and their schedules go on."""
+    method = partial(Steep, epochs=3, optimizer=optimizer, lr_scheduler=schedule)
+    got, said = states(method, VectorizedFit(forward=forward), Scaled())
+    expected, _ = states(method, FabricFit(), Scaled())
+    assert not said
+    assert_same(got, expected, atol=1e-5)
+    unscaled, _ = states(method, FabricFit())
+    differ = {n.split()[1] for n, t in unscaled.items() if not torch.allclose(t, expected[n], atol=1e-4)}
+    assert differ == {str(client) for client in STEEP}  # who skipped, and nobody else
+
+
+@pytest.mark.parametrize(("algorithm", "forward"), [("norm", "vmap"), ("norm", "loop"), ("value", "vmap")])
+def test_gradients_are_clipped_after_the_unscaling(algorithm, forward, quick_scaler):
+    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
+    method = partial(Steep, lr=0.05, momentum=0.9)
+    got, said = states(method, VectorizedFit(forward=forward, **clip), Scaled())
+    assert not said
+    assert_same(got, states(method, FabricFit(**clip), Scaled())[0], atol=1e-5)
+
+
+def test_half_precision_is_fabric_fits():
+    """One client after the other computes the very same halves; all at once, the sums are rounded elsewhere."""
+    half = MixedPrecision("16-mixed", "cpu")
+    method = partial(FedPAC, lr=0.05)
+    expected, _ = states(method, FabricFit(), half)
+    for forward, atol in (("loop", 1e-6), ("vmap", 1e-2)):
+        got, said = states(method, VectorizedFit(forward=forward), half)
+        assert not said
+        assert_same(got, expected, atol=atol)
+    exact, _ = states(method, FabricFit())
+    assert any(not torch.allclose(t, exact[n], atol=1e-5) for n, t in expected.items())
+
+
+def test_an_optimizer_of_some_parameters_sees_their_gradients_alone(quick_scaler):
+    """The gradients of the encoder overflow; the optimizer holds the head, which steps."""
+
+    class HeadAlone(Steep):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.head.parameters(), lr=0.1, momentum=0.5)
+
+    got, _ = states(HeadAlone, VectorizedFit(), Scaled())
+    assert_same(got, states(HeadAlone, FabricFit(), Scaled())[0], atol=1e-5)
+    assert_same(got, states(HeadAlone, FabricFit())[0], atol=1e-5)
+
+
+def test_scales_follow_torchs_scaler():
+    """Over a long run of gradients that overflow at random, for clients that leave one by one."""
+    generator, rows, settings = torch.Generator().manual_seed(0), 4, {"init_scale": 2.0**120, "growth_interval": 3}
+    scaling = LossScaling(torch.amp.GradScaler("cpu", **settings), rows, torch.device("cpu"))
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(rows)]
+    optimizers = [torch.optim.SGD([parameter], lr=0.0) for parameter in parameters]
+    scalers = [torch.amp.GradScaler("cpu", **settings) for _ in range(rows)]
+    for scaler in scalers:
+        scaler.scale(torch.ones(()))  # its scale is made when it is first asked
+    for step in range(60):
+        if step == 40:
+            rows = 2
+            scaling.narrow(rows)
+        gradients = torch.randn(rows, 3, generator=generator) * scaling.scales[:, None]
+        bad = torch.rand(rows, generator=generator) < 0.15
+        gradients[bad, 1] = (torch.inf, -torch.inf, torch.nan)[step % 3]
+        for row in range(rows):
+            parameters[row].grad = gradients[row].clone()
+            scalers[row].unscale_(optimizers[row])
+            scalers[row].step(optimizers[row])
+            scalers[row].update()
+        skipped = scaling.unscale({"weight": gradients})
+        assert skipped == bad.nonzero().flatten().tolist()
+        for row in range(rows):
+            torch.testing.assert_close(gradients[row], parameters[row].grad, rtol=0, atol=0, equal_nan=True)
+            assert scaling.scales[row] == scalers[row].get_scale()
+    assert len(set(scaling.scales.tolist())) > 1
+
+
+@pytest.mark.parametrize(("make", "last"), [(SGD, [3]), (torch.optim.Adam, [2, 1])], ids=["SGD", "Adam"])
+def test_clients_are_stepped_together_again_once_they_are_equal(make, last):
+    """SGD counts no steps, so that only a momentum that is not there yet keeps clients apart; Adam counts them."""
+    encoder = torch.nn.Linear(4, 4)
+    encoder.out_features = 4
+    optimizer = StackedOptimizer(FedAvg(encoder, 3, optimizer=make), 3)
+    parameters = {name: torch.zeros(3, *shape) for name, shape in SHAPES.items()}
+    gradients = {name: torch.ones_like(tensor) for name, tensor in parameters.items()}
+    optimizer.bind(parameters)
+    calls = []
+    optimizer._optimizer.register_step_post_hook(lambda *_: calls.append(len(optimizer._tensors["head.bias"])))
+    for skipped in ([1], [], []):
+        optimizer.step(gradients, skipped)
+    assert calls == [2, 2, 1, *last]  # numbers of clients

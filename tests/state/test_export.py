@@ -1,0 +1,117 @@
+"""Clients' models as plain files."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import CLIENTS, assert_same, run, tiny_encoder
+from torch import nn
+
+from pfl_lightning import Federation, export_clients, federate
+from pfl_lightning.cli import main
+from pfl_lightning.errors import FederationError
+from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedRep
+
+CONFIG = Path(__file__).parents[2] / "configs" / "fedper_digits.yaml"
+
+
+def read(path):
+    return torch.load(path, weights_only=True), json.loads(path.with_suffix(".json").read_text())
+
+
+def test_encoder_and_head(tmp_path):
+    federation = run(partial(FedRep, lr=0.1), 2)
+    written = export_clients(federation, tmp_path / "clients")
+    assert sorted(path.name for path in (tmp_path / "clients").iterdir()) == sorted(
+        f"client_{client}.{kind}" for client in range(CLIENTS) for kind in ("json", "pt")
+    )
+    for client, path in enumerate(written):
+        state, about = read(path)
+        assert_same(state, dict(federation.client(client).state_dict()))
+        assert about == {"method": "FedRep", "round": 1, "client": client, "model": "tiny_encoder"}
+        plain = nn.ModuleDict({"encoder": tiny_encoder((6,)), "head": nn.Linear(4, 5)})
+        plain.load_state_dict(state)
+        inputs = torch.randn(3, 6)
+        torch.testing.assert_close(plain["head"](plain["encoder"](inputs)), federation.client(client)(inputs))
+
+
+def test_what_a_fine_tuning_makes_of_it_is_written(tmp_path):
+    federation = run(partial(FedAvg, fine_tune="head", fine_tune_lr=0.5), 1)
+    [path] = export_clients(federation, tmp_path, [2])
+    state, _ = read(path)
+    assert_same(state, dict(federation.client(2).state_dict()))
+    assert not torch.equal(state["head.weight"], federation.server.weights.as_state()["head.weight"])
+
+
+def test_dittos_global_model_is_left_out(tmp_path):
+    federation = run(Ditto, 1)
+    state, _ = read(export_clients(federation, tmp_path, [0])[0])
+    assert {name.partition(".")[0] for name in state} == {"encoder", "head"}
+
+
+def test_a_project_s_own_names(tmp_path):
+    federation, _ = run_project(FedPer, head="fc")
+    for client, path in enumerate(export_clients(federation, tmp_path)):
+        state, about = read(path)
+        assert about["model"] == "Net"
+        own = Net()
+        own.load_state_dict(state)
+        assert_same(dict(own.state_dict()), dict(federation.client(client).state_dict()))
+    assert not torch.equal(
+        read(tmp_path / "client_0.pt")[0]["fc.weight"], read(tmp_path / "client_1.pt")[0]["fc.weight"]
+    )
+
+
+def test_a_file_loads_without_the_package(tmp_path):
+    federation, _ = run_project(FedPer, head="fc")
+    [path] = export_clients(federation, tmp_path, [3])
+    code = (
+        "import sys, torch\n"
+        f"state = torch.load({str(path)!r}, weights_only=True)\n"
+        "assert not any(name.startswith('pfl_lightning') for name in sys.modules)\n"
+        "print(sorted(state))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(sorted(Net().state_dict()))
+
+
+def test_there_must_be_clients(tmp_path):
+    with pytest.raises(FederationError, match="there are no clients before"):
+        export_clients(Federation(FedAvg, tiny_encoder), tmp_path)
+    with pytest.raises(FederationError, match="there are no clients before"):
+        export_clients(federate(Net(), Data(), FedAvg, num_clients=2)[0], tmp_path)
+    with pytest.raises(IndexError, match="there is no client 7"):
+        export_clients(run(FedAvg, 1), tmp_path, [7])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PFL_DEBUG", "1")
+    options = [
+        *("--config", str(CONFIG), "--run_dir", str(tmp_path / "runs"), "--model.encoder", "mlp"),
+        *("--data.init_args.partition.init_args.num_clients", "3"),
+        *("--data.init_args.partition.init_args.samples_per_client", "30"),
+        *("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"),
+    ]
+    main(["fit", *options, "--trainer.max_epochs", "2", "--model.method.init_args.epochs", "1"])
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    main(["export", *options, "--ckpt_path", "last", "--output", str(tmp_path / "out")])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+    assert "Saved 3 models" in capsys.readouterr().out
+    checkpoint = torch.load(tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
+    for client in range(3):
+        state, about = read(tmp_path / "out" / f"client_{client}.pt")
+        assert about == {"method": "FedPer", "round": 1, "client": client, "model": "mlp"}
+        for name, value in state.items():
+            if name.startswith("encoder."):  # FedPer's is the server's
+                assert torch.equal(value, checkpoint["state_dict"][f"server.weights.{name.replace('.', '/')}"]), name
+    main(["export", *options, "--ckpt_path", "last", "--clients", "[1]"])
+    names = sorted(path.name for path in (tmp_path / "runs" / "version_0" / "clients").iterdir())
+    assert names == ["client_1.json", "client_1.pt"]
+    with pytest.warns(UserWarning, match="pfl export without --ckpt_path exports a model that was not trained"):
+        main(["export", *options, "--output", str(tmp_path / "untrained"), "--clients", "[0]"])
