@@ -41,7 +41,7 @@ def build(name: str, seed: int, args: argparse.Namespace) -> tuple[Any, Any]:
     factories = {
         "Local": m.LocalOnly,
         "LG-FedAvg": m.LGFedAvg,
-        "LG-FedAvg, trained model": partial(m.LGFedAvg, evaluated="trained"),
+        "LG-FedAvg, trained model": partial(m.LGFedAvg, eval_model="trained"),
         "FedProto, classifier": partial(m.FedProto, prediction="classifier"),
         "FedProto, prototype": m.FedProto,
         "FedGH": m.FedGH,

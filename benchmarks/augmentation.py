@@ -2,8 +2,8 @@
 
 python benchmarks/augmentation.py
 
-An epoch of 2,560 colour images of unsigned bytes in batches of 64, two views of each image: crop and scale, flip,
-colours, grey (StrongAugmentation), and normalisation. Against it the same transforms of torchvision (v2, on tensors) in
+An epoch of 2,560 color images of unsigned bytes in batches of 64, two views of each image: crop and scale, flip,
+colors, gray (StrongAugmentation), and normalization. Against it the same transforms of torchvision (v2, on tensors) in
 a DataLoader with worker processes, which live on from epoch to epoch. Medians over repetitions, in alternation. Where
 kornia can be imported, its equivalents on the same batches are timed as well.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from pfl_lightning.datamodules import BatchTransform, Part, StrongAugmentation
+from pfl_lightning.datamodules import BatchTransform, ClientSplit, StrongAugmentation
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 BATCH, VIEWS = 64, 2
@@ -83,7 +83,7 @@ def check(views: Tensor, images: Tensor) -> None:
 
 def competitors(images: Tensor, workers: int) -> dict[str, Callable[[], None]]:
     """Everything that is timed, as a function that does one epoch."""
-    part = Part(
+    part = ClientSplit(
         images,
         torch.zeros(len(images), dtype=torch.int64),
         torch.arange(len(images)),
@@ -134,7 +134,7 @@ def main() -> None:
                 taken = seconds(work)
                 if repetition:  # the first one starts the workers and warms up
                     times[way].append(taken)
-        # A ratio of neighbours in time: other load on the machine then hits both.
+        # A ratio of neighbors in time: other load on the machine then hits both.
         first = times["whole batches"]
         for way, own in times.items():
             ratio = statistics.median(one / other for one, other in zip(own, first, strict=True))

@@ -2,7 +2,7 @@
 
 python benchmarks/encoders.py
 
-One step is a forward and a backward pass over 50 colour images with cross entropy and a step of SGD. The shortest and
+One step is a forward and a backward pass over 50 color images with cross entropy and a step of SGD. The shortest and
 the median of the repetitions, the layouts in alternation. All encoders here use channels last, but ResNet-18 with its
 ImageNet stem for images of 32 x 32 and less.
 """

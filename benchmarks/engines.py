@@ -1,4 +1,4 @@
-r"""Time of a round under VectorizedFit and its options, and as a ratio to FabricFit.
+r"""Time of a round under VectorizedEngine and its options, and as a ratio to SequentialEngine.
 
     python benchmarks/engines.py
     python benchmarks/engines.py --accelerator gpu --clients 20 100 --precision 32-true bf16-mixed \
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from pfl_lightning import FabricFit, Federation, LocalFit, VectorizedFit
+from pfl_lightning import Engine, Federation, SequentialEngine, VectorizedEngine
 from pfl_lightning import methods as m
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, FromDatasets
@@ -102,7 +102,7 @@ class Case:
         failed: Why there are no numbers.
     """
 
-    make: Callable[[int], LocalFit]
+    make: Callable[[int], Engine]
     warms_up_all: bool = True
     seconds: list[float] = field(default_factory=list)
     memory: float = 0.0
@@ -111,15 +111,15 @@ class Case:
 
 def make_cases(args: argparse.Namespace) -> dict[str, Case]:
     """The columns of the table."""
-    cases = {"FabricFit": Case(lambda clients: FabricFit(), warms_up_all=False)}
+    cases = {"SequentialEngine": Case(lambda clients: SequentialEngine(), warms_up_all=False)}
     for forward in args.forward:
-        name = "VectorizedFit" if forward == "auto" else f"VectorizedFit, {forward}"
-        cases[name] = Case(partial(VectorizedFit, forward=forward))
+        name = "VectorizedEngine" if forward == "auto" else f"VectorizedEngine, {forward}"
+        cases[name] = Case(partial(VectorizedEngine, forward=forward))
     accelerated = next((forward for forward in args.forward if forward != "loop"), "auto")
     for compiled, captured in ((True, False), (False, True), (True, True)):
         if compiled <= args.compile and captured <= args.cuda_graphs:
             name = " + ".join(["compile"] * compiled + ["CUDA graphs"] * captured)
-            cases[name] = Case(partial(VectorizedFit, forward=accelerated, compile=compiled, cuda_graphs=captured))
+            cases[name] = Case(partial(VectorizedEngine, forward=accelerated, compile=compiled, cuda_graphs=captured))
     return cases
 
 
@@ -194,7 +194,7 @@ def run_row(encoder: str, clients: int, precision: str, until: float, args: argp
             if not case.failed and (not repetition or case.seconds):
                 run_case(case, clients, precision, encoder, args)
     log.removeHandler(sayings)
-    reference = cases["FabricFit"]
+    reference = cases["SequentialEngine"]
     cells = [encoder, str(clients), precision, *(describe(case, reference) for case in cases.values())]
     memory = [f"{case.memory:.0f}" if case.memory else "-" for case in cases.values()]
     print(f"| {' | '.join([*cells, ' / '.join(memory)])} |", flush=True)

@@ -1,4 +1,4 @@
-"""Time of an evaluation under VectorizedFit as a ratio to FabricFit.
+"""Time of an evaluation under VectorizedEngine as a ratio to SequentialEngine.
 
     python benchmarks/evaluation.py
     python benchmarks/evaluation.py --accelerator gpu --clients 20 100 --methods FedAvg FedPer LocalOnly FedBABU
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from pfl_lightning import FabricFit, Federation, LocalFit, VectorizedFit
+from pfl_lightning import Engine, Federation, SequentialEngine, VectorizedEngine
 from pfl_lightning import methods as m
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, FromDatasets, Quantity
@@ -71,8 +71,8 @@ def make_trainer(args: argparse.Namespace, *callbacks: L.Callback) -> L.Trainer:
     )
 
 
-def seconds_under(engine: LocalFit, federation: Federation, data: FromDatasets, args: argparse.Namespace) -> float:
-    federation.local_fit, timer = engine, EvaluationTimer()
+def seconds_under(engine: Engine, federation: Federation, data: FromDatasets, args: argparse.Namespace) -> float:
+    federation.engine, timer = engine, EvaluationTimer()
     make_trainer(args, timer).validate(federation, datamodule=data, verbose=False)
     return timer.seconds
 
@@ -95,21 +95,23 @@ def main() -> None:
         torch.cuda.get_device_name() if args.accelerator == "gpu" else f"{platform.machine()}, {args.threads} threads"
     )
     print(f"{date.today()}, {hardware}, {args.encoder}, {args.precision}, {args.forward}, torch {torch.__version__}")
-    print("| method | clients | FabricFit, s | VectorizedFit, s | times as fast (range) |")
+    print("| method | clients | SequentialEngine, s | VectorizedEngine, s | times as fast (range) |")
     print("|---|---|---|---|---|")
     for clients in args.clients:
         data = make_data(clients, args.samples)
         for name in args.methods:
-            federation = Federation(partial(getattr(m, name), epochs=1, lr=0.01), args.encoder, FabricFit(), seed=0)
+            federation = Federation(
+                partial(getattr(m, name), epochs=1, lr=0.01), args.encoder, SequentialEngine(), seed=0
+            )
             make_trainer(args, FederatedLoop()).fit(federation, datamodule=data)
-            engines = FabricFit(), VectorizedFit(clients, forward=args.forward)
+            engines = SequentialEngine(), VectorizedEngine(clients, forward=args.forward)
             for engine in engines:  # the first evaluation warms up
                 seconds_under(engine, federation, data, args)
             times = [[seconds_under(e, federation, data, args) for e in engines] for _ in range(args.repetitions)]
-            fabric, vectorized = (statistics.median(column) for column in zip(*times, strict=True))
+            sequential, vectorized = (statistics.median(column) for column in zip(*times, strict=True))
             ratios = sorted(a / b for a, b in times)
             spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            print(f"| {name} | {clients} | {fabric:.3f} | {vectorized:.3f} | {spread} |", flush=True)
+            print(f"| {name} | {clients} | {sequential:.3f} | {vectorized:.3f} | {spread} |", flush=True)
 
 
 if __name__ == "__main__":

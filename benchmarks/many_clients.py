@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ENGINES = {"fabric": "FabricFit", "vectorized": "VectorizedFit", "ray": "RayFit"}
+ENGINES = {"sequential": "SequentialEngine", "vectorized": "VectorizedEngine", "ray": "RayEngine"}
 METHODS = ("FedAvg", "FedPer", "LocalOnly")
 SAMPLES, WIDTH, CLASSES, EVALUATED = 20, 32, 10, 50
 
@@ -130,7 +130,7 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
     before = resident()
     data = RandomVectors(IID(point.clients), 10, validation_share=0.0)
     method = partial(getattr(methods, point.method), lr=0.01, epochs=1)
-    federation = Federation(method, "mlp", engine, seed=0, store_limit_gb=args.store_limit_gb)
+    federation = Federation(method, "mlp", engine, seed=0, client_state_memory_gb=args.client_state_memory_gb)
     clock = Clock()
     trainer = L.Trainer(
         max_epochs=args.rounds,
@@ -141,7 +141,7 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
         enable_model_summary=False,
         num_sanity_val_steps=0,
         plugins=[AtomicCheckpointIO()],
-        callbacks=[FederatedLoop(point.cohort, evaluated=min(EVALUATED, point.clients)), clock],
+        callbacks=[FederatedLoop(point.cohort, eval_cohort=min(EVALUATED, point.clients)), clock],
     )
     start = time.perf_counter()
     trainer.fit(federation, datamodule=data)
@@ -204,7 +204,7 @@ def draw(costs: dict[Point, Cost], series: Sequence[tuple[str, str, list[Point]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", default="fabric", choices=ENGINES)
+    parser.add_argument("--engine", default="sequential", choices=ENGINES)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000], help="at the fixed cohort")
     parser.add_argument("--fixed-cohort", type=int, default=50)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pfl_lightning import FabricFit, Federation, LocalFit, VectorizedFit
+from pfl_lightning import Engine, Federation, SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, FromDatasets
 from pfl_lightning.methods import LocalOnly
@@ -83,7 +83,7 @@ class Timer(L.Callback):
         self.seconds = time.perf_counter() - self._start
 
 
-def stage(engine: LocalFit, data: FromDatasets, settings: Personalization) -> tuple[float, float]:
+def stage(engine: Engine, data: FromDatasets, settings: Personalization) -> tuple[float, float]:
     """Seconds and mean test accuracy of the stage."""
     federation, timer = Federation(LocalOnly, Features, engine, seed=0), Timer()
     trainer = L.Trainer(
@@ -113,7 +113,7 @@ def main() -> None:
     print(f"{args.clients} clients, {args.samples} samples, {settings.epochs} epochs")
     print("| engine | seconds | plain loop, s | ratio (range) | accuracy | plain loop's |")
     print("|---|---|---|---|---|---|")
-    engines = {"FabricFit": FabricFit, "VectorizedFit": lambda: VectorizedFit(args.clients)}
+    engines = {"SequentialEngine": SequentialEngine, "VectorizedEngine": lambda: VectorizedEngine(args.clients)}
     for name, make in engines.items():
         rows = []
         for repetition in range(args.repetitions + 1):  # the first warms up

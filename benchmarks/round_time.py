@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from pfl_lightning import FabricFit, Federation, LocalFit, TrainerFit
+from pfl_lightning import Engine, Federation, SequentialEngine, TrainerEngine
 from pfl_lightning import methods as m
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, FromDatasets
@@ -75,7 +75,7 @@ def plain_round(inputs: torch.Tensor, labels: torch.Tensor, clients: int, args: 
 
 
 def package_rounds(
-    method: type[m.FedAvg], data: FromDatasets, engine: LocalFit, rounds: int, args: argparse.Namespace
+    method: type[m.FedAvg], data: FromDatasets, engine: Engine, rounds: int, args: argparse.Namespace
 ) -> float:
     """Seconds of the last of ``rounds`` rounds through the outer Trainer."""
     timer = RoundTimer()
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["FedAvg", "FedPAC"], choices=["FedAvg", "FedPAC"])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--trainer-fit", action="store_true", help="also time TrainerFit (slow)")
+    parser.add_argument("--trainer-fit", action="store_true", help="also time TrainerEngine (slow)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rng = np.random.default_rng(0)
@@ -115,12 +115,12 @@ def main() -> None:
     )
     cases = {
         # FedPAC has centroids to align to from its second round on.
-        "FedAvg, FabricFit": lambda: package_rounds(m.FedAvg, data, FabricFit(), 1, args),
-        "FedPAC, FabricFit": lambda: package_rounds(m.FedPAC, data, FabricFit(), 2, args),
+        "FedAvg, SequentialEngine": lambda: package_rounds(m.FedAvg, data, SequentialEngine(), 1, args),
+        "FedPAC, SequentialEngine": lambda: package_rounds(m.FedPAC, data, SequentialEngine(), 2, args),
     }
     cases = {name: case for name, case in cases.items() if name.split(",")[0] in args.methods}
     if args.trainer_fit:
-        cases["FedAvg, TrainerFit"] = lambda: package_rounds(m.FedAvg, data, TrainerFit(), 1, args)
+        cases["FedAvg, TrainerEngine"] = lambda: package_rounds(m.FedAvg, data, TrainerEngine(), 1, args)
     plain_round(floats, labels, 1, args)  # warm up
     plain: list[float] = []
     ratios: dict[str, list[float]] = {name: [] for name in cases}

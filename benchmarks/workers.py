@@ -1,13 +1,13 @@
-"""Time of a round under RayFit as a ratio to a plain PyTorch loop, and what a local fit costs beyond the fit itself.
+"""Time of a round under RayEngine as a ratio to a plain PyTorch loop, and what a local fit costs beyond the fit itself.
 
     python benchmarks/workers.py
     python benchmarks/workers.py --overhead
 
-The first table: the workload of round_time.py under RayFit with two workers of one thread each, beside the plain loop
-on two threads, in alternation; evaluation is left out on both sides, and the round in which the workers start is not
-counted. The second (--overhead): one worker of one thread, one short local epoch, so that what is not the fit is seen:
-the time of a round per client less the time that the worker says its fits took; and the bytes that travel, a fit.
-FabricFit in this process on one thread stands beside it.
+The first table: the workload of round_time.py under RayEngine with two workers of one thread each, beside the plain
+loop on two threads, in alternation; evaluation is left out on both sides, and the round in which the workers start is
+not counted. The second (--overhead): one worker of one thread, one short local epoch, so that what is not the fit is
+seen: the time of a round per client less the time that the worker says its fits took; and the bytes that travel, a fit.
+SequentialEngine in this process on one thread stands beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from round_time import BATCH, SAMPLES, package_rounds, plain_round
 from torch.utils.data import TensorDataset
 
-from pfl_lightning import FabricFit, RayFit
+from pfl_lightning import RayEngine, SequentialEngine
 from pfl_lightning import methods as m
 from pfl_lightning.datamodules import IID, FromDatasets
 from pfl_lightning.engines import FitEnvironment, FitResult
@@ -48,7 +48,7 @@ def ratios(args: argparse.Namespace) -> None:
         for name, values in found.items():
             torch.set_num_threads(args.threads)
             plain.append(plain_round(floats, labels, args.clients, args))
-            engine = RayFit(workers=args.workers)
+            engine = RayEngine(workers=args.workers)
             values.append(package_rounds(getattr(m, name), data, engine, 2, args) / plain[-1])
     print(f"plain loop on {args.threads} threads: median {statistics.median(plain):.2f} s a round\n")
     print(f"| {args.workers} one-thread workers | median ratio to the plain FedAvg loop | smallest | largest |")
@@ -57,11 +57,11 @@ def ratios(args: argparse.Namespace) -> None:
         print(f"| {name} | {statistics.median(values):.3f} | {min(values):.3f} | {max(values):.3f} |")
 
 
-class Watched(RayFit):
+class Watched(RayEngine):
     """Remembers how long the fits took, as the workers saw it."""
 
     def run(self, tasks: Any, environment: FitEnvironment) -> Iterator[FitResult]:
-        """As RayFit."""
+        """As RayEngine."""
         self.fits: list[float] = []  # of the last round
         for result in super().run(tasks, environment):
             self.fits.append(result.seconds)
@@ -73,21 +73,22 @@ def overhead(args: argparse.Namespace) -> None:
     args.epochs = 1
     data, _, _ = make_data(args.clients)
     print(
-        "| method | FabricFit, ms a fit | RayFit | of it the fit in the worker | beyond the fit | KB sent | received |"
+        "| method | SequentialEngine, ms a fit | RayEngine | of it the fit in the worker | beyond the fit | "
+        "KB sent | received |"
     )
     print("|---|---|---|---|---|---|---|")
     for name in args.methods:
         rows: list[tuple[float, float, float]] = []
         for _ in range(args.repetitions):
             engine, rounds = Watched(workers=1), 3
-            one = package_rounds(getattr(m, name), data, FabricFit(), rounds, args)
+            one = package_rounds(getattr(m, name), data, SequentialEngine(), rounds, args)
             ray = package_rounds(getattr(m, name), data, engine, rounds, args)
             rows.append((one, ray, sum(engine.fits)))
         per_fit = 1000 / args.clients
-        fabric, whole, fits = (per_fit * statistics.median(column) for column in zip(*rows, strict=True))
+        sequential, whole, fits = (per_fit * statistics.median(column) for column in zip(*rows, strict=True))
         beyond = per_fit * statistics.median(ray - inside for _, ray, inside in rows)
         sent, received = (n / 1000 / rounds / args.clients for n in (engine.bytes_sent, engine.bytes_received))
-        print(f"| {name} | {fabric:.1f} | {whole:.1f} | {fits:.1f} | {beyond:.1f} | {sent:.0f} | {received:.0f} |")
+        print(f"| {name} | {sequential:.1f} | {whole:.1f} | {fits:.1f} | {beyond:.1f} | {sent:.0f} | {received:.0f} |")
 
 
 def main() -> None:

@@ -30,25 +30,31 @@ class FederatedLoop(L.Callback):
     Args:
         cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
             Novel clients of the data module are not counted: they never take part.
-        everybody_in_last_round: Whether all clients take part in the last round (round ``max_epochs`` - 1).
+        full_participation_in_last_round: Whether all clients take part in the last round (round ``max_epochs`` - 1).
         min_clients: The run fails when fewer updates than this can be aggregated in a round.
-        evaluated: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
+        eval_cohort: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
     """
 
     def __init__(
         self,
         cohort: int | float = 1.0,
-        everybody_in_last_round: bool = False,
+        full_participation_in_last_round: bool = False,
         min_clients: int = 1,
-        evaluated: int | float = 1.0,
+        eval_cohort: int | float = 1.0,
     ) -> None:
         check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
-        check_number_of_clients("evaluated", evaluated, "to evaluate nobody, set the Trainer's limit_val_batches to 0")
+        check_number_of_clients(
+            "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
+        )
         if min_clients < 1:
             raise ConfigurationError(f"min_clients must be at least 1, got {min_clients}")
-        self.cohort, self.everybody_in_last_round, self.min_clients = cohort, everybody_in_last_round, min_clients
-        self.evaluated = self._evaluated_before = evaluated
+        self.cohort, self.full_participation_in_last_round, self.min_clients = (
+            cohort,
+            full_participation_in_last_round,
+            min_clients,
+        )
+        self.eval_cohort = self._eval_cohort_before = eval_cohort
         self.traffic = Traffic()
         self.rounds, self.seconds = 0, 0.0
         self._start = 0.0
@@ -68,17 +74,17 @@ class FederatedLoop(L.Callback):
 
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
-        last = self.everybody_in_last_round and max_rounds is not None and round == max_rounds - 1
+        last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
         size = num_clients if last else self.cohort_size(num_clients)
         return draw_clients(size, num_clients, derive_seed(seed, "cohort", round))
 
-    def sample_evaluated(self, num_clients: int, seed: int) -> list[int]:
+    def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
 
         Raises:
             ConfigurationError: More clients than there are.
         """
-        size = number_of_clients("evaluated", self.evaluated, num_clients)
+        size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
         return draw_clients(size, num_clients, derive_seed(seed, "evaluated clients"))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -100,17 +106,17 @@ class FederatedLoop(L.Callback):
             return [clients[place] for place in places]
 
         data.cohort = cohort
-        data.evaluated = [clients[place] for place in self.sample_evaluated(len(clients), pl_module.seed)]
+        data.eval_clients = [clients[place] for place in self.sample_eval_clients(len(clients), pl_module.seed)]
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say if the run so far evaluated others."""
-        if self.evaluated != self._evaluated_before:
+        if self.eval_cohort != self._eval_cohort_before:
             warnings.warn(
-                f"the checkpoint's run evaluated {self._evaluated_before!r} of the clients, this one evaluates "
-                f"{self.evaluated!r}: figures of rounds before and after are of different clients, and the best round "
-                "is chosen among both",
+                f"the checkpoint's run evaluated {self._eval_cohort_before!r} of the clients, this one evaluates "
+                f"{self.eval_cohort!r}: figures of rounds before and after are of different clients, and the best "
+                "round is chosen among both",
                 stacklevel=2,
             )
 
@@ -121,8 +127,8 @@ class FederatedLoop(L.Callback):
     @staticmethod
     def _evaluate_all(trainer: L.Trainer) -> None:
         data: Any = getattr(trainer, "datamodule", None)
-        if hasattr(data, "evaluated"):
-            data.evaluated = None
+        if hasattr(data, "eval_clients"):
+            data.eval_clients = None
 
     # ------------------------------------------------------------------ a round
 
@@ -238,7 +244,7 @@ class FederatedLoop(L.Callback):
         """Counters, for the checkpoint."""
         return {
             "in_round": self._in_round,
-            "evaluated": self.evaluated,
+            "eval_cohort": self.eval_cohort,
             "rounds": self.rounds,
             "seconds": self.seconds,
             "up": dict(self.traffic.up),
@@ -258,7 +264,7 @@ class FederatedLoop(L.Callback):
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
-        self._evaluated_before = state_dict.get("evaluated", self.evaluated)
+        self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
 
 

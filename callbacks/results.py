@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.federation import Federation
-from pfl_lightning.metrics import AccuracySummary, PartScore, summarize
+from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 
 __all__ = ["ResultsWriter"]
 
@@ -24,7 +24,7 @@ Accuracies = Mapping[int, float]
 CHOICES = ("last", "validation_selected", "best_test")
 
 
-def accuracies(scores: Mapping[int, PartScore]) -> dict[int, float]:
+def accuracies(scores: Mapping[int, EvalMetrics]) -> dict[int, float]:
     """Every client's accuracy; not of models that have none, such as those of a regression."""
     return {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
 

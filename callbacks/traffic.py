@@ -1,4 +1,4 @@
-"""What travelled."""
+"""What traveled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Traffic"]
 
 
 class Traffic:
-    """Bytes that travelled, up (clients to server) and down (server to clients), by kind of content."""
+    """Bytes that traveled, up (clients to server) and down (server to clients), by kind of content."""
 
     def __init__(self) -> None:
         self.up: dict[str, int] = {}

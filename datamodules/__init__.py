@@ -1,7 +1,7 @@
 """Data of a federation: partition rules, client views and data sets.
 
 A :class:`FederatedDataModule` holds one data set as tensors, asks a :class:`Partitioner` who holds what, and hands out
-every client's own view as :class:`ClientData`: :class:`Part` objects that make loaders.
+every client's own view as :class:`ClientData`: :class:`ClientSplit` objects that make loaders.
 """
 
 from pfl_lightning.datamodules.adapters.loaders import FromLoaders
@@ -11,7 +11,7 @@ from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGray
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
 from pfl_lightning.datamodules.augmentation.strong import StrongAugmentation
 from pfl_lightning.datamodules.clients.client_data import ClientData
-from pfl_lightning.datamodules.clients.parts import BatchLoader, Part
+from pfl_lightning.datamodules.clients.parts import BatchLoader, ClientSplit
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.datasets.domain_folders import DOMAINNET_10, DomainFolders
@@ -32,8 +32,8 @@ from pfl_lightning.datamodules.partition import (
     FromFile,
     Partitioner,
     PartitionError,
+    PartitionTransform,
     Quantity,
-    Wrapper,
     class_counts,
     dominant_groups,
     save_partition,
@@ -52,6 +52,7 @@ __all__ = [
     "BatchTransform",
     "ClassesPerClient",
     "ClientData",
+    "ClientSplit",
     "ClientView",
     "ColorJitter",
     "ConceptShift",
@@ -69,8 +70,8 @@ __all__ = [
     "FromLightning",
     "FromLoaders",
     "ImageFolder",
-    "Part",
     "PartitionError",
+    "PartitionTransform",
     "Partitioner",
     "Quantity",
     "RandomCrop",
@@ -80,7 +81,6 @@ __all__ = [
     "RandomRotation",
     "Samples",
     "StrongAugmentation",
-    "Wrapper",
     "class_counts",
     "dominant_groups",
     "partition_figure",

@@ -20,14 +20,14 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def spread_offsets(num_rows: int, start: float) -> Floats:
-    """Evenly spread rounding offsets in [0, 1), also within every block of neighbouring rows.
+    """Evenly spread rounding offsets in [0, 1), also within every block of neighboring rows.
 
     Args:
         num_rows: Number of offsets m.
         start: Offset of the first row; any real number.
 
     Returns:
-        Array of shape (m,): a golden-ratio sequence, whose every run of neighbours covers [0, 1) evenly.
+        Array of shape (m,): a golden-ratio sequence, whose every run of neighbors covers [0, 1) evenly.
     """
     return np.asarray((start + _GOLDEN * np.arange(num_rows)) % 1.0, dtype=np.float64)
 
@@ -135,7 +135,7 @@ def fill(weights: Floats, sizes: Ints, supply: Ints, rng: np.random.Generator) -
     return counts
 
 
-def deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
+def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
     """Deal random samples of each class to the clients.
 
     A class of which more is given than there is goes round again: clients then share samples, and no client has one

@@ -62,7 +62,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     Attributes:
         novel: The ids of the clients that never train, ascending.
         cohort: Maps the round to the ids of its clients, set by the federation; None for all clients in order.
-        evaluated: The ids of the clients that are evaluated during a fit, set by the federation; None for all in order.
+        eval_clients: The ids of the clients that are evaluated during a fit, set by the federation; None for all.
         augment: Whether training batches are augmented, whatever was given.
         augmentations: What is applied to a training batch, in this order; of the class: what ``augment=True`` chooses.
     """
@@ -110,7 +110,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.novel_clients = novel_clients
         self.novel = draw_novel_clients(novel_clients, partition.num_clients, seed)
         self.cohort: Callable[[int], Sequence[int]] | None = None
-        self.evaluated: Sequence[int] | None = None
+        self.eval_clients: Sequence[int] | None = None
         self._ready: LoadedData | None = None
 
     @abstractmethod
@@ -138,7 +138,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             test_samples_per_client=self.test_samples_per_client,
             seed=self.seed,
             domains=None if samples.train_domains is None else (samples.train_domains.numpy(), samples.domain_names),
-            num_unlabelled=samples.num_unlabelled,
+            num_unlabeled=samples.num_unlabeled,
             novel=self.novel,
         )
         if self.drop_last:
@@ -175,7 +175,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def transform(self) -> BatchTransform:
-        """Normalisation and augmentation of every client's batches."""
+        """Normalization and augmentation of every client's batches."""
         return self._loaded.transform
 
     @property
@@ -184,9 +184,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._loaded.division.train.sizes
 
     @property
-    def unlabelled_sizes(self) -> Ints | None:
+    def unlabeled_sizes(self) -> Ints | None:
         """Samples without labels of each client, shape (m,); None if there are none at all."""
-        return self._loaded.division.unlabelled.sizes if self._loaded.samples.num_unlabelled else None
+        return self._loaded.division.unlabeled.sizes if self._loaded.samples.num_unlabeled else None
 
     @property
     def fingerprint(self) -> str:
@@ -226,8 +226,8 @@ class FederatedDataModule(LightningDataModule, ABC):
             path: The file to write, ``.npz`` or ``.json``.
         """
         own, views = self._loaded.division, self._loaded.views
-        unlabelled = None if self.unlabelled_sizes is None else own.unlabelled.arrays()
-        save_partition(path, own.train.arrays(), own.test.arrays(), own.validation.arrays(), views, unlabelled)
+        unlabeled = None if self.unlabeled_sizes is None else own.unlabeled.arrays()
+        save_partition(path, own.train.arrays(), own.test.arrays(), own.validation.arrays(), views, unlabeled)
 
     def train_dataloader(self) -> DataLoader[int]:
         """The ids of the round's cohort, one in a batch: tensors of shape (1,)."""
@@ -253,9 +253,9 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def evaluated_clients(self) -> list[int]:
         """The ids of the clients that are evaluated, in order."""
-        if self.evaluated is None:
+        if self.eval_clients is None:
             return list(range(self.num_clients))
-        return self._checked("evaluated:", self.evaluated)
+        return self._checked("eval_clients:", self.eval_clients)
 
     def _checked(self, what: str, clients: Sequence[int]) -> list[int]:
         ids = [int(client) for client in clients]

@@ -23,7 +23,7 @@ class BreastCancer(L.LightningDataModule):
     """Malignant or benign."""
 
     def setup(self, stage: str) -> None:
-        """Split and standardise."""
+        """Split and standardize."""
         inputs, targets = load_breast_cancer(return_X_y=True)
         train, rest, train_y, rest_y = train_test_split(inputs, targets, test_size=0.4, random_state=0)
         val, test, val_y, test_y = train_test_split(rest, rest_y, test_size=0.5, random_state=0)
@@ -47,7 +47,7 @@ class BreastCancer(L.LightningDataModule):
 
 
 class TabularNet(L.LightningModule):
-    """Three layers with batch normalisation."""
+    """Three layers with batch normalization."""
 
     def __init__(self) -> None:
         super().__init__()

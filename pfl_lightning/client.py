@@ -80,17 +80,17 @@ class FederatedClient(DeclaredParts):
             ``"head"`` or ``"all"``. The result is used for the evaluation and then forgotten.
         fine_tune_epochs: Epochs of that fine-tuning.
         fine_tune_lr: Its learning rate; ``None`` takes ``lr``.
-        evaluated: ``"aggregated"`` or ``"trained"``, see the attribute; ``None`` takes the method's own.
+        eval_model: ``"aggregated"`` or ``"trained"``, see the attribute; ``None`` takes the method's own.
     """
 
     citation: ClassVar[Citation | None] = None
     """Where the method was published."""
 
-    needs: ClassVar[Literal["step", "encoder"]] = "encoder"
+    model_agnostic: ClassVar[bool] = False
     """What the method must have of a model: ``"step"``, no more than a training step and parameters, so that it applies
     to any LightningModule (:func:`pfl_lightning.federate`); or ``"encoder"``, its encoder and its head."""
 
-    judged_by: Literal["classifier", "nearest_neighbour"] = "classifier"
+    evaluation: Literal["classifier", "knn"] = "classifier"
     """What an evaluation looks at: class scores; or, where no head trains beside the encoder, whether the nearest of
     the client's own training samples in the space of features has the right class. After a personalization or a
     fine-tuning it is the class scores in any case."""
@@ -98,9 +98,9 @@ class FederatedClient(DeclaredParts):
     equal_features: bool = False
     """Whether all clients need features of one width although they share no weights (prototypes, class means)."""
 
-    takes_unlabelled: bool = False
+    uses_unlabeled_data: bool = False
     """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
-    batch is -1. Phases of plain batches, personalization and evaluation see the labelled ones alone."""
+    batch is -1. Phases of plain batches, personalization and evaluation see the labeled ones alone."""
 
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
@@ -119,12 +119,12 @@ class FederatedClient(DeclaredParts):
         fine_tune: str | None = None,
         fine_tune_epochs: int = 1,
         fine_tune_lr: float | None = None,
-        evaluated: str | None = None,
+        eval_model: str | None = None,
     ) -> None:
         super().__init__()
         check_choice("fine_tune", fine_tune, (None, "head", "all"))
-        check_choice("evaluated", evaluated, (None, "aggregated", "trained"))
-        self.evaluated = evaluated or type(self).evaluated
+        check_choice("eval_model", eval_model, (None, "aggregated", "trained"))
+        self.eval_model = eval_model or type(self).eval_model
         check_at_least("epochs", epochs, 1)
         check_at_least("fine_tune_epochs", fine_tune_epochs, 1)
         self.num_classes = num_classes
@@ -271,7 +271,9 @@ class FederatedClient(DeclaredParts):
                 kwargs |= {"on_step": False, "on_epoch": True}  # a mean (of the last epoch), not the last step
             super().log(name, value, *args, **kwargs)
         elif isinstance(value, Metric):
-            raise ConfigurationError(f"self.log({name!r}, a metric): FabricFit takes numbers; metrics need TrainerFit")
+            raise ConfigurationError(
+                f"self.log({name!r}, a metric): SequentialEngine takes numbers; metrics need TrainerEngine"
+            )
         else:
             self._recorder.setdefault(name, []).append(torch.as_tensor(value).detach())
 
@@ -287,7 +289,7 @@ class FederatedClient(DeclaredParts):
         """The module whose steps and hooks a local fit calls."""
         return self
 
-    def own_model(self) -> L.LightningModule:
+    def exported_module(self) -> L.LightningModule:
         """What a client's owner gets of a copy of it, all of which may train again."""
         return self.requires_grad_(True)
 
@@ -299,13 +301,13 @@ class FederatedClient(DeclaredParts):
         """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
         return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
 
-    def take_logged(self) -> dict[str, float]:
+    def pop_logged_metrics(self) -> dict[str, float]:
         """What the module itself logged in the local fit, apart from the terms of the loss; forgotten afterwards."""
         return {}
 
-    def is_judged_by_neighbours(self) -> bool:
-        """Whether an evaluation now looks at nearest neighbours: no head was trained for it."""
-        return self.judged_by == "nearest_neighbour" and not self.personalization_phases()
+    def uses_knn_evaluation(self) -> bool:
+        """Whether an evaluation now looks at nearest neighbors: no head was trained for it."""
+        return self.evaluation == "knn" and not self.personalization_phases()
 
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:

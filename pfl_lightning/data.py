@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "FitData", "PartSource", "class_of_batch"]
+__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "FitData", "SplitSource", "class_of_batch"]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """What the class may be called in items and batches that are dictionaries."""
@@ -35,8 +35,8 @@ class BatchSource(Protocol):
         ...
 
 
-class PartSource(Protocol):
-    """One client's samples of one kind (see ``pfl_lightning.datamodules.Part``)."""
+class SplitSource(Protocol):
+    """One client's samples of one kind (see ``pfl_lightning.datamodules.ClientSplit``)."""
 
     @property
     def datamodule(self) -> LightningDataModule | None:
@@ -49,7 +49,7 @@ class PartSource(Protocol):
         """Samples of each class, (C,)."""
         ...
 
-    def split(self, size: int) -> Iterator[PartSource]:
+    def split(self, size: int) -> Iterator[SplitSource]:
         """Consecutive pieces of at most ``size`` samples."""
         ...
 
@@ -72,22 +72,22 @@ class ClientParts(Protocol):
     """A client's training, validation and test parts (see ``pfl_lightning.datamodules.ClientData``)."""
 
     @property
-    def train(self) -> PartSource:
+    def train(self) -> SplitSource:
         """What the client trains on."""
         ...
 
     @property
-    def validation(self) -> PartSource:
+    def validation(self) -> SplitSource:
         """What choices may be made on."""
         ...
 
     @property
-    def test(self) -> PartSource:
+    def test(self) -> SplitSource:
         """What the client is judged on."""
         ...
 
     @property
-    def train_and_unlabelled(self) -> PartSource:
+    def train_and_unlabeled(self) -> SplitSource:
         """What a method without labels trains on; samples without a label have the class -1."""
         ...
 
@@ -141,10 +141,10 @@ class FitData:
         device: Where batches are delivered.
         forward_context: The context of every forward pass, such as the outer Trainer's autocast.
         convert_input: Brings inputs to the type that the outer Trainer's precision asks for.
-        labelled: Those of the samples that have labels, for plain batches; ``None`` where all have.
+        labeled: Those of the samples that have labels, for plain batches; ``None`` where all have.
     """
 
-    part: PartSource
+    part: SplitSource
     batch_size: int
     drop_last: bool = False
     augment: bool = False
@@ -153,7 +153,7 @@ class FitData:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
     convert_input: Callable[[Tensor], Tensor] = lambda inputs: inputs
-    labelled: PartSource | None = None
+    labeled: SplitSource | None = None
     _plain: BatchSource | None = field(default=None, repr=False)
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 
@@ -166,8 +166,8 @@ class FitData:
                 ones included.
             leave_out_single: Whether a last batch of a single sample is left out, where it is not the only one.
         """
-        if plain and self.labelled is not None:
-            own = replace(self, part=self.labelled, labelled=None, _plain=None, _features=None)
+        if plain and self.labeled is not None:
+            own = replace(self, part=self.labeled, labeled=None, _plain=None, _features=None)
             return own.for_phase(batch_size, plain, leave_out_single)
         size = self.batch_size if batch_size is None else batch_size
         augment, views = (False, 1) if plain else (self.augment, self.views)
@@ -203,7 +203,7 @@ class FitData:
             augment=self.augment,
             **({} if self.views == 1 else {"views": self.views}),
         )
-        # Without augmentation all phases and passes of a fit share inputs that are gathered and normalised once.
+        # Without augmentation all phases and passes of a fit share inputs that are gathered and normalized once.
         return loader if loader.augmented else loader.with_inputs(self.tensors()[0])
 
     def positions(self, generator: torch.Generator) -> Iterator[Tensor]:

@@ -18,32 +18,38 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData, FitData
 from pfl_lightning.engines import (
+    Engine,
     EvaluationResult,
     EvaluationTask,
-    FabricFit,
     FitEnvironment,
     FitResult,
     FitTask,
-    LocalFit,
+    SequentialEngine,
 )
 from pfl_lightning.engines.evaluation import load_own_state
 from pfl_lightning.engines.tasks import fit_data
 from pfl_lightning.errors import CheckpointError, ClientError, ConfigurationError, FederationError
 from pfl_lightning.messages import Broadcast
-from pfl_lightning.metrics import PartScore, summarize
+from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.personalization import PersonalizationStage
 from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
-from pfl_lightning.state.architectures import ArchitectureSummary, EncoderChoice, MethodFactory, as_deal, build_clients
+from pfl_lightning.state.architectures import (
+    ArchitectureSummary,
+    EncoderChoice,
+    MethodFactory,
+    as_assignment,
+    build_clients,
+)
 from pfl_lightning.state.checkpoints import check_fits
-from pfl_lightning.state.client_states import rest_on_disk_beyond
+from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.grouped_states import GroupedStates
 
 __all__ = ["Federation"]
 
-Scores = Mapping[int, PartScore]
+Scores = Mapping[int, EvalMetrics]
 Result = TypeVar("Result")
 
 
@@ -59,14 +65,14 @@ class Federation(L.LightningModule):
     Args:
         method: Makes the client from an encoder and the number of classes: a class of :mod:`pfl_lightning.methods`, or
             ``functools.partial`` of one with its hyper-parameters.
-        encoder: Name of a registered encoder, or what makes one from the shape of a sample; a list of them, dealt to
-            the clients round-robin; or a deal of :mod:`pfl_lightning.encoders` (by share, by client).
-        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.engines.FabricFit`.
+        encoder: Name of a registered encoder, or what makes one from the shape of a sample; a list of them, assigned to
+            the clients round-robin; or an assignment of :mod:`pfl_lightning.encoders` (by share, by client).
+        engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.SequentialEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set, or 0.
-        store_limit_gb: What clients have stored rests in memory, unless that of all clients together would take more
-            than this many gigabytes (10^9 bytes): then it rests in temporary files, of which the operating system keeps
-            in memory what it has room for. ``None`` for never, 0 for always. The results are the same.
-        store_folder: Where such files lie, best on a local disk; ``None`` is the system's folder for temporary files
+        client_state_memory_gb: What clients have stored rests in memory, unless that of all clients together would
+            take more than this many gigabytes (10^9 bytes): then it rests in temporary files, of which the operating
+            system keeps in memory what it has room for. ``None`` for never, 0 for always. The results are the same.
+        spill_dir: Where such files lie, best on a local disk; ``None`` is the system's folder for temporary files
             (which some systems keep in memory: then name another). They have no names (``ls`` does not show them,
             ``df`` does), grow with the clients that take part, and are gone when the process is, however it ends.
     """
@@ -75,10 +81,10 @@ class Federation(L.LightningModule):
         self,
         method: MethodFactory,
         encoder: EncoderChoice,
-        local_fit: LocalFit | None = None,
+        engine: Engine | None = None,
         seed: int | None = None,
-        store_limit_gb: float | None = 4.0,
-        store_folder: str | None = None,
+        client_state_memory_gb: float | None = 4.0,
+        spill_dir: str | None = None,
     ) -> None:
         super().__init__()
         if not callable(method):
@@ -86,12 +92,12 @@ class Federation(L.LightningModule):
                 f"method must be a class of pfl_lightning.methods or a partial of one, got {method!r}"
             )
         self.automatic_optimization = False
-        self.local_fit = local_fit or FabricFit()
+        self.engine = engine or SequentialEngine()
         self.seed = global_seed() if seed is None else seed
-        if store_limit_gb is not None:
-            check_number("store_limit_gb", store_limit_gb)
-        self.store_limit_gb, self.store_folder = store_limit_gb, store_folder
-        self._make_client, self._deal = method, as_deal(encoder)
+        if client_state_memory_gb is not None:
+            check_number("client_state_memory_gb", client_state_memory_gb)
+        self.client_state_memory_gb, self.spill_dir = client_state_memory_gb, spill_dir
+        self._make_client, self._assignment = method, as_assignment(encoder)
         self.models = nn.ModuleList()  # one for each architecture, which its clients use in turn
         self.clients: Clients
         self.server: Aggregator
@@ -101,9 +107,11 @@ class Federation(L.LightningModule):
         self.finished: list[FitResult] = []
         self._personalization: Personalization | None = None
         self._stage: PersonalizationStage | None = None
-        self.validation_scores: dict[int, PartScore] = {}
-        self.test_scores: dict[int, PartScore] = {}
-        self.not_tuned: list[int] = []  # clients that were evaluated without the fine-tuning that they should have had
+        self.validation_scores: dict[int, EvalMetrics] = {}
+        self.test_scores: dict[int, EvalMetrics] = {}
+        self.finetune_failures: list[
+            int
+        ] = []  # clients that were evaluated without the fine-tuning that they should have had
         self.evaluation_values: dict[str, float] = {}  # what was logged of the last evaluation
 
     # ------------------------------------------------------------------ set-up
@@ -148,7 +156,7 @@ class Federation(L.LightningModule):
     def describe(self, data: FederatedData) -> list[ArchitectureSummary]:
         """What the architectures would be on these data, without a Trainer."""
         models = self.build_models(data)
-        return Clients(models, self._deal.labels, self._deal.deal(data.num_clients)).summaries
+        return Clients(models, self._assignment.labels, self._assignment.assign(data.num_clients)).summaries
 
     def setup(self, stage: str) -> None:
         """Build the clients' modules, the server and the clients' states from the data's shape, once."""
@@ -165,10 +173,10 @@ class Federation(L.LightningModule):
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """The clients' modules, one for each architecture, in their first state."""
-        return build_clients(self._deal, self._make_client, data, self.seed)
+        return build_clients(self._assignment, self._make_client, data, self.seed)
 
     def _build(self, data: FederatedData) -> None:
-        groups = self._deal.deal(data.num_clients)
+        groups = self._assignment.assign(data.num_clients)
         models = self.build_models(data)
         if models[0].views > 1 and not data.augment:
             warnings.warn(
@@ -180,11 +188,11 @@ class Federation(L.LightningModule):
         # (A checkpoint is loaded before that, too.)
         convert = self.trainer.precision_plugin.convert_module
         self.models.extend(convert(model) for model in models)
-        self.clients = Clients([cast(FederatedClient, model) for model in self.models], self._deal.labels, groups)
+        self.clients = Clients([cast(FederatedClient, model) for model in self.models], self._assignment.labels, groups)
         self.server = cast(Aggregator, convert(self.clients.models[0].configure_aggregator(data.num_clients)))
         self.server.seed = self.seed
         stores = [*self.personal.stores, *self.server.client_states()]
-        rest_on_disk_beyond(self.store_limit_gb, stores, self.store_folder)
+        spill_to_disk(self.client_state_memory_gb, stores, self.spill_dir)
         self._fingerprint = data.fingerprint
 
     def configure_optimizers(self) -> None:
@@ -220,7 +228,7 @@ class Federation(L.LightningModule):
             convert = self.trainer.precision_plugin.convert_module
             self._stage = PersonalizationStage(self._personalization, self.clients, self.seed, convert)
             models = self._stage.modules
-        self.local_fit.start(models, self.data, self.environment)
+        self.engine.start(models, self.data, self.environment)
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:
@@ -246,7 +254,7 @@ class Federation(L.LightningModule):
     def stop_engine(self) -> None:
         """Drop what is under way and let the engine go."""
         self._fits, self._evaluations = iter(()), iter(())
-        self.local_fit.stop()
+        self.engine.stop()
         if self._stage is not None:
             self._stage.close()
             self._stage = None
@@ -281,7 +289,7 @@ class Federation(L.LightningModule):
             (self.clients.model_of(client), FitTask(send(client), self.clients.stored(client), self.fit_data(client)))
             for client in cohort
         )
-        self._fits = self.local_fit.run(tasks, self.environment)
+        self._fits = self.engine.run(tasks, self.environment)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         """Fit the clients of the batch on what the server sent them; the results wait in ``finished``."""
@@ -329,7 +337,7 @@ class Federation(L.LightningModule):
             parts.test if test else None,
         )
 
-    def client(self, client: int) -> L.LightningModule:
+    def client_model(self, client: int) -> L.LightningModule:
         """A copy of a client's own model, fine-tuned if the method does so before an evaluation; it is the caller's.
 
         It is a :class:`~pfl_lightning.client.FederatedClient`; in a federation of a LightningModule of one's own, it is
@@ -345,12 +353,12 @@ class Federation(L.LightningModule):
             raise IndexError(f"there is no client {client}; clients are 0 to {self.personal.num_clients - 1}")
         model, task = self.clients.model_of(client), self._evaluation_task(client, self.round)
         with torch.inference_mode(False), torch.no_grad():
-            self._warn_if_not_tuned(self.local_fit.load_own_model(model, task, self.environment))
+            self._warn_if_not_tuned(self.engine.load_own_model(model, task, self.environment))
         own = copy.deepcopy(model)
         own.phase = Phase()
-        return own.own_model()
+        return own.exported_module()
 
-    def own_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
+    def client_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
         """The model that each client is evaluated with, before any fine-tuning, for looking at.
 
         They stand, one after the other, in copies of the architectures' modules, so that the training goes on as if
@@ -379,7 +387,7 @@ class Federation(L.LightningModule):
         self._start_evaluation(self.trainer.num_test_batches, validation=False, test=True)
 
     def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
-        self.validation_scores, self.test_scores, self.evaluation_values, self.not_tuned = {}, {}, {}, []
+        self.validation_scores, self.test_scores, self.evaluation_values, self.finetune_failures = {}, {}, {}, []
         clients = self.data.evaluated_clients()[: int(limits[0])]
 
         def task(client: int) -> EvaluationTask:
@@ -389,7 +397,7 @@ class Federation(L.LightningModule):
             tasks = self._stage.tasks(clients, task)
         else:
             tasks = ((self.clients.model_of(client), task(client)) for client in clients)
-        self._evaluations = self.local_fit.evaluate(tasks, self.environment)
+        self._evaluations = self.engine.evaluate(tasks, self.environment)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate each client on its validation part and, during a fit, on its test part."""
@@ -412,9 +420,9 @@ class Federation(L.LightningModule):
                     f"{'nobody' if result is None else f'client {result.client}'}; leave the order of the data "
                     "module's loaders as it is"
                 )
-            self._warn_if_not_tuned(result.not_tuned)
-            if result.not_tuned is not None:
-                self.not_tuned.append(client)
+            self._warn_if_not_tuned(result.finetune_failures)
+            if result.finetune_failures is not None:
+                self.finetune_failures.append(client)
             if result.validation is not None:
                 self.validation_scores[client] = result.validation
             if result.test is not None:
@@ -450,7 +458,7 @@ class Federation(L.LightningModule):
         summary = summarize(list(scores), [score.accuracy for score in scores.values()])
         values = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
         loss = sum(score.loss for score in scores.values()) / len(scores)
-        if not (math.isnan(loss) and self.clients.models[0].judged_by == "nearest_neighbour"):  # which have none
+        if not (math.isnan(loss) and self.clients.models[0].evaluation == "knn"):  # which have none
             values[f"{prefix}loss/mean"] = loss
         return values
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AccuracySummary", "PartScore", "summarize"]
+__all__ = ["AccuracySummary", "EvalMetrics", "summarize"]
 
 
 @dataclass(frozen=True)
-class PartScore:
+class EvalMetrics:
     """One client's model on one of its own parts.
 
     Attributes:
@@ -68,7 +68,7 @@ def summarize(clients: Sequence[int], accuracies: Sequence[float] | NDArray[np.f
     """
     values = np.asarray(accuracies, dtype=np.float64)
     if not len(values):
-        raise ValueError("there is no client to summarise")
+        raise ValueError("there is no client to summarize")
     worst = np.sort(values)[: math.ceil(len(values) / 10)]
     return AccuracySummary(
         mean=float(values.mean()),

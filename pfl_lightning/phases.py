@@ -25,7 +25,7 @@ class Phase:
         lr: Learning rate; ``None`` keeps what ``configure_optimizers`` says.
         batch_size: Samples in a batch; ``None`` keeps what the data module says.
         plain: Whether batches are single views without augmentation, incomplete last ones included, whatever the data
-            module and the method say; but a last batch of a single sample is left out where batch normalisation trains,
+            module and the method say; but a last batch of a single sample is left out where batch normalization trains,
             which cannot take it.
         optimizer: Makes the optimizer from the trainable parameters; ``None`` keeps the client's.
     """
@@ -57,7 +57,7 @@ class Personalization:
 
     The second stage of Calibre (Chen et al., ICDCS 2024), with its settings as defaults, and of FedAvg-FT and FedBABU.
     Batches are single views without augmentation; ``drop_last`` of the data module does not count. With ``"all"`` and
-    an encoder with batch normalisation a last batch of a single sample is left out, and a client that has no more than
+    an encoder with batch normalization a last batch of a single sample is left out, and a client that has no more than
     one sample is evaluated as it is, with a warning.
 
     Attributes:

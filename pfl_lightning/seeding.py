@@ -36,7 +36,7 @@ def seeded_generator(seed: int, purpose: str, *parts: int) -> torch.Generator:
 
 @contextmanager
 def torch_seed(seed: int) -> Iterator[None]:
-    """Seed torch's default generators inside the block (weight initialisation, dropout) and restore them after it."""
+    """Seed torch's default generators inside the block (weight initialization, dropout) and restore them after it."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

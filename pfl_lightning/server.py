@@ -13,11 +13,11 @@ from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
 
-__all__ = ["Aggregator", "AveragingAggregator", "Mixture"]
+__all__ = ["AggregationWeights", "Aggregator", "AveragingAggregator"]
 
 
 @dataclass(frozen=True)
-class Mixture:
+class AggregationWeights:
     """How an aggregation made something of its own for each client of the cohort out of what all of them sent.
 
     Attributes:
@@ -46,7 +46,7 @@ class Aggregator(nn.Module):
     def __init__(self, client: FederatedClient, num_clients: int) -> None:
         super().__init__()
         self.num_clients = num_clients
-        self.mixture: Mixture | None = None
+        self.aggregation_weights: AggregationWeights | None = None
         """Weights of the last aggregation, for looking at; ``None`` before it, and where clients get no mixture."""
         self.seed = 0
         """The run's seed, set by the federation: what a server draws derives from it and the round."""
@@ -67,8 +67,8 @@ class Aggregator(nn.Module):
         """Combine what was received since the last call; without any update nothing changes."""
         raise NotImplementedError
 
-    def mixes(self) -> bool:
-        """Whether aggregations leave a ``mixture``: each client gets a combination of its own."""
+    def has_client_weights(self) -> bool:
+        """Whether aggregations leave a ``aggregation_weights``: each client gets a combination of its own."""
         return False
 
     def client_states(self) -> Sequence[ClientStates]:

@@ -7,13 +7,13 @@ import pytest
 from _helpers.plain import named
 from _helpers.toy import LABELS, Toy, assert_same, for_toy, normed_encoder, run, whole_state
 
-from pfl_lightning import FabricFit, Phase, TrainerFit
+from pfl_lightning import Phase, SequentialEngine, TrainerEngine
 from pfl_lightning.datamodules import PartitionError
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedPAC
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
@@ -27,7 +27,7 @@ def test_small_federations_run(method, labels):
     assert sorted(federation.test_scores) == list(range(len(labels)))
     state = whole_state(federation)
     assert all(bool(tensor.isfinite().all()) for tensor in state.values())
-    judged = method.judged_by == "classifier"  # by neighbours there is no loss
+    judged = method.evaluation == "classifier"  # by neighbors there is no loss
     assert all(math.isfinite(score.loss) is judged for score in federation.test_scores.values())
 
 
@@ -35,15 +35,15 @@ def test_fedpac_alone_is_its_own_head():
     """A cohort of one combines nothing."""
     combined = run(partial(FedPAC, epochs=1), 2, cohorts=[[1]])
     kept = run(partial(FedPAC, epochs=1, combination=False), 2, cohorts=[[1]])
-    assert_same(named(combined.client(1)), named(kept.client(1)), atol=1e-7)
+    assert_same(named(combined.client_model(1)), named(kept.client_model(1)), atol=1e-7)
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_a_batch_larger_than_a_clients_data_is_all_of_it(engine):
     # Sums over a whole client in another order, hence the tolerance.
-    got = run(partial(FedAvg, epochs=2), data=Toy(batch_size=500), local_fit=engine())
-    expected = run(partial(FedAvg, epochs=2), data=Toy(batch_size=17), local_fit=engine())
-    assert_same(named(got.client(0)), named(expected.client(0)), atol=1e-6)
+    got = run(partial(FedAvg, epochs=2), data=Toy(batch_size=500), engine=engine())
+    expected = run(partial(FedAvg, epochs=2), data=Toy(batch_size=17), engine=engine())
+    assert_same(named(got.client_model(0)), named(expected.client_model(0)), atol=1e-6)
 
 
 def test_dropped_batches():
@@ -52,34 +52,34 @@ def test_dropped_batches():
     exact = [[0, 1] * 4] * 2
     dropped = run(FedAvg, data=Toy([[*own, 2] for own in exact], drop_last=True), cohorts=[[0, 1]])
     whole = run(FedAvg, data=Toy([[*own, 2] for own in exact]), cohorts=[[0, 1]])
-    state, other = named(dropped.client(0)), named(whole.client(0))
+    state, other = named(dropped.client_model(0)), named(whole.client_model(0))
     assert any(not state[name].equal(other[name]) for name in state)
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize(
     ("method", "options"),
     [(DualFed, {}), (FedAvg, {"encoder": normed_encoder})],
     ids=["in the projector", "in the encoder"],
 )
-def test_batch_normalisation_cannot_train_on_one_sample(method, options, engine):
+def test_batch_normalization_cannot_train_on_one_sample(method, options, engine):
     """17 samples are four batches of 4 and one of 1. The remedies that the message names do help."""
     message = (
-        r"client 1, round 0: batch normalisation cannot train on a batch of one sample, and the 17 training samples "
+        r"client 1, round 0: batch normalization cannot train on a batch of one sample, and the 17 training samples "
         r"in batches of 4 leave such a batch; set drop_last to true, or choose another batch_size"
     )
     with pytest.raises(ConfigurationError, match=message):
-        run(partial(method, epochs=1), local_fit=engine(), **options)
+        run(partial(method, epochs=1), engine=engine(), **options)
     for change in ({"drop_last": True}, {"batch_size": 9}):
-        federation = run(partial(method, epochs=1), local_fit=engine(), data=Toy(**change), **options)
+        federation = run(partial(method, epochs=1), engine=engine(), data=Toy(**change), **options)
         assert len(federation.test_scores) == len(LABELS)
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_a_phase_that_trains_nothing_is_refused(engine):
     class Misspelt(FedAvg):
         def phases(self):
             return (Phase("head", ("haed.*",)),)
 
     with pytest.raises(ConfigurationError, match=r"'haed\.\*' fits no parameter"):
-        run(Misspelt, local_fit=engine())
+        run(Misspelt, engine=engine())

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.progress import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
-from pfl_lightning import FabricFit, Federation, TrainerFit
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import METHODS, FedAvg, FedBABU, FedPAC, FedRep, LocalOnly
@@ -102,7 +102,7 @@ def test_csv_rows_carry_the_round_as_step(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_fast_dev_run(tmp_path, method, engine):
     callbacks = [ResultsWriter(str(tmp_path / "results")), ModelCheckpoint(tmp_path / "checkpoints")]
     diary = Diary()
@@ -112,7 +112,7 @@ def test_fast_dev_run(tmp_path, method, engine):
         callbacks=[*callbacks, diary],
         fast_dev_run=True,
         enable_checkpointing=True,
-        local_fit=engine(),
+        engine=engine(),
     )
     assert diary.events == [("fit", 0, [0]), ("validate", 0, [0]), ("end", 0, 1)]
     assert federation.trainer.state.finished
@@ -158,13 +158,13 @@ def test_validate_and_test_by_themselves(tmp_path, method):
 @pytest.mark.parametrize("method", [FedPAC, FedRep, FedBABU, LocalOnly])
 def test_a_clients_own_model_is_at_hand_after_the_fit(method):
     federation = run(partial(method, epochs=1, lr=0.1), 2)
-    scores = {client: federation.client(client)(torch.ones(3, 6)).detach().clone() for client in (0, 1, 0)}
-    assert not federation.client(0).training
-    torch.testing.assert_close(federation.client(0)(torch.ones(3, 6)).detach(), scores[0], rtol=0, atol=0)
+    scores = {client: federation.client_model(client)(torch.ones(3, 6)).detach().clone() for client in (0, 1, 0)}
+    assert not federation.client_model(0).training
+    torch.testing.assert_close(federation.client_model(0)(torch.ones(3, 6)).detach(), scores[0], rtol=0, atol=0)
     if method is not FedBABU:
         assert not torch.equal(scores[0], scores[1])
     with pytest.raises(IndexError, match="clients are 0 to 4"):
-        federation.client(5)
+        federation.client_model(5)
 
 
 def test_two_fits_in_a_row_go_on():
@@ -231,13 +231,13 @@ def test_a_pattern_that_fits_nothing():
 # ---------------------------------------------------------------------- precision
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
 @pytest.mark.parametrize("method", [FedRep, FedPAC, FedBABU], ids=lambda method: method.__name__)
 def test_other_precisions(tmp_path, method, engine, precision, dtype):
     """Weights of every client and of the server are kept in the precision that was asked for, on disk too."""
     fit, saver = partial(method, lr=0.05, epochs=1), ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    options = {"precision": precision, "local_fit": engine()}
+    options = {"precision": precision, "engine": engine()}
     federation = run(fit, 2, callbacks=[saver], enable_checkpointing=True, **options)
     state = whole_state(federation)
     assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {dtype}

@@ -6,15 +6,15 @@ import lightning as L
 import pytest
 import torch
 from _helpers.toy import CLIENTS, LABELS, GivenCohorts, Toy, for_toy, run
-from _helpers.views import WithUnlabelled, flat_encoder
+from _helpers.views import WithUnlabeled, flat_encoder
 from torch.overrides import TorchFunctionMode
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import METHODS, FedPAC
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 READS_NOTHING = {"__get__", "size", "dim", "__len__", "untyped_storage", "data_ptr", "is_floating_point"}
 
@@ -57,7 +57,7 @@ class _Whose(L.Callback):
         self.touched.client = None
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_only_a_clients_own_samples_are_read(method, engine):
     data = Toy()
@@ -67,7 +67,7 @@ def test_only_a_clients_own_samples_are_read(method, engine):
     touched = Touched({name: getattr(samples, name) for name in names})
     fit = for_toy(method, epochs=1, fine_tune="all")
     with touched:
-        run(fit, 2, data=data, local_fit=engine(), callbacks=[_Whose(touched)])
+        run(fit, 2, data=data, engine=engine(), callbacks=[_Whose(touched)])
 
     train, validation, test = ([set(rows.tolist()) for rows in part] for part in data.partition.lists)
     assert not set.intersection(*train)
@@ -79,19 +79,19 @@ def test_only_a_clients_own_samples_are_read(method, engine):
         assert touched.rows[("evaluation", client), "test_inputs"] == test[client]
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_only_a_clients_own_samples_without_labels_are_read_in_its_fit_alone(method, engine):
-    data = WithUnlabelled(novel_clients=1)
+    data = WithUnlabeled(novel_clients=1)
     data.setup()
-    touched = Touched({"unlabelled": data._ready.samples.unlabelled_inputs})
+    touched = Touched({"unlabeled": data._ready.samples.unlabeled_inputs})
     fit = for_toy(method, epochs=1, fine_tune="head")
     with touched:
-        more = {"loop": FederatedLoop(), "local_fit": engine(), "callbacks": [_Whose(touched)]}
+        more = {"loop": FederatedLoop(), "engine": engine(), "callbacks": [_Whose(touched)]}
         run(fit, data=data, encoder=flat_encoder, **more)
-    own = {client: set(data.client_data(client).unlabelled.indices.tolist()) for client in data.participating}
-    expected = {(("fit", client), "unlabelled"): rows for client, rows in own.items()}
-    assert touched.rows == (expected if method.takes_unlabelled else {})
+    own = {client: set(data.client_data(client).unlabeled.indices.tolist()) for client in data.participating}
+    expected = {(("fit", client), "unlabeled"): rows for client, rows in own.items()}
+    assert touched.rows == (expected if method.uses_unlabeled_data else {})
 
 
 def garbage_but_for(client):

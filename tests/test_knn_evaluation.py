@@ -5,23 +5,23 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.toy import CLIENTS, Toy, quiet_trainer, run
 from sklearn.neighbors import KNeighborsClassifier
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.phases import Personalization
 
 
 class Headless(FedAvg):
-    judged_by = "nearest_neighbour"
+    evaluation = "knn"
 
 
 FIT = partial(Headless, lr=0.05, epochs=1)
 
 
-def neighbours(federation, client, part):
+def neighbors(federation, client, part):
     """By scikit-learn."""
     data, encoder = Toy(), federation.load_client(client, federation.round).eval().encoder
     with torch.no_grad():
@@ -30,17 +30,17 @@ def neighbours(federation, client, part):
     return KNeighborsClassifier(1, algorithm="brute").fit(known, classes).score(asked, expected)
 
 
-@pytest.mark.parametrize("name", ["FabricFit", "VectorizedFit", "RayFit"])
+@pytest.mark.parametrize("name", ["SequentialEngine", "VectorizedEngine", "RayEngine"])
 def test_accuracies_are_those_of_scikit_learn(name, monkeypatch):
     engine = {
-        "FabricFit": lambda: FabricFit(),
-        "VectorizedFit": lambda: VectorizedFit(forward="vmap"),
-        "RayFit": lambda: fake_ray_fit(monkeypatch, 2)[0],
+        "SequentialEngine": lambda: SequentialEngine(),
+        "VectorizedEngine": lambda: VectorizedEngine(forward="vmap"),
+        "RayEngine": lambda: fake_ray_engine(monkeypatch, 2)[0],
     }[name]()
-    federation = run(FIT, 2, local_fit=engine)
+    federation = run(FIT, 2, engine=engine)
     for scores, part in ((federation.validation_scores, "validation"), (federation.test_scores, "test")):
         for client in range(CLIENTS):
-            assert scores[client].accuracy == pytest.approx(neighbours(federation, client, part))
+            assert scores[client].accuracy == pytest.approx(neighbors(federation, client, part))
             assert math.isnan(scores[client].loss)
     metrics = federation.trainer.callback_metrics
     assert "test_accuracy/mean" in metrics
@@ -56,13 +56,13 @@ def test_a_personalization_and_a_fine_tuning_are_judged_by_class_scores():
     assert all(math.isfinite(score.loss) for score in tuned.test_scores.values())
 
 
-@pytest.mark.parametrize("name", ["FabricFit", "VectorizedFit"])
+@pytest.mark.parametrize("name", ["SequentialEngine", "VectorizedEngine"])
 def test_clients_of_one_class_and_of_one_sample(name):
     """The only class that a client knows is what it says of every sample."""
     labels = [[2] * 6, [3], [0, 1, 1, 0, 1]]
     data = Toy(labels, test=[4, 4, 8], batch_size=3)
-    engine = FabricFit() if name == "FabricFit" else VectorizedFit(forward="vmap")
-    federation = run(FIT, 1, data=data, cohorts=[[0, 1, 2]], local_fit=engine)
+    engine = SequentialEngine() if name == "SequentialEngine" else VectorizedEngine(forward="vmap")
+    federation = run(FIT, 1, data=data, cohorts=[[0, 1, 2]], engine=engine)
     assert [federation.test_scores[client].accuracy for client in (0, 1)] == [1.0, 1.0]
     features = federation.load_client(2, federation.round).eval().encoder
     with torch.no_grad():

@@ -64,7 +64,7 @@ def test_they_never_train_and_are_not_evaluated_during_the_fit():
 @pytest.mark.parametrize("cohort", [1, 2, 0.5])
 def test_a_share_and_a_number_are_of_those_that_take_part(cohort):
     data = Toy(novel_clients=2)
-    loop = FederatedLoop(cohort, evaluated=2)
+    loop = FederatedLoop(cohort, eval_cohort=2)
     federation = run(FIT, 2, data=data, loop=loop)
     seen = {client for round in range(50) for client in data.cohort(round)}
     assert seen == set(data.participating)
@@ -98,7 +98,7 @@ def test_they_are_reported_apart_by_test(tmp_path):
         assert metrics[f"{prefix}test_accuracy/std"] == pytest.approx(float(accuracies.std(correction=0)), abs=1e-6)
     for client in data.novel:  # the received encoder under the head that every client starts from
         head = trained.clients.stored(client)["head.weight"]
-        assert torch.equal(fresh.client(client).head.weight, head)
+        assert torch.equal(fresh.client_model(client).head.weight, head)
     assert fresh.test_scores[data.participating[0]] == trained.test_scores[data.participating[0]]
 
 

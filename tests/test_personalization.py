@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.toy import CLIENTS, Toy, assert_same, linear_encoder, quiet_trainer, run, tiny_encoder, whole_state
 from torch.nn import functional as F
 
-from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import FedAvg, FedBABU, FedClassAvg, FedPer, FedRoD, LGFedAvg
 from pfl_lightning.phases import Personalization
@@ -18,7 +18,7 @@ SEED = 11
 
 
 def personalize(federation, settings, engine=None, data=None):
-    federation.local_fit = engine or FabricFit()
+    federation.engine = engine or SequentialEngine()
     with federation.personalized(settings):
         quiet_trainer(1).test(federation, data or Toy(), verbose=False)
     return dict(federation.test_scores)
@@ -50,7 +50,7 @@ def first_head(federation, settings):
     """The new head that all clients start from."""
     found = []
 
-    class Looks(FabricFit):
+    class Looks(SequentialEngine):
         def start(self, models, data, environment):
             found.append({name: value.clone() for name, value in models[0].head.state_dict().items()})
 
@@ -69,13 +69,13 @@ def test_a_new_head_is_that_of_a_plain_loop(method):
 
 def engines(monkeypatch):
     return {
-        "TrainerFit": TrainerFit(),
-        "VectorizedFit": VectorizedFit(forward="vmap"),
-        "RayFit": fake_ray_fit(monkeypatch, 2)[0],
+        "TrainerEngine": TrainerEngine(),
+        "VectorizedEngine": VectorizedEngine(forward="vmap"),
+        "RayEngine": fake_ray_engine(monkeypatch, 2)[0],
     }
 
 
-@pytest.mark.parametrize("name", ["TrainerFit", "VectorizedFit", "RayFit"])
+@pytest.mark.parametrize("name", ["TrainerEngine", "VectorizedEngine", "RayEngine"])
 @pytest.mark.parametrize("train", ["linear", "head", "all"])
 @pytest.mark.parametrize("method", [FedPer, FedRoD, FedClassAvg], ids=lambda method: method.__name__)
 def test_engines_agree(method, train, name, monkeypatch):
@@ -116,7 +116,7 @@ def test_several_encoders_and_novel_clients():
     metrics = federation.trainer.callback_metrics
     novel = sum(scores[client].accuracy for client in data.novel) / 2
     assert float(metrics["novel_test_accuracy/mean"]) == pytest.approx(novel)
-    vectorized = personalize(federation, Personalization(lr=0.1, batch_size=6), VectorizedFit(forward="vmap"))
+    vectorized = personalize(federation, Personalization(lr=0.1, batch_size=6), VectorizedEngine(forward="vmap"))
     assert [s.loss for s in vectorized.values()] == pytest.approx([s.loss for s in scores.values()], abs=1e-5)
 
 

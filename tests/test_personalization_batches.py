@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.toy import CLIENTS, LABELS, Toy, normed_encoder, quiet_trainer, run
 from torch.nn import functional as F
 
-from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.client import Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
@@ -21,7 +21,7 @@ FIT = partial(FedAvg, lr=0.05, epochs=1)
 
 
 def personalize(federation, settings, data, engine=None):
-    federation.local_fit = engine or FabricFit()
+    federation.engine = engine or SequentialEngine()
     with federation.personalized(settings):
         quiet_trainer(1).test(federation, data, verbose=False)
     return dict(federation.test_scores)
@@ -55,16 +55,16 @@ def plain_fine_tuning(federation, client, settings, data):
 
 
 ENGINES = {
-    "FabricFit": lambda patch: FabricFit(),
-    "TrainerFit": lambda patch: TrainerFit(),
-    "VectorizedFit": lambda patch: VectorizedFit(forward="vmap"),
-    "RayFit": lambda patch: fake_ray_fit(patch, 2)[0],
+    "SequentialEngine": lambda patch: SequentialEngine(),
+    "TrainerEngine": lambda patch: TrainerEngine(),
+    "VectorizedEngine": lambda patch: VectorizedEngine(forward="vmap"),
+    "RayEngine": lambda patch: fake_ray_engine(patch, 2)[0],
 }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_a_last_batch_of_one_sample_is_left_out_where_batch_normalisation_trains(engine, drop_last, monkeypatch):
+def test_a_last_batch_of_one_sample_is_left_out_where_batch_normalization_trains(engine, drop_last, monkeypatch):
     """Client 1, of 17 samples, leaves one; drop_last of the data module changes nothing."""
     data = partial(Toy, batch_size=7 if drop_last else 9, drop_last=drop_last)
     federation = trained(data())
@@ -83,8 +83,8 @@ def test_a_client_with_one_sample_is_evaluated_as_it_is():
     quiet_trainer(1).test(federation, Toy(labels, batch_size=9), verbose=False)
     untuned = dict(federation.test_scores)
     settings = Personalization("all", epochs=1, lr=0.5, batch_size=4)
-    message = r"without fine-tuning: client 0, round 0: batch normalisation cannot train .* only training sample"
-    for engine in (FabricFit(), VectorizedFit(forward="vmap")):
+    message = r"without fine-tuning: client 0, round 0: batch normalization cannot train .* only training sample"
+    for engine in (SequentialEngine(), VectorizedEngine(forward="vmap")):
         with pytest.warns(UserWarning, match=message):
             scores = personalize(federation, settings, Toy(labels, batch_size=9), engine)
         assert scores[0].loss == pytest.approx(untuned[0].loss)
@@ -115,7 +115,7 @@ def test_equal_settings_give_equal_phases():
 def test_clients_are_personalized_together_by_the_vectorized_engine():
     together = []
 
-    class Watched(VectorizedFit):
+    class Watched(VectorizedEngine):
         def _train_stack(self, client, members, *args):
             together.append(len(members))
             super()._train_stack(client, members, *args)
@@ -131,7 +131,7 @@ def test_a_new_head_has_the_precision_of_the_encoder(precision, engine, monkeypa
     settings = Personalization(epochs=2, lr=0.05, batch_size=6)
     expected = personalize(run(FIT, 1), settings, Toy())
     federation = run(FIT, 1, precision=precision)
-    federation.local_fit = ENGINES[engine](monkeypatch)
+    federation.engine = ENGINES[engine](monkeypatch)
     with federation.personalized(settings):
         quiet_trainer(1, precision=precision).test(federation, Toy(), verbose=False)
     found = [score.loss for score in federation.test_scores.values()]
@@ -140,7 +140,7 @@ def test_a_new_head_has_the_precision_of_the_encoder(precision, engine, monkeypa
 
 @pytest.mark.parametrize("train", ["linear", "all"])
 def test_nothing_is_left_of_a_stage_whose_engine_does_not_start(train):
-    class Fails(FabricFit):
+    class Fails(SequentialEngine):
         def start(self, models, data, environment):
             raise ConnectionError("no workers")
 
@@ -149,6 +149,6 @@ def test_nothing_is_left_of_a_stage_whose_engine_does_not_start(train):
     with pytest.raises(ConnectionError):
         personalize(federation, Personalization(train), Toy(), Fails())
     assert federation.clients.models[0].personalization is None
-    federation.local_fit = FabricFit()
+    federation.engine = SequentialEngine()
     quiet_trainer(1).test(federation, Toy(), verbose=False)
     assert federation.test_scores == before

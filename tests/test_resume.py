@@ -22,7 +22,7 @@ from _helpers.toy import (
 )
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pfl_lightning import Federation, TrainerFit
+from pfl_lightning import Federation, TrainerEngine
 from pfl_lightning.methods import (
     DCPFL,
     PFLSSL,
@@ -106,10 +106,10 @@ METHODS = {
     "PFLSSL": (for_toy(PFLSSL, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
     "Calibre": (for_toy(Calibre, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
     "FedEMA": (for_toy(FedEMA, lr=0.05, epochs=1), {}),
-    "FedPAC, TrainerFit": (partial(FedPAC, lr=0.05, epochs=1), {"local_fit": TrainerFit}),
-    "FedAvg, dropout, TrainerFit": (
+    "FedPAC, TrainerEngine": (partial(FedPAC, lr=0.05, epochs=1), {"engine": TrainerEngine}),
+    "FedAvg, dropout, TrainerEngine": (
         partial(FedAvg, lr=0.05, epochs=1),
-        {"local_fit": TrainerFit, "encoder": dropout_encoder},
+        {"engine": TrainerEngine, "encoder": dropout_encoder},
     ),
 }
 
@@ -126,7 +126,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, method, options, bef
         )
 
     def go(folder, rounds, **more):
-        fresh = {key: options[key]() for key in ("local_fit", "data") if key in options}
+        fresh = {key: options[key]() for key in ("engine", "data") if key in options}
         return play(folder, rounds, method, checkpoint=saver(folder), **make, **fresh, **more)
 
     whole = go(tmp_path / "whole", 4)

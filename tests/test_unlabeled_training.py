@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.plain_calibre import PlainCalibre
 from _helpers.resume import play
 from _helpers.toy import CLIENTS, SMALL_SIMCLR, Toy, assert_same, for_toy, quiet_trainer, run, whole_state
-from _helpers.views import ToyViews, WithUnlabelled, flat_encoder
+from _helpers.views import ToyViews, WithUnlabeled, flat_encoder
 
-from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.client import Phase
 from pfl_lightning.methods import METHODS, PFLSSL, Calibre, FedEMA
@@ -25,7 +25,7 @@ TAKE = (PFLSSL, Calibre, FedEMA)
 
 def play_rounds(fit, data=None, rounds=2, **options):
     options = {"cohorts": COHORTS, "encoder": flat_encoder, "precision": "64-true"} | options
-    return run(fit, rounds, data=data or WithUnlabelled(), **options)
+    return run(fit, rounds, data=data or WithUnlabeled(), **options)
 
 
 RESTATED = {
@@ -37,7 +37,7 @@ RESTATED = {
 @pytest.mark.parametrize(("fit", "restated"), RESTATED.values(), ids=RESTATED)
 def test_two_rounds_equal_the_restatement_on_all_samples(fit, restated):
     """The batches, the weights by samples or by divergence: of samples with and without labels together."""
-    data = WithUnlabelled()
+    data = WithUnlabeled()
     federation = play_rounds(partial(fit, lr=0.05, epochs=2), data)
     plain = PlainCalibre(data, 2, 0.05, **restated)
     for round, cohort in enumerate(COHORTS):
@@ -71,7 +71,7 @@ def counting(base, seen):
 
 @pytest.mark.parametrize("method", TAKE)
 def test_every_epoch_has_each_sample_once_and_novel_clients_have_none(method):
-    seen, data = {}, WithUnlabelled(novel_clients=2)
+    seen, data = {}, WithUnlabeled(novel_clients=2)
     play_rounds(for_toy(counting(method, seen), epochs=2), data, 1, loop=FederatedLoop())
     further = []
     for client in data.participating:
@@ -81,63 +81,63 @@ def test_every_epoch_has_each_sample_once_and_novel_clients_have_none(method):
         further.append(int((labels == -1).sum()))
     assert sorted(further) == [7, 8, 8]
     assert not set(data.novel) & seen.keys()
-    assert all(len(data.client_data(client).unlabelled) == 0 for client in data.novel)
+    assert all(len(data.client_data(client).unlabeled) == 0 for client in data.novel)
 
 
 def test_who_takes_them():
-    assert {method for method in METHODS if method.takes_unlabelled} == set(TAKE)
+    assert {method for method in METHODS if method.uses_unlabeled_data} == set(TAKE)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if not m.takes_unlabelled], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("method", [m for m in METHODS if not m.uses_unlabeled_data], ids=lambda m: m.__name__)
 def test_other_methods_train_as_without(method):
     fit = for_toy(method, lr=0.02, epochs=1)
     options = {"encoder": flat_encoder, "cohorts": [[0, 1, 2]]}
-    found, expected = run(fit, data=WithUnlabelled(), **options), run(fit, data=ToyViews(), **options)
+    found, expected = run(fit, data=WithUnlabeled(), **options), run(fit, data=ToyViews(), **options)
     assert_same(whole_state(found), whole_state(expected))
     assert found.test_scores == expected.test_scores
 
 
-class Copies(WithUnlabelled):
-    """The samples without labels are those of the tests: as neighbours, they would be the nearest."""
+class Copies(WithUnlabeled):
+    """The samples without labels are those of the tests: as neighbors, they would be the nearest."""
 
     def load(self):
         samples = ToyViews.load(self)
-        return dataclasses.replace(samples, unlabelled_inputs=samples.test_inputs)
+        return dataclasses.replace(samples, unlabeled_inputs=samples.test_inputs)
 
 
-def test_the_nearest_neighbours_are_samples_with_labels():
+def test_the_nearest_neighbors_are_samples_with_labels():
     data = Copies()
     federation = play_rounds(for_toy(PFLSSL, lr=0.02, epochs=1), data, 1, cohorts=[range(CLIENTS)])
     for client in range(CLIENTS):
-        encoder = federation.client(client).encoder
+        encoder = federation.client_model(client).encoder
         known, classes = Toy.tensors(data, client)
         tests, truth = Toy.tensors(data, client, "test")
         near = torch.cdist(*(torch.nn.functional.normalize(encoder(x.double())) for x in (tests, known))).argmin(1)
         right = float((classes[near] == truth).double().mean())
         assert federation.test_scores[client].accuracy == pytest.approx(right)
-    assert any(len(data.client_data(client).unlabelled) > 0 for client in range(CLIENTS))
+    assert any(len(data.client_data(client).unlabeled) > 0 for client in range(CLIENTS))
 
 
 def engines(monkeypatch):
     return {
-        "FabricFit": FabricFit(),
-        "TrainerFit": TrainerFit(),
-        "RayFit": fake_ray_fit(monkeypatch, 2)[0],
-        "VectorizedFit": VectorizedFit(forward="vmap"),
-        "VectorizedFit, looped": VectorizedFit(forward="loop"),
+        "SequentialEngine": SequentialEngine(),
+        "TrainerEngine": TrainerEngine(),
+        "RayEngine": fake_ray_engine(monkeypatch, 2)[0],
+        "VectorizedEngine": VectorizedEngine(forward="vmap"),
+        "VectorizedEngine, looped": VectorizedEngine(forward="loop"),
     }
 
 
-ENGINES = ["FabricFit", "TrainerFit", "RayFit", "VectorizedFit", "VectorizedFit, looped"]
+ENGINES = ["SequentialEngine", "TrainerEngine", "RayEngine", "VectorizedEngine", "VectorizedEngine, looped"]
 
 
 @pytest.mark.parametrize("train", ["linear", "head", "all"])
 @pytest.mark.parametrize("engine", ENGINES[:4])
 def test_a_personalization_is_that_without_them(train, engine, monkeypatch):
     federation = play_rounds(for_toy(Calibre, lr=0.02, epochs=1), rounds=1, precision="32-true")
-    federation.local_fit = engines(monkeypatch)[engine]
+    federation.engine = engines(monkeypatch)[engine]
     scores = []
-    for data in (WithUnlabelled(), ToyViews()):
+    for data in (WithUnlabeled(), ToyViews()):
         with federation.personalized(Personalization(train, epochs=2, lr=0.05, batch_size=6)):
             quiet_trainer(1).test(federation, data, verbose=False)
         scores.append(dict(federation.test_scores))
@@ -145,13 +145,13 @@ def test_a_personalization_is_that_without_them(train, engine, monkeypatch):
     assert scores[0] == scores[1]
 
 
-@pytest.mark.parametrize("engine", ["FabricFit", "RayFit", "VectorizedFit"])
+@pytest.mark.parametrize("engine", ["SequentialEngine", "RayEngine", "VectorizedEngine"])
 def test_a_fine_tuning_before_an_evaluation_is_that_without_them(engine, monkeypatch):
     """Labels of -1 would be refused by the cross entropy."""
     fit = for_toy(PFLSSL, lr=1e-12, weight_decay=0.0, epochs=1, fine_tune="head", fine_tune_lr=0.1)
     found, expected = (
-        play_rounds(fit, data, 1, local_fit=engines(monkeypatch)[engine], cohorts=[range(CLIENTS)])
-        for data in (WithUnlabelled(), ToyViews())
+        play_rounds(fit, data, 1, engine=engines(monkeypatch)[engine], cohorts=[range(CLIENTS)])
+        for data in (WithUnlabeled(), ToyViews())
     )
     losses = [[score.loss for score in federation.test_scores.values()] for federation in (found, expected)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -160,20 +160,20 @@ def test_a_fine_tuning_before_an_evaluation_is_that_without_them(engine, monkeyp
 @pytest.mark.parametrize("engine", ENGINES[1:])
 @pytest.mark.parametrize("method", TAKE)
 def test_engines_agree(method, engine, monkeypatch):
-    fit, local_fit = for_toy(method, lr=0.02, epochs=2), engines(monkeypatch)[engine]
-    got, expected = play_rounds(fit, local_fit=local_fit), play_rounds(fit, local_fit=FabricFit())
+    fit, engine = for_toy(method, lr=0.02, epochs=2), engines(monkeypatch)[engine]
+    got, expected = play_rounds(fit, engine=engine), play_rounds(fit, engine=SequentialEngine())
     assert_same(whole_state(got), whole_state(expected), atol=1e-8 if "Vectorized" in engine else 0.0)
-    assert not getattr(local_fit, "_said", None)
+    assert not getattr(engine, "_said", None)
 
 
 @pytest.mark.parametrize("method", TAKE)
 def test_stop_and_resume_is_exact(tmp_path, method):
     fit, options = for_toy(method, lr=0.02, epochs=1), {"encoder": flat_encoder, "cohort": 3}
-    whole = play(tmp_path / "whole", 3, fit, data=WithUnlabelled(), **options)
-    play(tmp_path / "parts", 1, fit, data=WithUnlabelled(), **options)
+    whole = play(tmp_path / "whole", 3, fit, data=WithUnlabeled(), **options)
+    play(tmp_path / "parts", 1, fit, data=WithUnlabeled(), **options)
     torch.manual_seed(5)
     path = str(tmp_path / "parts" / "last.ckpt")
-    resumed = play(tmp_path / "parts", 3, fit, data=WithUnlabelled(), ckpt_path=path, **options)
+    resumed = play(tmp_path / "parts", 3, fit, data=WithUnlabeled(), ckpt_path=path, **options)
     assert_same(whole_state(resumed), whole_state(whole))
 
 
@@ -186,22 +186,22 @@ class WithAHead(PFLSSL):
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
 def test_a_phase_of_plain_batches_has_labels(engine, monkeypatch):
-    local_fit = engines(monkeypatch)[engine]
+    engine = engines(monkeypatch)[engine]
     got, expected = (
-        play_rounds(for_toy(WithAHead, lr=0.02, epochs=1), local_fit=fit, rounds=1) for fit in (local_fit, FabricFit())
+        play_rounds(for_toy(WithAHead, lr=0.02, epochs=1), engine=fit, rounds=1) for fit in (engine, SequentialEngine())
     )
-    assert_same(whole_state(got), whole_state(expected), atol=0.0 if engine == "RayFit" else 1e-8)
-    assert not getattr(local_fit, "_said", None)
+    assert_same(whole_state(got), whole_state(expected), atol=0.0 if engine == "RayEngine" else 1e-8)
+    assert not getattr(engine, "_said", None)
 
 
-def test_in_such_a_phase_each_labelled_sample_comes_once_an_epoch():
+def test_in_such_a_phase_each_labeled_sample_comes_once_an_epoch():
     seen = {}
 
     class Watched(counting(WithAHead, seen)):
         def steps_on_features(self):
             return False
 
-    data = WithUnlabelled()
+    data = WithUnlabeled()
     play_rounds(for_toy(Watched, epochs=1), data, 1)
     _, labels = data.tensors(0)
     once = labels.tolist()

@@ -89,7 +89,7 @@ class UnitAttribution(InspectionCallback):
         if len(widths) > 1:
             named = ", ".join(f"{width} ({label})" for width, label in widths.items())
             return f"units are compared by position, and the clients' features have several widths: {named}"
-        if models[0].judged_by != "classifier" or type(models[0]).forward is not FederatedClient.forward:
+        if models[0].evaluation != "classifier" or type(models[0]).forward is not FederatedClient.forward:
             return f"{federation.method_name} does not classify by a head on the features"
         return None
 
@@ -117,7 +117,7 @@ class UnitAttribution(InspectionCallback):
         """The attribution of the sample that most clients classify rightly; ``None`` if nobody is right anywhere."""
         inputs, labels = self._probe.common_samples(federation, self.settings.samples)
         right: dict[int, Tensor] = {}
-        for client, model in federation.own_models(self._probe.clients):
+        for client, model in federation.client_models(self._probe.clients):
             right[client] = self._right(federation, client, model, inputs, labels)
         votes = torch.stack(list(right.values())).sum(dim=0)
         sample = int(votes.argmax())  # the first of equal ones
@@ -127,7 +127,7 @@ class UnitAttribution(InspectionCallback):
         rows = []
         x, y = inputs[sample : sample + 1], labels[sample : sample + 1]
         environment = federation.environment
-        for client, model in federation.own_models(knowing):
+        for client, model in federation.client_models(knowing):
             with torch_seed(derive_seed(federation.seed, "inspection", client)), environment.forward_context():
                 units = layer_conductance(model.encoder, model.classify, environment.convert_input(x), y, self.steps)
             rows.append(units[0].float().cpu())

@@ -13,7 +13,7 @@ from pfl_lightning.callbacks.inspection.drawing.charts import Chart
 from pfl_lightning.callbacks.inspection.drawing.figures import client_map
 from pfl_lightning.callbacks.inspection.groups import ClientGroups, group_clients
 from pfl_lightning.federation import Federation
-from pfl_lightning.server import Mixture
+from pfl_lightning.server import AggregationWeights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ class CombinationWeights(InspectionCallback):
     included; without groups it is left out) and ``combination/clients`` (how many clients a head is made of,
     1 / sum_j a_ij^2).
 
-    For other methods there is nothing to show: methods that leave a ``mixture`` at the server are shown.
+    For other methods there is nothing to show: methods that leave a ``aggregation_weights`` at the server are shown.
 
     Args:
         every_n_rounds: Rounds between two heat maps.
@@ -41,7 +41,7 @@ class CombinationWeights(InspectionCallback):
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """The method combines nothing for single clients."""
-        if federation.server.mixes():
+        if federation.server.has_client_weights():
             return None
         name = federation.method_name
         return f"{name}'s server makes no combination for each client (FedPAC's does, with combination=True)"
@@ -60,7 +60,7 @@ class CombinationWeights(InspectionCallback):
 
     def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the scalars."""
-        mixture = federation.server.mixture
+        mixture = federation.server.aggregation_weights
         if mixture is None:
             return
         weights = mixture.weights.double().numpy()
@@ -75,12 +75,12 @@ class CombinationWeights(InspectionCallback):
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the heat map."""
-        mixture = federation.server.mixture
+        mixture = federation.server.aggregation_weights
         if mixture is not None:
             self.recorder.figure("combination_weights", draw_mixture(mixture, self._groups, round), round)
 
 
-def draw_mixture(mixture: Mixture, groups: ClientGroups, round: int) -> Figure:
+def draw_mixture(mixture: AggregationWeights, groups: ClientGroups, round: int) -> Figure:
     """A heat map of the weights, clients ordered by group, with lines between the groups."""
     order = groups.order(mixture.clients)
     weights = mixture.weights.double().numpy()[np.ix_(order, order)]

@@ -1,4 +1,4 @@
-"""What travelled, and what it was good for."""
+"""What traveled, and what it was good for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrafficPoint:
 
 
 class Communication(InspectionCallback):
-    """Bytes that travelled, and accuracy against bytes.
+    """Bytes that traveled, and accuracy against bytes.
 
     :class:`~pfl_lightning.callbacks.FederatedLoop` logs ``bytes/up_<kind>`` and ``bytes/down_<kind>`` in any case,
     cumulated; here ``bytes/up``, ``bytes/down`` and ``bytes/total`` are added in every round, and every

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.drawing.figures import colours, new_figure
+from pfl_lightning.callbacks.inspection.drawing.figures import colors, new_figure
 from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, Representations
 from pfl_lightning.checks import check_number
@@ -51,7 +51,7 @@ class Points:
 class FeatureEmbedding(InspectionCallback):
     """Features of some clients' samples by their own models: t-SNE pictures, and the Embedding Projector.
 
-    A picture ``features/<representation>`` has the same points twice, coloured by class and by client. (DualFed has
+    A picture ``features/<representation>`` has the same points twice, colored by class and by client. (DualFed has
     two representations, in front of the projector and behind it; clients whose features differ in width get pictures of
     their own.) For the projector, which TensorBoard alone has, the features of the last such round are written with
     class, client and architecture of each sample, and its image where it has one.
@@ -179,17 +179,17 @@ def tsne(values: Tensor, perplexity: float | None, seed: int) -> NDArray[np.floa
 
 
 def draw_points(points: Points, plane: NDArray[np.float64], class_names: Sequence[str], title: str) -> Figure:
-    """The points twice, coloured by class and by client."""
+    """The points twice, colored by class and by client."""
     figure = new_figure(11, 5)
     figure.suptitle(f"t-SNE of {title}")
     ways = (("class", points.labels, class_names), ("client", points.clients, None))
     for place, (what, values, names) in enumerate(ways):
         axes = figure.add_subplot(1, 2, place + 1)
         kinds = np.unique(values)
-        for kind, colour in zip(kinds.tolist(), colours(len(kinds)), strict=True):
+        for kind, color in zip(kinds.tolist(), colors(len(kinds)), strict=True):
             own = plane[values == kind]
             label = str(names[kind]) if names is not None else str(kind)
-            axes.scatter(own[:, 0], own[:, 1], s=9, color=colour, label=label)
+            axes.scatter(own[:, 0], own[:, 1], s=9, color=color, label=label)
         axes.set(title=f"by {what}", xticks=[], yticks=[])
         if len(kinds) <= MOST_IN_LEGEND:
             axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

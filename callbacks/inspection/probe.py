@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import PartSource
-from pfl_lightning.datamodules.clients.parts import Part
+from pfl_lightning.data import SplitSource
+from pfl_lightning.datamodules.clients.parts import ClientSplit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import derive_seed, seeded_generator, torch_seed
@@ -83,7 +83,7 @@ class Probe:
         chosen: list[int] = []
         for client in order:
             part = self._part(federation, client)
-            if not isinstance(part, Part):
+            if not isinstance(part, ClientSplit):
                 self._without_tensors = True
                 break
             if len(part):
@@ -102,8 +102,8 @@ class Probe:
             return "the data module gives items of a data set of one's own, of which none can be picked out"
         return None if self.clients else f"no client has samples in its {part} part; choose another part"
 
-    def _part(self, federation: Federation, client: int) -> PartSource:
-        part: PartSource = getattr(federation.data.client_data(client), self.settings.part)
+    def _part(self, federation: Federation, client: int) -> SplitSource:
+        part: SplitSource = getattr(federation.data.client_data(client), self.settings.part)
         return part
 
     def size(self, federation: Federation, client: int) -> int:
@@ -112,7 +112,7 @@ class Probe:
 
     def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
         """The client's samples, not augmented, (n, ...), and their classes, (n,), on the federation's device."""
-        part = cast(Part, self._part(federation, client))
+        part = cast(ClientSplit, self._part(federation, client))
         order = torch.randperm(len(part), generator=seeded_generator(self._seed, "inspected samples", client))
         chosen = part.select(order[: self.settings.samples].sort().values)
         loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
@@ -132,7 +132,7 @@ class Probe:
         A client whose representations are not finite is left out with a warning.
         """
         shared = self.common_samples(federation, common) if common else None
-        for client, model in federation.own_models(self.clients):
+        for client, model in federation.client_models(self.clients):
             inputs, labels = shared or self.samples(federation, client)
             found = represent(federation, client, model, inputs)
             broken = [name for name, values in found.items() if not bool(values.isfinite().all())]

@@ -71,7 +71,7 @@ def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting
         "data": data,
         "partition": getattr(data, "partition", None),
         "loop": next((one for one in trainer.callbacks if isinstance(one, FederatedLoop)), None),  # type: ignore[attr-defined]
-        "local_fit": federation.local_fit,
+        "engine": federation.engine,
     }
     found: dict[str, Setting] = {
         "method": federation.method_name,
@@ -81,7 +81,7 @@ def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting
         "seed": federation.seed,
         "rounds": trainer.max_epochs or -1,
         "precision": str(trainer.precision),
-        "local_fit": type(federation.local_fit).__name__,
+        "engine": type(federation.engine).__name__,
     }
     if parts["partition"] is not None:
         found["partition"] = type(parts["partition"]).__name__

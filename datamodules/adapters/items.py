@@ -12,7 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-__all__ = ["ClientItems", "ItemLoader", "ItemPart", "ItemSource"]
+__all__ = ["ClientItems", "ItemLoader", "ItemSource", "ItemSplit"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ItemSource:
         return self.collate([self.dataset[place] for place in places])
 
 
-class ItemPart:
+class ItemSplit:
     """One client's training, validation or test items.
 
     Args:
@@ -58,7 +58,7 @@ class ItemPart:
         """Whose hooks go with the batches."""
         return self.source.datamodule
 
-    def split(self, size: int) -> Iterator[ItemPart]:
+    def split(self, size: int) -> Iterator[ItemSplit]:
         """Consecutive pieces of at most ``size`` items."""
         for indices in self.indices.split(size):
             piece = copy.copy(self)
@@ -110,7 +110,7 @@ class ItemLoader:
     augmented = True
 
     def __init__(
-        self, part: ItemPart, batch_size: int, device: torch.device, generator: torch.Generator | None, drop_last: bool
+        self, part: ItemSplit, batch_size: int, device: torch.device, generator: torch.Generator | None, drop_last: bool
     ) -> None:
         self.batch_size = batch_size
         self.dataset = part.source.dataset
@@ -150,6 +150,6 @@ class ClientItems:
         test: The items it is judged by; may be empty.
     """
 
-    train: ItemPart
-    validation: ItemPart
-    test: ItemPart
+    train: ItemSplit
+    validation: ItemSplit
+    test: ItemSplit

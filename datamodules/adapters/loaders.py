@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from pfl_lightning.datamodules.adapters.items import ClientItems, ItemPart, ItemSource
+from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
@@ -66,7 +66,7 @@ class FromLoaders(FederatedDataModule):
         super().__init__(partition, validation_share=0.1 if validation_share is None else validation_share, **kwargs)
         self.datamodule = datamodule
         self.labels, self.given_names, self._share_is_given = labels, class_names, validation_share is not None
-        self._labelled = True
+        self._labeled = True
         self._sources: dict[str, ItemSource] = {}
         self._validation: IndexLists | None = None
 
@@ -142,8 +142,8 @@ class FromLoaders(FederatedDataModule):
 
     def _samples(self) -> Samples:
         found = {name: classes_of(source.dataset, self.labels) for name, source in self._sources.items()}
-        self._labelled = all(classes is not None for classes in found.values())
-        if not self._labelled and self.partition.needs_labels:
+        self._labeled = all(classes is not None for classes in found.values())
+        if not self._labeled and self.partition.needs_labels:
             name = next(name for name, classes in found.items() if classes is None)
             raise PartitionError(
                 f"{type(self.partition).__name__} goes by classes, and the items of the {name} set have none that is a "
@@ -151,7 +151,7 @@ class FromLoaders(FederatedDataModule):
                 "regression use IID, or Quantity on top of it"
             )
         self._classes = {
-            name: classes if self._labelled and classes is not None else _one_class(self._sources[name])
+            name: classes if self._labeled and classes is not None else _one_class(self._sources[name])
             for name, classes in found.items()
         }
         tested = self._classes.get("test", self._classes.get("validation"))
@@ -187,7 +187,7 @@ class FromLoaders(FederatedDataModule):
     @property
     def num_classes(self) -> int:
         """Number of classes C; 0 where items have none."""
-        return len(self.class_names) if self._labelled else 0
+        return len(self.class_names) if self._labeled else 0
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # parts of another kind
         """All that one client sees: views, made on demand."""
@@ -202,8 +202,8 @@ class FromLoaders(FederatedDataModule):
                 validation = self._part("validation", own.test.indices)
         return ClientItems(self._part("train", own.train.indices), validation, test)
 
-    def _part(self, name: str, indices: torch.Tensor) -> ItemPart:
-        return ItemPart(self._sources[name], indices, torch.from_numpy(self._classes[name]))
+    def _part(self, name: str, indices: torch.Tensor) -> ItemSplit:
+        return ItemSplit(self._sources[name], indices, torch.from_numpy(self._classes[name]))
 
 
 def _one_class(source: ItemSource) -> Ints:

@@ -32,13 +32,13 @@ def read_datasets(train: Dataset[Any], test: Dataset[Any] | None, class_names: S
     return Samples(inputs, targets, tuple(str(name) for name in names), test_inputs, test_targets)
 
 
-def read_dataset(dataset: Dataset[Any], what: str, *, labelled: bool = True) -> tuple[Tensor, Tensor]:
+def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> tuple[Tensor, Tensor]:
     """Read a map-style Dataset into tensors.
 
     Args:
         dataset: The data set.
         what: Its name in errors.
-        labelled: Whether an item is a pair (input, class); otherwise an input, or a tuple that begins with one.
+        labeled: Whether an item is a pair (input, class); otherwise an input, or a tuple that begins with one.
 
     Returns:
         Inputs of shape (N, ...), pictures as unsigned bytes (N, C, H, W), and int64 classes of shape (N,), -1 where
@@ -54,7 +54,7 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labelled: bool = True) -> 
             "map-style Dataset with __len__ and __getitem__"
         )
     items: Any = dataset
-    read = _read_item if labelled else _read_unlabelled
+    read = _read_item if labeled else _read_unlabeled
     if len(items) == 0:
         raise ValueError(f"the {what} is empty")
     inputs: list[Tensor] = []
@@ -112,7 +112,7 @@ def _read_item(item: Any, where: str) -> tuple[Tensor, int]:
     return tensor, int(target)
 
 
-def _read_unlabelled(item: Any, where: str) -> tuple[Tensor, int]:
+def _read_unlabeled(item: Any, where: str) -> tuple[Tensor, int]:
     return _read_input(item[0] if isinstance(item, (tuple, list)) and item else item, where), NO_LABEL
 
 

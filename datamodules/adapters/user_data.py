@@ -30,7 +30,7 @@ class FromDatasets(FederatedDataModule):
         batch_size: Samples in a training batch.
         train: The training set, map-style.
         test: The test set, map-style; None to split test parts off the training set.
-        unlabelled: Samples without labels, map-style: an item is an input, or a tuple that begins with one.
+        unlabeled: Samples without labels, map-style: an item is an input, or a tuple that begins with one.
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
         kwargs: See :class:`FederatedDataModule`.
     """
@@ -42,19 +42,19 @@ class FromDatasets(FederatedDataModule):
         *,
         train: Dataset[Any],
         test: Dataset[Any] | None = None,
-        unlabelled: Dataset[Any] | None = None,
+        unlabeled: Dataset[Any] | None = None,
         class_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         self.train = train
         self.test = test
-        self.unlabelled = unlabelled
+        self.unlabeled = unlabeled
         self.given_names = class_names
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the data sets once they are read."""
-        read = {"train": None, "test": None, "unlabelled": None} if self._ready is not None else {}
+        read = {"train": None, "test": None, "unlabeled": None} if self._ready is not None else {}
         return {**super().__getstate__(), **read}
 
     def load(self) -> Samples:
@@ -65,10 +65,10 @@ class FromDatasets(FederatedDataModule):
             ValueError: If items differ in shape.
         """
         samples = read_datasets(self.train, self.test, self.given_names)
-        if self.unlabelled is None:
+        if self.unlabeled is None:
             return samples
-        inputs, _ = read_dataset(self.unlabelled, "unlabelled set", labelled=False)
-        return replace(samples, unlabelled_inputs=inputs)
+        inputs, _ = read_dataset(self.unlabeled, "unlabeled set", labeled=False)
+        return replace(samples, unlabeled_inputs=inputs)
 
 
 class FromLightning(FederatedDataModule):

@@ -18,7 +18,7 @@ class Augmentation(ABC):
     unsigned bytes into floats from 0 to 1, so that a chain of them never rounds in between.
 
     Attributes:
-        unit_range: Whether floats must lie between 0 and 1, as the changes of colour need black and white.
+        unit_range: Whether floats must lie between 0 and 1, as the changes of color need black and white.
     """
 
     unit_range: ClassVar[bool] = False
@@ -90,7 +90,7 @@ def check_augmentable(inputs: Tensor, augmentations: Sequence[Augmentation]) -> 
         augmentations: What is to be applied to batches of them.
 
     Raises:
-        ValueError: If the inputs are not images, or floats outside [0, 1] where colours are changed.
+        ValueError: If the inputs are not images, or floats outside [0, 1] where colors are changed.
     """
     if not augmentations:
         return
@@ -102,5 +102,5 @@ def check_augmentable(inputs: Tensor, augmentations: Sequence[Augmentation]) -> 
         if low < 0 or high > 1:
             raise ValueError(
                 f"{names[0]} needs bytes or floats from 0 (black) to 1 (white), the inputs reach from {low:g} to "
-                f"{high:g}: take the normalisation out of the data set and give this module mean and std"
+                f"{high:g}: take the normalization out of the data set and give this module mean and std"
             )

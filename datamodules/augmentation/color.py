@@ -1,4 +1,4 @@
-"""Random changes of the colours of whole batches, on the batch's device, with a draw for each sample."""
+"""Random changes of the colors of whole batches, on the batch's device, with a draw for each sample."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_probability
-from pfl_lightning.datamodules.augmentation.ops import blend_, check_colors, shift_hue_, to_grey_, unit_floats
+from pfl_lightning.datamodules.augmentation.ops import blend_, check_colors, shift_hue_, to_gray_, unit_floats
 
 HUE = 3  # the number of the last change, after brightness, contrast and saturation
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """The changes of colour of each image of a batch, on the CPU.
+    """The changes of color of each image of a batch, on the CPU.
 
     Attributes:
         amounts: Factors of brightness, contrast and saturation, and shifts of hue, shape (4, B).
@@ -33,7 +33,7 @@ class Jitter:
         """The order of the images in which they are changed, shape (B,).
 
         All changes of hue are one step. Sorted by what comes before it, the images that have a first, second or third
-        change of tone before the hue, or after it, are neighbours; those that are not changed come last.
+        change of tone before the hue, or after it, are neighbors; those that are not changed come last.
         """
         return self.tones_before.argsort(descending=True, stable=True)
 
@@ -52,7 +52,7 @@ class ColorJitter(Augmentation):
     """Random brightness, contrast, saturation and hue, in a random order, for each image with its own draws.
 
     The same distribution as torchvision's ``RandomApply([ColorJitter(brightness, contrast, saturation, hue)], p)``,
-    applied to a batch: every image has its own order of the four changes. To be applied before normalisation, as black
+    applied to a batch: every image has its own order of the four changes. To be applied before normalization, as black
     is 0 and white is 1. Images of one channel have neither saturation nor hue.
 
     Attributes:
@@ -81,7 +81,7 @@ class ColorJitter(Augmentation):
         check_probability(self.p)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Change the colours of each image.
+        """Change the colors of each image.
 
         Args:
             images: Shape (B, C, H, W) with 1 or 3 channels, unsigned bytes or floats from 0 to 1.
@@ -142,13 +142,13 @@ class ColorJitter(Augmentation):
 
 @dataclass(frozen=True)
 class RandomGrayscale(Augmentation):
-    """Grey instead of colour, for each image with its own draw.
+    """Grey instead of color, for each image with its own draw.
 
     The same distribution as torchvision's ``RandomGrayscale(p)``, applied to a batch. Images of one channel stay as
     they are.
 
     Attributes:
-        p: Probability of grey, between 0 and 1.
+        p: Probability of gray, between 0 and 1.
     """
 
     p: float = 0.1
@@ -158,7 +158,7 @@ class RandomGrayscale(Augmentation):
         check_probability(self.p)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Make some of the images grey; they keep their number of channels.
+        """Make some of the images gray; they keep their number of channels.
 
         Args:
             images: Shape (B, C, H, W) with 1 or 3 channels, unsigned bytes or floats.
@@ -173,8 +173,8 @@ class RandomGrayscale(Augmentation):
         check_colors(images)
         floats = unit_floats(images)
         chosen = self.draw(len(images), generator)
-        return to_grey_(floats.clone() if floats is images else floats, chosen)
+        return to_gray_(floats.clone() if floats is images else floats, chosen)
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """Which images become grey, shape (B,), bool, on the CPU; one number is drawn for each."""
+        """Which images become gray, shape (B,), bool, on the CPU; one number is drawn for each."""
         return torch.rand(batch, generator=generator) < self.p

@@ -22,7 +22,7 @@ class RandomCrop(Augmentation):
     """A random crop of the size of the image, out of the image padded with black on all four sides.
 
     The same distribution as torchvision's ``RandomCrop(size, padding)``, applied to a batch. To be applied before
-    normalisation, as black is zero.
+    normalization, as black is zero.
 
     Attributes:
         padding: Pixels added on each side, at least 0.
@@ -164,10 +164,10 @@ class RandomResizedCrop(Augmentation):
 
 @dataclass(frozen=True)
 class RandomRotation(Augmentation):
-    """A turn about the centre by a random angle; what comes from outside is black.
+    """A turn about the center by a random angle; what comes from outside is black.
 
     The same distribution as torchvision's ``RandomRotation(degrees, interpolation)``, applied to a batch. To be applied
-    before normalisation, as black is zero.
+    before normalization, as black is zero.
 
     Attributes:
         degrees: Greatest angle in either direction, at least 0.

@@ -37,18 +37,18 @@ def unit_floats(images: Tensor) -> Tensor:
 
 
 def check_colors(images: Tensor) -> None:
-    """Check that a batch has the shape of images that are grey, or red, green and blue.
+    """Check that a batch has the shape of images that are gray, or red, green and blue.
 
     Raises:
         ValueError: If it has not.
     """
     check_images(images)
     if images.shape[1] not in (1, 3):
-        raise ValueError(f"changes of colour take images of 1 or 3 channels, got shape {tuple(images.shape)}")
+        raise ValueError(f"changes of color take images of 1 or 3 channels, got shape {tuple(images.shape)}")
 
 
 def luma(images: Tensor) -> Tensor:
-    """The grey values of images.
+    """The gray values of images.
 
     Args:
         images: Floats, shape (B, C, H, W) with 1 or 3 channels.
@@ -60,12 +60,12 @@ def luma(images: Tensor) -> Tensor:
         return images.clone()
     red, green, blue = images.split(1, dim=1)
     # Channel by channel: a matrix product would be cut to lower precision where TF32 or autocast are on.
-    grey: Tensor = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
-    return grey
+    gray: Tensor = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    return gray
 
 
-def blend_(images: Tensor, own: Tensor, mean_grey: Tensor, grey: Tensor) -> Tensor:
-    """Blend each image with its mean grey and its grey values, in place.
+def blend_(images: Tensor, own: Tensor, mean_grey: Tensor, gray: Tensor) -> Tensor:
+    """Blend each image with its mean gray and its gray values, in place.
 
     With the factor f, the weights (f, 0, 0) change the brightness, (f, 1 - f, 0) the contrast, and (f, 0, 1 - f) the
     saturation: one pass serves a batch in which every image has a change of its own.
@@ -73,15 +73,15 @@ def blend_(images: Tensor, own: Tensor, mean_grey: Tensor, grey: Tensor) -> Tens
     Args:
         images: Floats from 0 to 1, shape (B, C, H, W) with 1 or 3 channels; changed.
         own: Weight of the image, shape (B,), on the images' device, as the other two.
-        mean_grey: Weight of the mean of its grey values, shape (B,).
-        grey: Weight of its grey values, shape (B,).
+        mean_grey: Weight of the mean of its gray values, shape (B,).
+        gray: Weight of its gray values, shape (B,).
 
     Returns:
         The given images, cut to [0, 1].
     """
     other = luma(images)
     mean = other.mean(dim=(2, 3), keepdim=True).mul_(mean_grey.view(-1, 1, 1, 1))
-    other.mul_(grey.view(-1, 1, 1, 1)).add_(mean)
+    other.mul_(gray.view(-1, 1, 1, 1)).add_(mean)
     return images.mul_(own.view(-1, 1, 1, 1)).add_(other).clamp_(0, 1)
 
 
@@ -119,8 +119,8 @@ def shift_hue_(images: Tensor, shifts: Tensor) -> Tensor:
     return images
 
 
-def to_grey_(images: Tensor, chosen: Tensor) -> Tensor:
-    """Take the colour out of some images, in place; they keep their number of channels.
+def to_gray_(images: Tensor, chosen: Tensor) -> Tensor:
+    """Take the color out of some images, in place; they keep their number of channels.
 
     Args:
         images: Floats, shape (B, C, H, W) with 1 or 3 channels; changed.
@@ -160,7 +160,7 @@ def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor | None = None) -
 
 
 def rotate(images: Tensor, degrees: Tensor, interpolation: Literal["nearest", "bilinear"] = "nearest") -> Tensor:
-    """Turn each image about its centre, counter-clockwise; what comes from outside is black.
+    """Turn each image about its center, counter-clockwise; what comes from outside is black.
 
     Args:
         images: Floats, shape (B, C, H, W).

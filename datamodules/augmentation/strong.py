@@ -12,18 +12,18 @@ from torch import Tensor
 from pfl_lightning.datamodules.augmentation.base import Augmentation
 from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGrayscale
 from pfl_lightning.datamodules.augmentation.geometry import RandomFlip, RandomResizedCrop
-from pfl_lightning.datamodules.augmentation.ops import check_colors, resize_boxes, to_grey_, unit_floats
+from pfl_lightning.datamodules.augmentation.ops import check_colors, resize_boxes, to_gray_, unit_floats
 
 
 @dataclass(frozen=True)
 class StrongAugmentation(Augmentation):
-    """Random crop and scale, flip, colours and grey, as contrastive methods make their views.
+    """Random crop and scale, flip, colors and gray, as contrastive methods make their views.
 
     The same draws and the same images (up to rounding) as the chain of :class:`RandomResizedCrop`, :class:`RandomFlip`,
     :class:`ColorJitter` and :class:`RandomGrayscale`, with crop and flip in one step.
 
     Source: T. Chen, S. Kornblith, M. Norouzi and G. Hinton, A Simple Framework for Contrastive Learning of Visual
-    Representations, ICML 2020: no blur and colours of half the strength, as there for CIFAR-10. The least area of a
+    Representations, ICML 2020: no blur and colors of half the strength, as there for CIFAR-10. The least area of a
     crop is that of X. Chen, H. Fan, R. Girshick and K. He, Improved Baselines with Momentum Contrastive Learning, 2020.
 
     Attributes:
@@ -33,8 +33,8 @@ class StrongAugmentation(Augmentation):
         contrast: See :class:`ColorJitter`.
         saturation: See :class:`ColorJitter`.
         hue: See :class:`ColorJitter`.
-        jitter: Probability that the colours are changed.
-        grayscale: Probability of grey.
+        jitter: Probability that the colors are changed.
+        grayscale: Probability of gray.
     """
 
     scale: tuple[float, float] = (0.2, 1.0)
@@ -63,7 +63,7 @@ class StrongAugmentation(Augmentation):
 
         Args:
             images: Shape (B, C, H, W) with 1 or 3 channels, unsigned bytes or floats from 0 to 1.
-            generator: CPU generator; draws for the crops of all samples, then the flips, the colours, the greys.
+            generator: CPU generator; draws for the crops of all samples, then the flips, the colors, the greys.
 
         Returns:
             New float tensor of the same shape; bytes are scaled to [0, 1].
@@ -76,11 +76,11 @@ class StrongAugmentation(Augmentation):
         boxes = crop.boxes(len(images), images.shape[2], images.shape[3], generator)
         flipped = flip.draw(len(images), generator)
         changes = jitter.draw(len(images), generator)
-        grey = grayscale.draw(len(images), generator)
+        gray = grayscale.draw(len(images), generator)
         # Sorted as the jitter needs them while they are still bytes: a copy of a quarter of the size.
         sorting = changes.sorting()
         views = unit_floats(images.index_select(0, sorting.to(images.device)))
         views = resize_boxes(views, boxes[:, sorting], flipped[sorting])
         jitter.apply_(views, changes.take(sorting))
-        to_grey_(views, grey[sorting])
+        to_gray_(views, gray[sorting])
         return views.index_select(0, sorting.argsort().to(images.device))

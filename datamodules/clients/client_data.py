@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.clients.parts import NO_LABEL, Part
+from pfl_lightning.datamodules.clients.parts import NO_LABEL, ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
-from pfl_lightning.datamodules.clients.views import ClientView, ViewedPart
+from pfl_lightning.datamodules.clients.views import ClientView, ViewedSplit
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,21 @@ class ClientData:
         train: The samples it trains on.
         validation: Samples of its own training data that are set aside; may be empty.
         test: The samples it is judged by, in the proportions of its own training data.
-        unlabelled: Further samples without labels, for methods that need none; may be empty.
+        unlabeled: Further samples without labels, for methods that need none; may be empty.
     """
 
-    train: Part
-    validation: Part
-    test: Part
-    unlabelled: Part
+    train: ClientSplit
+    validation: ClientSplit
+    test: ClientSplit
+    unlabeled: ClientSplit
 
     @property
-    def train_and_unlabelled(self) -> Part:
+    def train_and_unlabeled(self) -> ClientSplit:
         """What a method without labels trains on; samples without a label have the class -1."""
-        return JoinedPart(self.train, self.unlabelled) if len(self.unlabelled) else self.train
+        return JoinedSplit(self.train, self.unlabeled) if len(self.unlabeled) else self.train
 
 
-class JoinedPart(Part):
+class JoinedSplit(ClientSplit):
     """Two parts of one client as one: the samples of the first, then those of the second.
 
     Args:
@@ -43,7 +43,7 @@ class JoinedPart(Part):
         second: Another one of inputs of the same shape and type, under the same transform.
     """
 
-    def __init__(self, first: Part, second: Part) -> None:
+    def __init__(self, first: ClientSplit, second: ClientSplit) -> None:
         self.indices = torch.cat([first.indices, second.indices])  # each into the samples of its own part
         self.transform = first.transform
         self._joined = (first, second)
@@ -58,7 +58,7 @@ class JoinedPart(Part):
         """Stored inputs of the samples, shape (n, ...), as the client sees them."""
         return torch.cat([part.raw_inputs for part in self._joined])
 
-    def select(self, positions: Tensor) -> Part:
+    def select(self, positions: Tensor) -> ClientSplit:
         """Refuse: indices alone do not say of which part they are.
 
         Raises:
@@ -66,7 +66,7 @@ class JoinedPart(Part):
         """
         raise TypeError("samples with and without labels together cannot be selected from; select from either part")
 
-    def split(self, size: int) -> Iterator[Part]:
+    def split(self, size: int) -> Iterator[ClientSplit]:
         """Consecutive pieces, of one part after the other.
 
         Args:
@@ -76,14 +76,14 @@ class JoinedPart(Part):
             yield from part.split(size)
 
 
-def unlabelled_part(inputs: Tensor, indices: Tensor, transform: BatchTransform, view: ClientView) -> ViewedPart:
+def unlabeled_part(inputs: Tensor, indices: Tensor, transform: BatchTransform, view: ClientView) -> ViewedSplit:
     """A client's samples without labels, seen through its view.
 
     Args:
         inputs: Stored inputs of all such samples, shape (N, ...).
         indices: The client's, shape (n,), int64.
-        transform: Normalisation and augmentation.
+        transform: Normalization and augmentation.
         view: How the client sees its samples; what it says of labels does not apply.
     """
     targets = torch.tensor(NO_LABEL).expand(len(inputs))
-    return ViewedPart(inputs, targets, indices, transform, replace(view, label_map=None))
+    return ViewedSplit(inputs, targets, indices, transform, replace(view, label_map=None))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.clients.unlabeled import deal_unlabelled
+from pfl_lightning.datamodules.clients.unlabeled import assign_unlabeled
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, take_per_class
 from pfl_lightning.datamodules.partition.base import (
     POOL_STREAM,
@@ -60,22 +60,22 @@ class Division:
         test: Test indices of each client, into the test set; into the same samples where there is no test set.
         held: All clients' training and validation samples, sorted, each once; None where the data set has a test set,
             so that every training sample may be looked at.
-        unlabelled: Indices of each client into the samples without labels; none at all where there are no such samples.
+        unlabeled: Indices of each client into the samples without labels; none at all where there are no such samples.
     """
 
     train: IndexLists
     validation: IndexLists
     test: IndexLists
     held: Ints | None
-    unlabelled: IndexLists
+    unlabeled: IndexLists
 
-    def fingerprint(self, num_train: int, num_test: int, num_unlabelled: int, views: bytes = b"") -> str:
+    def fingerprint(self, num_train: int, num_test: int, num_unlabeled: int, views: bytes = b"") -> str:
         """A hash of who holds what, in which order.
 
         Args:
             num_train: Number of training samples; of all samples where there is no test set.
             num_test: Number of test samples, 0 where there is no test set.
-            num_unlabelled: Number of samples without labels.
+            num_unlabeled: Number of samples without labels.
             views: How clients see their samples, nothing where all see them as they are.
 
         Returns:
@@ -85,8 +85,8 @@ class Division:
         for lists in (self.train, self.validation, self.test):
             digest.update(lists.to_bytes())
         digest.update(views)
-        if num_unlabelled:
-            digest.update(np.array(num_unlabelled, dtype="<i8").tobytes() + self.unlabelled.to_bytes())
+        if num_unlabeled:
+            digest.update(np.array(num_unlabeled, dtype="<i8").tobytes() + self.unlabeled.to_bytes())
         return digest.hexdigest()[:16]
 
 
@@ -100,7 +100,7 @@ def divide(
     test_samples_per_client: int | None,
     seed: int,
     domains: tuple[Ints, Sequence[str]] | None = None,
-    num_unlabelled: int = 0,
+    num_unlabeled: int = 0,
     novel: Sequence[int] = (),
 ) -> Division:
     """Give every client its training, validation and test samples.
@@ -118,7 +118,7 @@ def divide(
         test_samples_per_client: Greatest size of a client's test part, None for the size of its training part.
         seed: Seed of both splits.
         domains: Domain of each sample, shape (N,), and the domains' names, if there are any.
-        num_unlabelled: Number of samples without labels.
+        num_unlabeled: Number of samples without labels.
         novel: The clients that never train.
 
     Returns:
@@ -154,8 +154,8 @@ def divide(
         own, validation = split_validation(labels, own, validation_share, seed)
     # Of the parts as they are, not of what the rule chose from, which a file of the same parts does not tell.
     seen = np.unique(np.concatenate([*own, *validation])) if test_labels is None else None
-    unlabelled = IndexLists(deal_unlabelled(rule, num_unlabelled, novel, seed))
-    return Division(IndexLists(own), IndexLists(validation), IndexLists(test), seen, unlabelled)
+    unlabeled = IndexLists(assign_unlabeled(rule, num_unlabeled, novel, seed))
+    return Division(IndexLists(own), IndexLists(validation), IndexLists(test), seen, unlabeled)
 
 
 def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: int) -> tuple[list[Ints], list[Ints]]:
@@ -198,7 +198,7 @@ def check_batches(division: Division, batch_size: int) -> None:
     Raises:
         PartitionError: If a client does not.
     """
-    sizes, further = division.train.sizes + division.unlabelled.sizes, division.unlabelled.sizes
+    sizes, further = division.train.sizes + division.unlabeled.sizes, division.unlabeled.sizes
     training = further > 0 if further.any() else np.ones(len(sizes), dtype=bool)
     short = np.flatnonzero(training & (sizes < batch_size))
     if len(short):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pfl_lightning.datamodules.clients.client_data import ClientData, unlabelled_part
+from pfl_lightning.datamodules.clients.client_data import ClientData, unlabeled_part
 from pfl_lightning.datamodules.clients.division import Division
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
-from pfl_lightning.datamodules.clients.views import ClientView, ViewedPart, check_views, describe_views, views_to_bytes
+from pfl_lightning.datamodules.clients.views import ClientView, ViewedSplit, check_views, describe_views, views_to_bytes
 from pfl_lightning.datamodules.counting import Ints, class_counts
 
 
@@ -22,7 +22,7 @@ class LoadedData:
     Attributes:
         samples: The whole data set.
         division: Who holds which samples.
-        transform: Normalisation and augmentation of every client's batches.
+        transform: Normalization and augmentation of every client's batches.
         views: How each client sees its samples, one a client.
     """
 
@@ -40,7 +40,7 @@ class LoadedData:
         """A hash of who holds what and sees it how."""
         samples = self.samples
         num_test = 0 if samples.test_targets is None else len(samples.test_targets)
-        num_samples = (len(samples.train_targets), num_test, samples.num_unlabelled)
+        num_samples = (len(samples.train_targets), num_test, samples.num_unlabeled)
         return self.division.fingerprint(*num_samples, views_to_bytes(self.views))
 
     def client_data(self, client: int) -> ClientData:
@@ -50,12 +50,12 @@ class LoadedData:
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
         test_targets = targets if samples.test_targets is None else samples.test_targets
         none = torch.empty((0, *inputs.shape[1:]), dtype=inputs.dtype)
-        unlabelled = none if samples.unlabelled_inputs is None else samples.unlabelled_inputs
+        unlabeled = none if samples.unlabeled_inputs is None else samples.unlabeled_inputs
         return ClientData(
-            train=ViewedPart(inputs, targets, division.train[client], self.transform, view),
-            validation=ViewedPart(inputs, targets, division.validation[client], self.transform, view),
-            test=ViewedPart(test_inputs, test_targets, division.test[client], self.transform, view),
-            unlabelled=unlabelled_part(unlabelled, division.unlabelled[client], self.transform, view),
+            train=ViewedSplit(inputs, targets, division.train[client], self.transform, view),
+            validation=ViewedSplit(inputs, targets, division.validation[client], self.transform, view),
+            test=ViewedSplit(test_inputs, test_targets, division.test[client], self.transform, view),
+            unlabeled=unlabeled_part(unlabeled, division.unlabeled[client], self.transform, view),
         )
 
     def class_counts(self) -> Ints:

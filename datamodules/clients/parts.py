@@ -15,7 +15,7 @@ NO_LABEL = -1
 """The class of a sample that has none."""
 
 
-class Part:
+class ClientSplit:
     """One client's training, validation or test samples.
 
     A part holds an index and references; the samples themselves are shared by all clients and never copied before a
@@ -25,7 +25,7 @@ class Part:
         inputs: Stored inputs of the whole data set, shape (N, ...), unsigned bytes or floats.
         targets: Classes of the whole data set, shape (N,), int64.
         indices: This part's samples, shape (n,), int64.
-        transform: Normalisation and augmentation.
+        transform: Normalization and augmentation.
     """
 
     datamodule: LightningDataModule | None = None
@@ -46,10 +46,10 @@ class Part:
 
     @property
     def raw_inputs(self) -> Tensor:
-        """Stored inputs of the part's samples, shape (n, ...), as they are before augmentation and normalisation."""
+        """Stored inputs of the part's samples, shape (n, ...), as they are before augmentation and normalization."""
         return self._inputs.index_select(0, self.indices)
 
-    def split(self, size: int) -> Iterator[Part]:
+    def split(self, size: int) -> Iterator[ClientSplit]:
         """Consecutive pieces of the part, for passes that shall not hold all of its inputs at once.
 
         Args:
@@ -60,7 +60,7 @@ class Part:
             piece.indices = indices
             yield piece
 
-    def select(self, positions: Tensor) -> Part:
+    def select(self, positions: Tensor) -> ClientSplit:
         """The part's samples at these positions.
 
         Args:
@@ -126,8 +126,8 @@ class Part:
 class BatchLoader:
     """Batches of one part, made by indexing on the device.
 
-    Without augmentation the part is gathered and normalised once, when first needed, and a batch is one indexing
-    step. With augmentation the stored values are gathered once, and every batch is augmented and normalised afresh.
+    Without augmentation the part is gathered and normalized once, when first needed, and a batch is one indexing
+    step. With augmentation the stored values are gathered once, and every batch is augmented and normalized afresh.
     Random draws come from the generator in this order: at the start of an epoch the permutation (if shuffled), then for
     each batch its augmentations in their order. Several views of a batch are augmented together, as one batch of B * V
     images in which the views of a sample stand side by side: that is faster than view by view, and the result is
@@ -142,7 +142,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        part: Part,
+        part: ClientSplit,
         batch_size: int,
         *,
         device: torch.device,
@@ -199,7 +199,7 @@ class BatchLoader:
                 yield self._grouped(inputs.index_select(0, self._repeated(batch))), targets.index_select(0, batch)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """The whole part in its own order, normalised and never augmented.
+        """The whole part in its own order, normalized and never augmented.
 
         Returns:
             Inputs of shape (n, ...) and classes of shape (n,), on the device. Not to be changed in place: batches

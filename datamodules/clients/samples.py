@@ -20,7 +20,7 @@ class Samples:
         test_targets: Their classes, shape (M,).
         train_domains: Domain of each training sample, from 0, shape (N,), int64; None if there are no domains.
         domain_names: A name for each domain.
-        unlabelled_inputs: Further inputs without classes, shape (U, ...), None if there are none.
+        unlabeled_inputs: Further inputs without classes, shape (U, ...), None if there are none.
     """
 
     train_inputs: Tensor
@@ -30,7 +30,7 @@ class Samples:
     test_targets: Tensor | None = None
     train_domains: Tensor | None = None
     domain_names: tuple[str, ...] = ()
-    unlabelled_inputs: Tensor | None = None
+    unlabeled_inputs: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check that inputs, targets, class names and domains belong together."""
@@ -46,20 +46,20 @@ class Samples:
                 )
         if self.train_domains is not None:
             _check_domains(self.train_domains, len(self.train_targets), len(self.domain_names))
-        if self.unlabelled_inputs is not None:
-            _check_unlabelled(self.unlabelled_inputs, self.train_inputs)
+        if self.unlabeled_inputs is not None:
+            _check_unlabeled(self.unlabeled_inputs, self.train_inputs)
 
     @property
-    def num_unlabelled(self) -> int:
+    def num_unlabeled(self) -> int:
         """Number of samples without a class, U."""
-        return 0 if self.unlabelled_inputs is None else len(self.unlabelled_inputs)
+        return 0 if self.unlabeled_inputs is None else len(self.unlabeled_inputs)
 
 
-def _check_unlabelled(unlabelled: Tensor, inputs: Tensor) -> None:
-    if unlabelled.shape[1:] != inputs.shape[1:] or unlabelled.dtype != inputs.dtype:
+def _check_unlabeled(unlabeled: Tensor, inputs: Tensor) -> None:
+    if unlabeled.shape[1:] != inputs.shape[1:] or unlabeled.dtype != inputs.dtype:
         raise ValueError(
-            f"training inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, unlabelled inputs "
-            f"{unlabelled.dtype} of shape {tuple(unlabelled.shape[1:])}: both must be the same"
+            f"training inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, unlabeled inputs "
+            f"{unlabeled.dtype} of shape {tuple(unlabeled.shape[1:])}: both must be the same"
         )
 
 

@@ -1,4 +1,4 @@
-"""From stored tensors to a client's batches: augmentation and normalisation, of whole batches on their device."""
+"""From stored tensors to a client's batches: augmentation and normalization, of whole batches on their device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Augmentation", "BatchTransform", "RandomCrop", "RandomFlip", "channe
 
 @dataclass(frozen=True)
 class BatchTransform:
-    """What happens to a batch between the stored tensors and the client: augmentation, then normalisation.
+    """What happens to a batch between the stored tensors and the client: augmentation, then normalization.
 
     Attributes:
         mean: Mean of each channel, in the scale of float inputs (unsigned bytes are scaled to [0, 1] first); None for
             none.
         std: Standard deviation of each channel, above 0; None for none.
-        augmentations: Applied in this order, on the stored values, before normalisation.
+        augmentations: Applied in this order, on the stored values, before normalization.
     """
 
     mean: tuple[float, ...] | None = None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.partition.base import UNLABELLED_STREAM, Partitioner
+from pfl_lightning.datamodules.partition.base import UNLABELED_STREAM, Partitioner
 
 
-def deal_unlabelled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> list[Ints]:
+def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> list[Ints]:
     """Deal samples without labels to the clients that train: in equal shares, at random.
 
     There are no labels that a rule could go by, and clients that never train have no use for them. Where the rule
@@ -32,11 +32,11 @@ def deal_unlabelled(rule: Partitioner, num_samples: int, novel: Sequence[int], s
     shares = [np.empty(0, dtype=np.int64) for _ in range(rule.num_clients)]
     if num_samples == 0:
         return shares
-    given = rule.fixed_unlabelled(num_samples)
+    given = rule.fixed_unlabeled(num_samples)
     aside = set(novel)
     training = [client for client in range(rule.num_clients) if client not in aside]
     if given is None:
-        order = np.random.default_rng([seed, UNLABELLED_STREAM]).permutation(num_samples).astype(np.int64)
+        order = np.random.default_rng([seed, UNLABELED_STREAM]).permutation(num_samples).astype(np.int64)
         given = [*shares]
         for client, share in zip(training, np.array_split(order, len(training)), strict=True):
             given[client] = share

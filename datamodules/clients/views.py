@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.clients.parts import Part
+from pfl_lightning.datamodules.clients.parts import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.counting import Ints
 
@@ -65,14 +65,14 @@ class ClientView:
         return seen
 
 
-class ViewedPart(Part):
+class ViewedSplit(ClientSplit):
     """A client's part seen through its view.
 
     Args:
         inputs: Stored inputs of the whole data set, shape (N, ...).
         targets: Stored classes of the whole data set, shape (N,), int64.
         indices: This part's samples, shape (n,), int64.
-        transform: Normalisation and augmentation.
+        transform: Normalization and augmentation.
         view: How the client sees them.
     """
 
@@ -89,7 +89,7 @@ class ViewedPart(Part):
 
     @property
     def raw_inputs(self) -> Tensor:
-        """Inputs as the client sees them, shape (n, ...), before augmentation and normalisation."""
+        """Inputs as the client sees them, shape (n, ...), before augmentation and normalization."""
         return self.view.inputs(super().raw_inputs)
 
 

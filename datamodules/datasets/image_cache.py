@@ -161,12 +161,12 @@ def decode_image(path: str, image_size: int | None) -> Pixels:
 
     try:
         with Image.open(path) as image:
-            colours = image.convert("RGB")
+            colors = image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot read the image {path}: {error}; replace or remove the file") from error
-    if image_size is not None and colours.size != (image_size, image_size):
-        colours = colours.resize((image_size, image_size), Image.Resampling.BILINEAR)
-    return np.asarray(colours).transpose(2, 0, 1)
+    if image_size is not None and colors.size != (image_size, image_size):
+        colors = colors.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    return np.asarray(colors).transpose(2, 0, 1)
 
 
 def fingerprint(files: list[ImageFile], root: Path, image_size: int | None) -> str:

@@ -21,7 +21,7 @@ _IMAGE_BYTES = 3 * SIDE * SIDE
 
 
 class STL10(FederatedDataModule):
-    """STL-10: 5,000 training and 8,000 test images of 10 classes, and 100,000 images without labels, 96 x 96 in colour.
+    """STL-10: 5,000 training and 8,000 test images of 10 classes, and 100,000 images without labels, 96 x 96 in color.
 
     The images without labels take part in the local fits of methods that need no labels (Calibre, PFLSSL, FedEMA), and
     in nothing else. At their own size they stay in the file, of which the operating system reads what a client needs; a
@@ -38,7 +38,7 @@ class STL10(FederatedDataModule):
         partition: The rule that says which client holds which of the images with labels.
         batch_size: Samples in a training batch.
         root: Folder with ``stl10_binary``, as torchvision stores it; nothing is downloaded.
-        unlabelled: How many of the images without labels are used, the first ones of the file: a number, a share in
+        unlabeled: How many of the images without labels are used, the first ones of the file: a number, a share in
             [0, 1], or None for all.
         image_size: Pixels to a side, to which images are resized when they are read; None for 96.
         kwargs: See :class:`FederatedDataModule`.
@@ -50,16 +50,16 @@ class STL10(FederatedDataModule):
         batch_size: int = 50,
         *,
         root: str = "data",
-        unlabelled: int | float | None = None,
+        unlabeled: int | float | None = None,
         image_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        _check_number(unlabelled)
+        _check_number(unlabeled)
         if image_size is not None and image_size < 1:
             raise ValueError(f"image_size must be at least 1 pixel, or None for {SIDE}, got {image_size}")
         self.root = root
-        self.unlabelled = unlabelled
+        self.unlabeled = unlabeled
         self.image_size = image_size
 
     def load(self) -> Samples:
@@ -70,10 +70,10 @@ class STL10(FederatedDataModule):
             ValueError: If a file is damaged, or there are fewer images without labels than asked for.
         """
         folder = _find_folder(self.root)
-        train, test = (self._read_labelled(folder, name) for name in ("train", "test"))
-        return Samples(*train, _class_names(folder), *test, unlabelled_inputs=self._read_unlabelled(folder))
+        train, test = (self._read_labeled(folder, name) for name in ("train", "test"))
+        return Samples(*train, _class_names(folder), *test, unlabeled_inputs=self._read_unlabeled(folder))
 
-    def _read_labelled(self, folder: Path, name: str) -> tuple[Tensor, Tensor]:
+    def _read_labeled(self, folder: Path, name: str) -> tuple[Tensor, Tensor]:
         images, classes = _map_images(folder / f"{name}_X.bin"), _read_classes(folder / f"{name}_y.bin")
         if len(images) != len(classes):
             raise ValueError(
@@ -82,11 +82,11 @@ class STL10(FederatedDataModule):
             )
         return resize_images(images, self.image_size or SIDE), classes
 
-    def _read_unlabelled(self, folder: Path) -> Tensor | None:
-        if self.unlabelled == 0:
+    def _read_unlabeled(self, folder: Path) -> Tensor | None:
+        if self.unlabeled == 0:
             return None
         images = _map_images(folder / "unlabeled_X.bin")
-        count = _count(self.unlabelled, len(images))
+        count = _count(self.unlabeled, len(images))
         size = self.image_size or SIDE
         return images[:count] if size == SIDE else resize_images(images[:count], size)
 
@@ -112,22 +112,22 @@ def resize_images(images: Tensor, size: int, chunk: int = 1024) -> Tensor:
 _ADVICE = "get it anew with torchvision, or set 'root' to an intact copy"
 
 
-def _check_number(unlabelled: int | float | None) -> None:
-    valid = unlabelled is None or (isinstance(unlabelled, int | float) and not isinstance(unlabelled, bool))
-    share = isinstance(unlabelled, float)
-    if not valid or (unlabelled is not None and not 0 <= unlabelled <= (1 if share else math.inf)):
+def _check_number(unlabeled: int | float | None) -> None:
+    valid = unlabeled is None or (isinstance(unlabeled, int | float) and not isinstance(unlabeled, bool))
+    share = isinstance(unlabeled, float)
+    if not valid or (unlabeled is not None and not 0 <= unlabeled <= (1 if share else math.inf)):
         raise ValueError(
-            "unlabelled must be a number of images, a share of them in [0, 1] (with a point) or None for all, got "
-            f"{unlabelled!r}"
+            "unlabeled must be a number of images, a share of them in [0, 1] (with a point) or None for all, got "
+            f"{unlabeled!r}"
         )
 
 
-def _count(unlabelled: int | float | None, available: int) -> int:
-    if unlabelled is None:
+def _count(unlabeled: int | float | None, available: int) -> int:
+    if unlabeled is None:
         return available
-    count = round(unlabelled * available) if isinstance(unlabelled, float) else unlabelled
+    count = round(unlabeled * available) if isinstance(unlabeled, float) else unlabeled
     if count > available:
-        raise ValueError(f"unlabelled is {unlabelled}, the file has {available} images without labels: ask for fewer")
+        raise ValueError(f"unlabeled is {unlabeled}, the file has {available} images without labels: ask for fewer")
     return count
 
 

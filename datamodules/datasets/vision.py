@@ -31,7 +31,7 @@ class Digits(FederatedDataModule):
         super().__init__(partition, batch_size, **kwargs)
 
     def load(self) -> Samples:
-        """The digits, grey values 0 to 16 scaled to 0 to 255."""
+        """The digits, gray values 0 to 16 scaled to 0 to 255."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -40,7 +40,7 @@ class Digits(FederatedDataModule):
 
 
 class CIFAR10(FederatedDataModule):
-    """CIFAR-10: 60,000 colour images of 32 x 32 pixels, 10 classes.
+    """CIFAR-10: 60,000 color images of 32 x 32 pixels, 10 classes.
 
     Args:
         partition: The rule that says which client holds which samples.
@@ -59,7 +59,7 @@ class CIFAR10(FederatedDataModule):
 
 
 class CIFAR100(FederatedDataModule):
-    """CIFAR-100: 60,000 colour images of 32 x 32 pixels, 100 classes.
+    """CIFAR-100: 60,000 color images of 32 x 32 pixels, 100 classes.
 
     Args:
         partition: The rule that says which client holds which samples.
@@ -78,7 +78,7 @@ class CIFAR100(FederatedDataModule):
 
 
 class FashionMNIST(FederatedDataModule):
-    """Fashion-MNIST: 70,000 grey images of 28 x 28 pixels, 10 classes.
+    """Fashion-MNIST: 70,000 gray images of 28 x 28 pixels, 10 classes.
 
     Args:
         partition: The rule that says which client holds which samples.
@@ -104,7 +104,7 @@ class FashionMNIST(FederatedDataModule):
 
 
 class EMNIST(FederatedDataModule):
-    """EMNIST: grey images of 28 x 28 pixels of handwritten letters (26 classes) or letters and digits (62).
+    """EMNIST: gray images of 28 x 28 pixels of handwritten letters (26 classes) or letters and digits (62).
 
     The images stand upright (the published files hold them transposed), and letters count from 0.
 

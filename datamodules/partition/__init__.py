@@ -13,7 +13,7 @@ from pfl_lightning.datamodules.partition.file import FromFile, save_partition
 from pfl_lightning.datamodules.partition.quantity import Quantity
 from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
 from pfl_lightning.datamodules.partition.shift import ConceptShift, FeatureShift
-from pfl_lightning.datamodules.partition.transform import Wrapper
+from pfl_lightning.datamodules.partition.transform import PartitionTransform
 
 __all__ = [
     "IID",
@@ -27,9 +27,9 @@ __all__ = [
     "FeatureShift",
     "FromFile",
     "PartitionError",
+    "PartitionTransform",
     "Partitioner",
     "Quantity",
-    "Wrapper",
     "class_counts",
     "dominant_groups",
     "save_partition",

@@ -15,7 +15,7 @@ from pfl_lightning.datamodules.counting import Ints, apportion, class_counts
 
 # Streams of random numbers drawn from one seed, so that one purpose never disturbs another.
 RULE_STREAM, TEST_STREAM, VALIDATION_STREAM, POOL_STREAM, QUANTITY_STREAM, SHIFT_STREAM = range(6)
-NOVEL_STREAM, UNLABELLED_STREAM = 6, 7
+NOVEL_STREAM, UNLABELED_STREAM = 6, 7
 
 
 _PLAIN_VIEW = ClientView()  # one object, however many clients have it
@@ -147,7 +147,7 @@ class Partitioner(ABC):
         """The validation samples of each client where the rule names them, else None (a share is split off)."""
         return None
 
-    def fixed_unlabelled(self, num_samples: int) -> list[Ints] | None:
+    def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
         """Each client's samples without labels, of ``num_samples``; None for equal shares at random."""
         return None
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pfl_lightning.datamodules.counting import Floats, Ints, deal, fill, round_rows, spread_offsets
+from pfl_lightning.datamodules.counting import Floats, Ints, distribute, fill, round_rows, spread_offsets
 from pfl_lightning.datamodules.partition.base import (
     RULE_STREAM,
     Partitioner,
@@ -22,7 +22,7 @@ class DirichletOverClients(Partitioner):
     """For each class, proportions over the clients from Dir(alpha) (FedPAC C.8).
 
     All samples are dealt out, in sizes that differ widely. Clients that end up below ``min_samples`` take samples
-    from the currently largest client, of the class that their own draw favours most among those it holds: no draw is
+    from the currently largest client, of the class that their own draw favors most among those it holds: no draw is
     ever repeated.
 
     Args:
@@ -59,9 +59,9 @@ class DirichletOverClients(Partitioner):
         if self.samples_per_client is not None:
             sizes = check_sizes(self.samples_per_client, self.num_clients)
             check_total(sizes, len(array))
-            return deal(array, fill(shares.T * supply, sizes, supply, rng), rng)
+            return distribute(array, fill(shares.T * supply, sizes, supply, rng), rng)
         counts = round_rows(shares * supply[:, None], spread_offsets(len(supply), rng.random())).T
-        return deal(array, self._raise_to_minimum(counts.copy(), shares.T), rng)
+        return distribute(array, self._raise_to_minimum(counts.copy(), shares.T), rng)
 
     def _raise_to_minimum(self, counts: Ints, shares: Floats) -> Ints:
         needed, total = self.num_clients * self.min_samples, int(counts.sum())
@@ -76,10 +76,10 @@ class DirichletOverClients(Partitioner):
             # Every pass fills the client, exhausts one class of a donor or brings a donor down to the minimum.
             while (missing := int(self.min_samples - sizes[client])) > 0:
                 donor = int(sizes.argmax())
-                favoured = int(np.where(counts[donor] > 0, shares[client], -1.0).argmax())
-                moved = min(missing, int(counts[donor, favoured]), int(sizes[donor]) - self.min_samples)
-                counts[donor, favoured] -= moved
-                counts[client, favoured] += moved
+                favored = int(np.where(counts[donor] > 0, shares[client], -1.0).argmax())
+                moved = min(missing, int(counts[donor, favored]), int(sizes[donor]) - self.min_samples)
+                counts[donor, favored] -= moved
+                counts[client, favored] += moved
                 sizes[donor] -= moved
                 sizes[client] += moved
         return counts
@@ -115,7 +115,7 @@ class DirichletOverClasses(Partitioner):
         sizes = check_sizes(max(len(array) // self.num_clients, 1) if asked is None else asked, self.num_clients)
         check_total(sizes, len(array))
         shares = rng.dirichlet(np.full(len(supply), self.alpha), size=self.num_clients)  # (m, C)
-        return deal(array, fill(shares, sizes, supply, rng), rng)
+        return distribute(array, fill(shares, sizes, supply, rng), rng)
 
 
 def check_alpha(alpha: float) -> float:

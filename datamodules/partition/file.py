@@ -15,18 +15,18 @@ from pfl_lightning.datamodules.clients.views import ClientView, views_from_array
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
 
-_PARTS = ("train", "validation", "test", "unlabelled")
+_PARTS = ("train", "validation", "test", "unlabeled")
 
 
 class FromFile(Partitioner):
     """A partition given by index lists in a file.
 
-    The file holds a part ``train`` and perhaps ``test``, ``validation`` and ``unlabelled``, each with one list of
+    The file holds a part ``train`` and perhaps ``test``, ``validation`` and ``unlabeled``, each with one list of
     indices a client. An ``.npz`` file has them as integer arrays of shape (clients, samples), or, where clients differ
     in size, as one flat array and an array ``<part>_sizes``; a ``.json`` file as an object of lists of lists. Indices
     count samples in the data set's own order (an image folder: classes sorted, files sorted): ``train`` and
     ``validation`` count the training set, ``test`` the test set; where the data set has no test set, all three count
-    the whole set. ``unlabelled`` counts the samples without labels; it is not used where there are none, and without it
+    the whole set. ``unlabeled`` counts the samples without labels; it is not used where there are none, and without it
     they are dealt as under any other rule.
 
     A file saved from clients that see their samples differently (FeatureShift, ConceptShift) also has ``rotations``
@@ -132,16 +132,16 @@ class FromFile(Partitioner):
         """The file's validation indices, None if it has none."""
         return list(self._parts["validation"]) if "validation" in self._parts else None
 
-    def fixed_unlabelled(self, num_samples: int) -> list[Ints] | None:
+    def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
         """The file's samples without labels, None if it has none.
 
         Raises:
             PartitionError: If an index is out of range.
         """
-        if "unlabelled" not in self._parts:
+        if "unlabeled" not in self._parts:
             return None
-        self._check_range("unlabelled", num_samples, "unlabelled set")
-        return list(self._parts["unlabelled"])
+        self._check_range("unlabeled", num_samples, "unlabeled set")
+        return list(self._parts["unlabeled"])
 
     def _check_range(self, name: str, num_samples: int, what: str) -> None:
         for client, part in enumerate(self._parts.get(name, [])):
@@ -158,7 +158,7 @@ def save_partition(
     test: Sequence[npt.NDArray[Any]] | None = None,
     validation: Sequence[npt.NDArray[Any]] | None = None,
     views: Sequence[ClientView] | None = None,
-    unlabelled: Sequence[npt.NDArray[Any]] | None = None,
+    unlabeled: Sequence[npt.NDArray[Any]] | None = None,
 ) -> None:
     """Write index lists into a file that :class:`FromFile` reads back unchanged.
 
@@ -168,14 +168,14 @@ def save_partition(
         test: One array of test indices a client, if there are any.
         validation: One array of validation indices a client, if there are any.
         views: How each client sees its samples; None where all see them as they are.
-        unlabelled: One array of indices of samples without labels a client, if there are any.
+        unlabeled: One array of indices of samples without labels a client, if there are any.
 
     Raises:
         ValueError: If the ending is another.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    given = zip(_PARTS, (train, validation, test, unlabelled), strict=True)
+    given = zip(_PARTS, (train, validation, test, unlabeled), strict=True)
     parts = {name: part for name, part in given if part is not None}
     seen = views_to_arrays(views or [])
     if target.suffix == ".json":

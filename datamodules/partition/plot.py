@@ -23,7 +23,7 @@ def plot_partition(
 ) -> None:
     """Draw a heat map, clients by classes, and each client's size beside it.
 
-    More than 120 clients are shown by 120 that are evenly spread over them; of more than 120 classes neighbours are
+    More than 120 clients are shown by 120 that are evenly spread over them; of more than 120 classes neighbors are
     added up.
 
     Args:
@@ -56,7 +56,7 @@ def partition_figure(counts: Ints, class_names: Sequence[str], groups: Sequence[
     from matplotlib.figure import Figure
 
     check_counts(counts, class_names, groups)
-    clients, shown, names = _summarise(counts, class_names)
+    clients, shown, names = _summarize(counts, class_names)
     rows, columns = shown.shape
     width, height = float(np.clip(2.6 + 0.3 * columns, 5.5, 18)), float(np.clip(1.6 + 0.26 * rows, 3.5, 18))
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -97,7 +97,7 @@ def partition_table(
     max_clients: int = 40,
     max_classes: int = 16,
     groups: Sequence[str] | None = None,
-    unlabelled: Ints | None = None,
+    unlabeled: Ints | None = None,
 ) -> Table:
     """A table for the terminal: a row a client, a column a class.
 
@@ -107,7 +107,7 @@ def partition_table(
         max_clients: Rows shown; a last row then says how many are left out.
         max_classes: With more classes, one column lists each client's most frequent ones instead.
         groups: What sets each client apart, such as its domain, for a column of its own; None for no such column.
-        unlabelled: Samples without labels of each client, shape (m,), likewise.
+        unlabeled: Samples without labels of each client, shape (m,), likewise.
 
     Returns:
         The table, to be printed by rich.
@@ -119,10 +119,10 @@ def partition_table(
     num_clients, num_classes = counts.shape
     wide = num_classes <= max_classes
     title = f"{num_clients} clients, {num_classes} classes, {int(counts.sum())} training samples"
-    title += "" if unlabelled is None else f", {int(unlabelled.sum())} unlabelled"
+    title += "" if unlabeled is None else f", {int(unlabeled.sum())} unlabeled"
     table = Table(title=title, box=SIMPLE_HEAD)
     leading = ["client", *(["group"] if groups else []), "samples"]
-    leading += [*([] if unlabelled is None else ["unlabelled"]), *([] if wide else ["classes"])]
+    leading += [*([] if unlabeled is None else ["unlabeled"]), *([] if wide else ["classes"])]
     for name in leading:
         table.add_column(name, justify="right", no_wrap=True)
     digits = len(str(int(counts.max())))
@@ -130,7 +130,7 @@ def partition_table(
         table.add_column(str(name), justify="right" if wide else "left", overflow="fold", min_width=digits)
     for client, row in enumerate(counts[:max_clients]):
         rest = _cells(row) if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
-        without = [] if unlabelled is None else [str(int(unlabelled[client]))]
+        without = [] if unlabeled is None else [str(int(unlabeled[client]))]
         table.add_row(str(client), *([groups[client]] if groups else []), str(int(row.sum())), *without, *rest)
     if num_clients > max_clients:
         table.add_row(f"+{num_clients - max_clients}")
@@ -163,7 +163,7 @@ def _most_frequent(row: Ints, class_names: Sequence[str], most: int = 5) -> str:
     return ", ".join(f"{class_names[c]} {int(row[c])}" for c in order) + (f", +{rest} more" if rest else "")
 
 
-def _summarise(counts: Ints, class_names: Sequence[str]) -> tuple[Ints, Ints, list[str]]:
+def _summarize(counts: Ints, class_names: Sequence[str]) -> tuple[Ints, Ints, list[str]]:
     """The clients to show, their counts and the column names, brought down to a readable number."""
     num_clients, num_classes = counts.shape
     clients = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _MOST_ROWS)).round().astype(np.int64))

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from pfl_lightning.datamodules.counting import Ints, apportion, take_per_class
 from pfl_lightning.datamodules.partition.base import QUANTITY_STREAM, Partitioner, PartitionError, check_labels
-from pfl_lightning.datamodules.partition.transform import Wrapper
+from pfl_lightning.datamodules.partition.transform import PartitionTransform
 
 
-class Quantity(Wrapper):
+class Quantity(PartitionTransform):
     """Sizes drawn per client on top of any rule (FedPAC C.6: 300, 600 or 1200 samples).
 
     A rule with ``samples_per_client`` is asked for the drawn sizes directly. From the parts of any other rule (a

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pfl_lightning.datamodules.counting import (
     Floats,
     Ints,
-    deal,
+    distribute,
     largest_size,
     round_rows,
     split_by_sizes,
@@ -105,7 +105,7 @@ class DominantClasses(Partitioner):
         """Deal the dominant classes, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         shares = self._shares(int(array.max()) + 1)
-        return deal_shares(self, array, shares, self.samples_per_client, self.rng(RULE_STREAM), self.overlap)
+        return distribute_shares(self, array, shares, self.samples_per_client, self.rng(RULE_STREAM), self.overlap)
 
     def _shares(self, num_classes: int) -> Floats:
         groups = self.groups or dominant_groups(num_classes)
@@ -156,7 +156,7 @@ class ClassesPerClient(Partitioner):
         num_classes = int(array.max()) + 1
         rng = self.rng(RULE_STREAM)
         shares = self._deal_classes(num_classes, rng) / self._num_held[:, None]
-        return deal_shares(self, array, shares, self.samples_per_client, rng)
+        return distribute_shares(self, array, shares, self.samples_per_client, rng)
 
     def _deal_classes(self, num_classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
         if self._num_held.max() > num_classes:
@@ -174,7 +174,7 @@ class ClassesPerClient(Partitioner):
         return held
 
 
-def deal_shares(
+def distribute_shares(
     rule: Partitioner,
     labels: Ints,
     shares: Floats,
@@ -212,7 +212,7 @@ def deal_shares(
             f"({needed[worst] - supply[worst]} short) by {int((counts[:, worst] > 0).sum())} clients: "
             + (f"lower samples_per_client to at most {possible}, or num_clients" if possible else "lower num_clients")
         )
-    return deal(labels, counts, rng)
+    return distribute(labels, counts, rng)
 
 
 def dominant_groups(num_classes: int) -> list[list[int]]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.partition.base import SHIFT_STREAM, Partitioner, PartitionError
-from pfl_lightning.datamodules.partition.transform import Wrapper
+from pfl_lightning.datamodules.partition.transform import PartitionTransform
 
 
-class FeatureShift(Wrapper):
+class FeatureShift(PartitionTransform):
     """A rotation of the images for each group of clients, on top of any rule (FedPAC C.10).
 
     Who holds which samples stays as the base rule says; a client's training, validation and test images are all turned
@@ -51,7 +51,7 @@ class FeatureShift(Wrapper):
         return dataclasses.replace(view, rotation=self.angles[self._group[client]])
 
 
-class ConceptShift(Wrapper):
+class ConceptShift(PartitionTransform):
     """A permutation of the labels for each group of clients, on top of any rule (FedPAC, section 6.2 and Table 3).
 
     Who holds which samples stays as the base rule says, by the original labels, test parts included; in all of a

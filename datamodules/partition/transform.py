@@ -13,7 +13,7 @@ from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner
 
 
-class Wrapper(Partitioner):
+class PartitionTransform(Partitioner):
     """A rule that leaves everything to another one; subclasses override what they change.
 
     Args:
@@ -66,9 +66,9 @@ class Wrapper(Partitioner):
         """The base rule's validation samples, None if it names none."""
         return self.base.fixed_validation()
 
-    def fixed_unlabelled(self, num_samples: int) -> list[Ints] | None:
+    def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
         """The base rule's samples without labels, None if it names none."""
-        return self.base.fixed_unlabelled(num_samples)
+        return self.base.fixed_unlabeled(num_samples)
 
     def _over(self, base: Partitioner) -> Self:
         other = copy.copy(self)

@@ -73,10 +73,10 @@ class FederatedCLI(LightningCLI):
             "--run_dir", type=str, default="runs", help="Folder of the runs; each gets version_N in it."
         )
         parser.add_argument(
-            "--fit",
-            type=Literal["fabric", "vectorized", "ray", "trainer"] | None,
+            "--engine",
+            type=Literal["sequential", "vectorized", "ray", "trainer"] | None,
             default=None,
-            help="How local fits run, short for --model.local_fit; its options follow as --model.local_fit.NAME.",
+            help="How local fits run, short for --model.engine; its options follow as --model.engine.NAME.",
         )
         parser.add_argument(
             "--personalize",

@@ -32,7 +32,7 @@ def _choices(message: str) -> str:
     known = {
         "model.method": ("methods", [method.__name__ for method in methods.METHODS]),
         "model.encoder": ("encoders", encoder_names()),
-        "model.local_fit": ("engines", _subclasses(engines, engines.LocalFit)),
+        "model.engine": ("engines", _subclasses(engines, engines.Engine)),
         "partition": ("partitions", _subclasses(datamodules, datamodules.Partitioner)),
         "data": ("data modules", _subclasses(datamodules, datamodules.FederatedDataModule)),
     }
@@ -66,41 +66,46 @@ def _options(message: str) -> str:
     return f"{hint}options of {name}: {', '.join(sorted(options))}"
 
 
-ENGINES = {"fabric": "FabricFit", "vectorized": "VectorizedFit", "ray": "RayFit", "trainer": "TrainerFit"}
-"""What ``--fit`` stands for."""
+ENGINES = {
+    "sequential": "SequentialEngine",
+    "vectorized": "VectorizedEngine",
+    "ray": "RayEngine",
+    "trainer": "TrainerEngine",
+}
+"""What ``--engine`` stands for."""
 
 
 def with_engine(args: Sequence[str]) -> list[str]:
-    """``--fit NAME`` written out as ``--model.local_fit CLASS``, which the options of that class may follow."""
+    """``--engine NAME`` written out as ``--model.engine CLASS``, which the options of that class may follow."""
     found: list[str] = []
     waiting = list(args)
     while waiting:
         word = waiting.pop(0)
         option, equals, name = word.partition("=")
-        if option == "--fit" and not equals and waiting:
+        if option == "--engine" and not equals and waiting:
             name = waiting.pop(0)
-        engine = ENGINES.get(name) if option == "--fit" else None
+        engine = ENGINES.get(name) if option == "--engine" else None
         if engine is not None:
-            found += ["--fit", "null", "--model.local_fit", engine]  # a config's own `fit` no longer counts
+            found += ["--engine", "null", "--model.engine", engine]  # a config's own `engine` no longer counts
         else:  # the parser says what is wrong with it
-            found += [option, name] if option == "--fit" and not equals and name else [word]
+            found += [option, name] if option == "--engine" and not equals and name else [word]
     return found
 
 
 def choose_engine(config: Namespace) -> None:
-    """``fit: NAME`` of a config file, put in the place of ``model.local_fit``.
+    """``engine: NAME`` of a config file, put in the place of ``model.engine``.
 
     Raises:
         ConfigurationError: There is another engine.
     """
-    if config.fit is None:
+    if config.engine is None:
         return
-    own = config.model.local_fit
+    own = config.model.engine
     if own is None:
-        config.model.local_fit = Namespace(class_path=f"pfl_lightning.{ENGINES[config.fit]}", init_args=Namespace())
-    elif own.class_path.rpartition(".")[2] != ENGINES[config.fit]:
-        raise ConfigurationError(f"fit is {config.fit!r}, model.local_fit is {own.class_path}: give one of them")
-    config.fit = None
+        config.model.engine = Namespace(class_path=f"pfl_lightning.{ENGINES[config.engine]}", init_args=Namespace())
+    elif own.class_path.rpartition(".")[2] != ENGINES[config.engine]:
+        raise ConfigurationError(f"engine is {config.engine!r}, model.engine is {own.class_path}: give one of them")
+    config.engine = None
 
 
 class CLIParser(LightningArgumentParser):

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from pfl_lightning.federation import Federation
-from pfl_lightning.metrics import AccuracySummary, PartScore, summarize
+from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 
 __all__ = ["personalization_table", "write_personalization"]
@@ -21,7 +21,7 @@ __all__ = ["personalization_table", "write_personalization"]
 def _summaries(federation: Federation) -> dict[str, tuple[int, AccuracySummary]]:
     """Number of clients and summary of those that took part in the training, and of the novel ones."""
     novel = set(federation.data.novel)
-    groups: dict[str, Mapping[int, PartScore]] = {
+    groups: dict[str, Mapping[int, EvalMetrics]] = {
         "participating": {c: s for c, s in federation.test_scores.items() if c not in novel},
         "novel": {c: s for c, s in federation.test_scores.items() if c in novel},
     }
@@ -57,12 +57,12 @@ def write_personalization(federation: Federation, personalization: Personalizati
         "seed": federation.seed,
         "round": federation.round,
         "personalization": asdict(personalization),
-        "not_personalized": federation.not_tuned,
+        "not_personalized": federation.finetune_failures,
     }
     for name, (number, found) in _summaries(federation).items():
         content[name] = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
     (folder / "personalized.json").write_text(json.dumps(content, indent=2) + "\n")
-    novel, failed = set(federation.data.novel), set(federation.not_tuned)
+    novel, failed = set(federation.data.novel), set(federation.finetune_failures)
     with (folder / "personalized.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         columns = ["client", "novel", "personalized", "train_samples", "test_samples", "test_accuracy", "test_loss"]

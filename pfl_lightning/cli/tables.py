@@ -22,7 +22,7 @@ def methods_table() -> Table:
         paper = method.citation
         text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"
         table.add_row(
-            method.__name__, str(paper.year) if paper else "", text, shared, "yes" if method.needs == "step" else ""
+            method.__name__, str(paper.year) if paper else "", text, shared, "yes" if method.model_agnostic else ""
         )
     return table
 

@@ -33,8 +33,8 @@ class FederatedTrainer(L.Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         counts = datamodule.class_counts()
         groups = datamodule.client_groups
-        unlabelled = datamodule.unlabelled_sizes
-        Console().print(partition_table(counts, datamodule.class_names, groups=groups, unlabelled=unlabelled))
+        unlabeled = datamodule.unlabeled_sizes
+        Console().print(partition_table(counts, datamodule.class_names, groups=groups, unlabeled=unlabeled))
         plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups)
         datamodule.save_partition(str(folder / "partition.npz"))
         print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")

@@ -102,5 +102,5 @@ def check_trainer(trainer: L.Trainer) -> None:
         options = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ConfigurationError(
             f"Trainer({options}) is about the steps of local fits, which the clients take: leave it away there and "
-            f"give it to the engine, federate(..., local_fit=TrainerFit({options}))"
+            f"give it to the engine, federate(..., engine=TrainerEngine({options}))"
         )

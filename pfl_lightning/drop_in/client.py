@@ -47,7 +47,7 @@ class ModuleClient(FederatedClient):
         fine_tune: See :class:`~pfl_lightning.client.FederatedClient`.
         fine_tune_epochs: Epochs of that fine-tuning.
         fine_tune_lr: Its learning rate; ``None`` keeps the module's.
-        evaluated: See :class:`~pfl_lightning.client.FederatedClient`.
+        eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
 
@@ -61,7 +61,7 @@ class ModuleClient(FederatedClient):
         fine_tune: str | None = None,
         fine_tune_epochs: int = 1,
         fine_tune_lr: float | None = None,
-        evaluated: str | None = None,
+        eval_model: str | None = None,
         **options: Any,
     ) -> None:
         if options:
@@ -80,7 +80,7 @@ class ModuleClient(FederatedClient):
             fine_tune=fine_tune,
             fine_tune_epochs=fine_tune_epochs,
             fine_tune_lr=fine_tune_lr,
-            evaluated=evaluated,
+            eval_model=eval_model,
         )
         self._logged: dict[str, float] = {}
         self._record: LogRecord | None = None
@@ -124,7 +124,7 @@ class ModuleClient(FederatedClient):
         return {name for name in found if _bare(name) not in self._never_trained}
 
     def shared_names(self) -> list[str]:
-        """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalisation.
+        """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
 
         These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client.
         """
@@ -140,7 +140,7 @@ class ModuleClient(FederatedClient):
         return self
 
     def frozen_norms(self) -> Iterator[nn.Module]:
-        """The normalisation layers of the roles of which nothing trains in the current phase."""
+        """The normalization layers of the roles of which nothing trains in the current phase."""
         trained = {self._role(n).partition(".")[0] for n, p in self.named_parameters() if p.requires_grad}
         for name, layer in self.named_modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
@@ -161,7 +161,7 @@ class ModuleClient(FederatedClient):
         active = self.active_network()
         return self.module if active is None else cast(L.LightningModule, active)
 
-    def own_model(self) -> L.LightningModule:
+    def exported_module(self) -> L.LightningModule:
         """The module, of its author's class; what the author has frozen is frozen."""
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name not in self._never_trained)
@@ -263,7 +263,7 @@ class ModuleClient(FederatedClient):
         """Keep what the module logged in a phase."""
         self._logged |= values
 
-    def take_logged(self) -> dict[str, float]:
+    def pop_logged_metrics(self) -> dict[str, float]:
         """What the module logged; of a name that several phases log, the last value."""
         found, self._logged = self._logged, {}
         return found
@@ -283,11 +283,12 @@ def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
     Raises:
         ConfigurationError: The method needs an encoder and a head.
     """
-    if method.needs != "step":
+    if not method.model_agnostic:
         raise ConfigurationError(
             f"{method.__name__} works on an encoder and its features, which a LightningModule of one's own does not "
             "show: use a method that needs its training step alone (FedAvg, FedProx, FedPer, LGFedAvg, FedRep, FedBN, "
-            "FedBABU, Ditto, LocalOnly; of one's own: needs = 'step'), or give the network as an encoder to Federation"
+            "FedBABU, Ditto, LocalOnly; of one's own: model_agnostic = True), or give the network as an encoder "
+            "to Federation"
         )
     if method not in _made:
         made = type(method.__name__, (method, ModuleClient), {"__module__": method.__module__})

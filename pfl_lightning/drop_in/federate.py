@@ -13,7 +13,7 @@ from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, Partitioner
 from pfl_lightning.drop_in.federation import ModuleFederation
-from pfl_lightning.engines import LocalFit
+from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["federate"]
@@ -32,7 +32,7 @@ def federate(
     monitor: str | None = None,
     labels: Callable[[Any], Any] | None = None,
     cohort: int | float = 1.0,
-    local_fit: LocalFit | None = None,
+    engine: Engine | None = None,
     seed: int | None = None,
     **hyperparameters: Any,
 ) -> tuple[ModuleFederation, FederatedDataModule]:
@@ -58,7 +58,7 @@ def federate(
             logged as ``<monitor>/mean`` and so on.
         labels: Gives the class of an item for the partition, where items are not pairs (input, class).
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
-        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerFit`.
+        engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
         hyperparameters: Of the method, such as ``epochs`` (local epochs a round, 1 by default) and ``mu``.
 
@@ -70,7 +70,7 @@ def federate(
     """
     made = partial(method, **hyperparameters) if hyperparameters else method
     federation = ModuleFederation(
-        module, made, loop=FederatedLoop(cohort), head=head, monitor=monitor, local_fit=local_fit, seed=seed
+        module, made, loop=FederatedLoop(cohort), head=head, monitor=monitor, engine=engine, seed=seed
     )
     return federation, _divided(datamodule, partition, num_clients, labels)
 

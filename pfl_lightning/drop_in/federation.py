@@ -20,11 +20,11 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, check_trainer, copied, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.roles import Roles, find_roles
-from pfl_lightning.engines import LocalFit, TrainerFit
+from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.engines.module_evaluation import as_test_name
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.metrics import PartScore, summarize
+from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import derive_seed, torch_seed
 from pfl_lightning.state.tensors import load_state
@@ -63,9 +63,9 @@ class ModuleFederation(Federation):
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
-        local_fit: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerFit`, in which every hook of
+        engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
-        options: See :class:`~pfl_lightning.Federation`: ``seed``, ``store_limit_gb``, ``store_folder``.
+        options: See :class:`~pfl_lightning.Federation`: ``seed``, ``client_state_memory_gb``, ``spill_dir``.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class ModuleFederation(Federation):
         loop: L.Callback,
         head: str | Sequence[str] | None = None,
         monitor: str | None = None,
-        local_fit: LocalFit | None = None,
+        engine: Engine | None = None,
         **options: Any,
     ) -> None:
         module = check_module(module)
         made, settings = split_method(method)
         super().__init__(
-            partial(client_class(made), **settings), type(module), local_fit=local_fit or TrainerFit(), **options
+            partial(client_class(made), **settings), type(module), engine=engine or TrainerEngine(), **options
         )
         roles = find_roles(module, head) if module.state_dict() else None
         self._given = _Given(module, copied(module), head, roles)
@@ -137,7 +137,7 @@ class ModuleFederation(Federation):
             raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
         client = copy.deepcopy(self.clients.models[0])
         assert isinstance(client, ModuleClient)
-        module = client.own_model()
+        module = client.exported_module()
         state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
         for prefix in NETWORKS:
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
@@ -176,7 +176,7 @@ class ModuleFederation(Federation):
 
     # ------------------------------------------------------------------ what is logged
 
-    def summary_of(self, prefix: str, scores: Mapping[int, PartScore]) -> dict[str, float]:
+    def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
         """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
         before = "novel_" if prefix.startswith("novel_") else ""
         values = {f"{before}{name}": value for name, value in self._over_all_samples(scores).items()}
@@ -198,7 +198,7 @@ class ModuleFederation(Federation):
         return values
 
     @staticmethod
-    def _over_all_samples(scores: Mapping[int, PartScore]) -> dict[str, float]:
+    def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
         """Means over clients weighted by their samples, which for a mean over samples is the mean over all samples."""
         found = {}
         for name in sorted({name for score in scores.values() for name in score.logged}):

@@ -85,7 +85,8 @@ class LogRecord:
         reduction = getattr(reduce_fx, "__name__", reduce_fx)
         if not can_reduce(reduce_fx):
             raise ConfigurationError(
-                f"self.log({name!r}, reduce_fx={reduce_fx!r}): FabricFit takes {', '.join(_REDUCTIONS)}; use TrainerFit"
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): SequentialEngine takes {', '.join(_REDUCTIONS)}; use "
+                f"TrainerEngine"
             )
         entry = self._entries.get(name)
         if entry is None or entry.epoch != self._epoch:

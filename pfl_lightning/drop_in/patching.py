@@ -30,7 +30,7 @@ def patched(module: nn.Module, **functions: Any) -> Iterator[None]:
 def call_step(step: Callable[..., Any], batch: Any, batch_idx: int) -> Any:
     """Call a ``*_step``, of which the number of the batch may be left out."""
     if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
-        raise ConfigurationError("a step that takes dataloader_iter needs TrainerFit")
+        raise ConfigurationError("a step that takes dataloader_iter needs TrainerEngine")
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return step(batch, batch_idx)
     return step(batch)

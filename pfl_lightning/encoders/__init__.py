@@ -4,8 +4,15 @@ An encoder is a `torch.nn.Module` built as `Encoder(input_shape=(C, H, W), ...)`
 `out_features` and a forward from (N, C, H, W) to (N, out_features).
 """
 
+from pfl_lightning.encoders.assignment import (
+    ByClient,
+    ByShare,
+    EncoderAssignment,
+    EncoderFactory,
+    RoundRobin,
+    encoder_label,
+)
 from pfl_lightning.encoders.dcpfl import DCPFLCNN
-from pfl_lightning.encoders.dealing import ByClient, ByShare, EncoderDeal, EncoderFactory, RoundRobin, encoder_label
 from pfl_lightning.encoders.describe import EncoderDescription, describe_encoders, num_parameters
 from pfl_lightning.encoders.fedclassavg import SmallAlexNet
 from pfl_lightning.encoders.fedpac import FedPACCNN
@@ -22,7 +29,7 @@ __all__ = [
     "MLP",
     "ByClient",
     "ByShare",
-    "EncoderDeal",
+    "EncoderAssignment",
     "EncoderDescription",
     "EncoderFactory",
     "FedPACCNN",

@@ -14,7 +14,7 @@ CLASSIFIERS = ("fc.", "aux1.", "aux2.")
 
 
 def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """Return a network's first convolution: itself, or one like it, freshly initialised, for `channels` channels."""
+    """Return a network's first convolution: itself, or one like it, freshly initialized, for `channels` channels."""
     if convolution.in_channels == channels:
         return convolution
     return nn.Conv2d(
@@ -47,8 +47,8 @@ def remove_classifier(network: nn.Module) -> None:
 def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> None:
     """Load a torchvision state dict from a local file into a network, all but the classifiers.
 
-    A network for one channel takes the sum of the first convolution's filters over the three colours: it gives for a
-    grey image what the network of the file gives for the same image in all three.
+    A network for one channel takes the sum of the first convolution's filters over the three colors: it gives for a
+    gray image what the network of the file gives for the same image in all three.
 
     Args:
         network: the encoder.

@@ -21,7 +21,7 @@ class GoogLeNet(TorchvisionGoogLeNet):
 
     It has no auxiliary heads. The dropout of torchvision stays between the pooling and the linear layer. Initial
     weights are torchvision's: normal with standard deviation 0.01. Batches of training need two samples at least where
-    images leave one pixel (32x32 and less), for batch normalisation.
+    images leave one pixel (32x32 and less), for batch normalization.
 
     Args:
         input_shape: (channels, height, width) of one sample, at least 15x15.
@@ -29,7 +29,7 @@ class GoogLeNet(TorchvisionGoogLeNet):
         transform_input: whether to bring inputs with ImageNet's mean and standard deviation to the scale of the
             network that `weights` come from, as torchvision does beside its own weights; for three channels.
         weights: a local file with torchvision's weights (`googlenet-1378be20.pth`); None for random ones. Its
-            classifiers are not used. For one-channel images the first filters are summed over the colours.
+            classifiers are not used. For one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).

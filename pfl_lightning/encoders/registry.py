@@ -68,7 +68,7 @@ def build_encoder(name: str, input_shape: Sequence[int], **options: Any) -> nn.M
         options: the encoder's own arguments.
 
     Returns:
-        The encoder, freshly initialised from torch's global generator.
+        The encoder, freshly initialized from torch's global generator.
 
     Raises:
         ValueError: if the name is unknown (the message lists the known names), or the input does not fit the encoder.

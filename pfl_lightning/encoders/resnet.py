@@ -31,7 +31,7 @@ class ResNet18(ResNet):
     features follows the pooling, as in FedClassAvg, section 4.1), and as `fedproto_resnet18_a` and
     `fedproto_resnet18_b` (strides 1 and 4, and 2 and 2, of the stem).
 
-    Images of 32x32 and less leave one pixel in the last stage of the ImageNet stem. Batch normalisation cannot train
+    Images of 32x32 and less leave one pixel in the last stage of the ImageNet stem. Batch normalization cannot train
     on one such image: let batches there have two samples at least, or take the small stem.
 
     Args:
@@ -43,7 +43,7 @@ class ResNet18(ResNet):
         strides: stride of each of the four stages.
         stem_strides: strides of the ImageNet stem's convolution and pooling.
         weights: a local file with torchvision's weights (`resnet18-f37072fd.pth`); None for random ones. Its
-            classifier is not used. For one-channel images the first filters are summed over the colours.
+            classifier is not used. For one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).
@@ -92,7 +92,7 @@ class ResNet18(ResNet):
             self.conv1.stride = (strides[0], strides[0])
             self.maxpool = nn.MaxPool2d(3, stride=strides[1], padding=1)
         if stem == "small" or channels != 3:
-            _initialise(self.conv1)
+            _initialize(self.conv1)
 
 
 def _check(
@@ -120,11 +120,11 @@ def _set_stride(stage: nn.Module, stride: int) -> None:
         block.downsample[0].stride = (stride, stride)
     elif stride != 1:  # the first stage keeps size and channels, so torchvision gives it no projection
         projection = nn.Conv2d(block.conv1.in_channels, block.conv1.out_channels, 1, stride=stride, bias=False)
-        _initialise(projection)
+        _initialize(projection)
         block.downsample = nn.Sequential(projection, nn.BatchNorm2d(projection.out_channels))
     block.stride = stride
 
 
-def _initialise(convolution: nn.Conv2d) -> None:
+def _initialize(convolution: nn.Conv2d) -> None:
     """Draw a convolution's weights as torchvision draws those of its ResNets."""
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")

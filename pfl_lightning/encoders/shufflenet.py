@@ -22,13 +22,13 @@ class ShuffleNetV2(TorchvisionShuffleNetV2):
     """torchvision's ShuffleNet V2 x1.0 (Ma et al., ECCV 2018) with one linear layer to 512 features, as in FedClassAvg.
 
     Batches of training need two samples at least where images leave one pixel (32x32 and less), for batch
-    normalisation.
+    normalization.
 
     Args:
         input_shape: (channels, height, width) of one sample.
         out_features: units of the linear layer; None for the 1,024 pooled features without it.
         weights: a local file with torchvision's weights (`shufflenetv2_x1-5666bf0f80.pth`); None for random ones. Its
-            classifier is not used. For one-channel images the first filters are summed over the colours.
+            classifier is not used. For one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).

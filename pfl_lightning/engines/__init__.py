@@ -1,21 +1,21 @@
 """How a local fit runs: the engines that train clients."""
 
-from pfl_lightning.engines.base import LocalFit
-from pfl_lightning.engines.ray.engine import RayFit
-from pfl_lightning.engines.sequential import FabricFit
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.ray.engine import RayEngine
+from pfl_lightning.engines.sequential import SequentialEngine
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment, FitResult, FitTask
-from pfl_lightning.engines.trainer import TrainerFit
-from pfl_lightning.engines.vectorized.engine import VectorizedFit
+from pfl_lightning.engines.trainer import TrainerEngine
+from pfl_lightning.engines.vectorized.engine import VectorizedEngine
 
 __all__ = [
+    "Engine",
     "EvaluationResult",
     "EvaluationTask",
-    "FabricFit",
     "FitEnvironment",
     "FitResult",
     "FitTask",
-    "LocalFit",
-    "RayFit",
-    "TrainerFit",
-    "VectorizedFit",
+    "RayEngine",
+    "SequentialEngine",
+    "TrainerEngine",
+    "VectorizedEngine",
 ]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FederatedData, FitData, PartSource
+from pfl_lightning.data import FederatedData, FitData, SplitSource
 from pfl_lightning.drop_in.client import ModuleClient
-from pfl_lightning.engines.evaluation import PartScores, load_own_state, score_parts
+from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state, score_parts
 from pfl_lightning.engines.module_evaluation import StepsTask, run_steps, score_module
 from pfl_lightning.engines.tasks import (
     EvaluationResult,
@@ -28,14 +28,14 @@ from pfl_lightning.engines.tasks import (
 )
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
 from pfl_lightning.messages import ClientUpdate, State
-from pfl_lightning.metrics import PartScore
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import derive_seed, torch_seed
 from pfl_lightning.state.tensors import load_state, select_state
 
-__all__ = ["LocalFit"]
+__all__ = ["Engine"]
 
 
-class LocalFit(ABC):
+class Engine(ABC):
     """Trains clients: base of the engines.
 
     Args:
@@ -95,14 +95,14 @@ class LocalFit(ABC):
             error = self.load_own_model(client, task, environment)
             yield EvaluationResult(task.client, *self.score(client, task, environment), error)
 
-    def score(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
+    def score(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> SplitMetrics:
         """Scores of the model that the module holds, in evaluation mode, on the parts that are asked for."""
         if isinstance(client, ModuleClient):
             return self._score_module(client, task, environment)
         return score_parts(client, task, environment)
 
-    def _score_module(self, client: ModuleClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
-        def score(part: PartSource | None, stage: str) -> PartScore | None:
+    def _score_module(self, client: ModuleClient, task: EvaluationTask, environment: FitEnvironment) -> SplitMetrics:
+        def score(part: SplitSource | None, stage: str) -> EvalMetrics | None:
             if part is None or not len(part):
                 return None
             return score_module(client, part, stage, task.data, environment, self.run_module_steps)
@@ -171,7 +171,7 @@ class LocalFit(ABC):
         start = time.perf_counter()
         context = FitContext(task.client, task.round, task.data)
         losses: dict[str, list[float]] = {}
-        client.take_logged()  # what a failed fit left
+        client.pop_logged_metrics()  # what a failed fit left
         try:
             begin(client, task)
             seed = derive_seed(environment.seed, "fit/model", task.round, task.client)
@@ -190,7 +190,7 @@ class LocalFit(ABC):
             raise
         means = {name: sum(values) / len(values) for name, values in losses.items()}
         seconds = time.perf_counter() - start
-        logged, samples = client.take_logged(), context.data.num_samples
+        logged, samples = client.pop_logged_metrics(), context.data.num_samples
         return FitResult(task.client, task.round, update, personal, means, seconds, logged=logged, num_samples=samples)
 
     def _run_prepared(
@@ -246,7 +246,7 @@ def phase_data(client: FederatedClient, phase: Phase, context: FitContext) -> Fi
     """The client's data with the settings of the phase that it has entered.
 
     In a plain phase, for which no ``drop_last`` can be set, a last batch of a single sample is left out where batch
-    normalisation trains, which cannot take it; the order being random, it is another sample in every epoch.
+    normalization trains, which cannot take it; the order being random, it is another sample in every epoch.
     """
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in client.modules())
     return context.data.for_phase(phase.batch_size, phase.plain, leave_out_single=phase.plain and normed)
@@ -254,7 +254,7 @@ def phase_data(client: FederatedClient, phase: Phase, context: FitContext) -> Fi
 
 @contextmanager
 def _explained(context: FitContext, phase: Phase) -> Iterator[None]:
-    """Say what batch normalisation means when it meets a batch of one sample."""
+    """Say what batch normalization means when it meets a batch of one sample."""
     try:
         yield
     except ValueError as error:
@@ -265,12 +265,12 @@ def _explained(context: FitContext, phase: Phase) -> Iterator[None]:
             raise ClientError(
                 context.client,
                 context.round,
-                f"batch normalisation cannot train in phase {phase.name!r} on the client's only training sample; give "
+                f"batch normalization cannot train in phase {phase.name!r} on the client's only training sample; give "
                 "it more samples, or train the head alone",
             ) from error
         advice = "choose another batch_size" if phase.plain else "set drop_last to true, or choose another batch_size"
         raise ConfigurationError(
-            f"client {context.client}, round {context.round}: batch normalisation cannot train on a batch of one "
+            f"client {context.client}, round {context.round}: batch normalization cannot train on a batch of one "
             f"sample, and the {count} training samples in batches of {size} leave such a batch; {advice}"
         ) from error
 

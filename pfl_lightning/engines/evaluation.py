@@ -9,19 +9,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FitData, PartSource
+from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
-from pfl_lightning.functional import nearest_neighbour_accuracy
-from pfl_lightning.metrics import PartScore
+from pfl_lightning.functional import nearest_neighbor_accuracy
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.state.tensors import load_state
 
-__all__ = ["PartScores", "load_own_state", "score_neighbours", "score_part", "score_parts"]
+__all__ = ["SplitMetrics", "load_own_state", "score_neighbors", "score_part", "score_parts"]
 
-PartScores = tuple[PartScore | None, PartScore | None]
+SplitMetrics = tuple[EvalMetrics | None, EvalMetrics | None]
 """Of the validation and the test part; ``None`` where there is none."""
 
 
-def score_part(model: nn.Module, part: PartSource, batch_size: int, environment: FitEnvironment) -> PartScore:
+def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment: FitEnvironment) -> EvalMetrics:
     """Accuracy and mean cross entropy, without gradients.
 
     Args:
@@ -38,25 +38,25 @@ def score_part(model: nn.Module, part: PartSource, batch_size: int, environment:
             scores = model(environment.convert_input(x))
         right += (scores.argmax(1) == y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
-    return PartScore(float(right) / len(part), float(loss) / len(part), len(part))
+    return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part))
 
 
-def score_parts(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> PartScores:
+def score_parts(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> SplitMetrics:
     """Scores of the model that the module holds, in evaluation mode, on the parts that are asked for."""
 
-    def score(part: PartSource | None) -> PartScore | None:
+    def score(part: SplitSource | None) -> EvalMetrics | None:
         if part is None or not len(part):
             return None
-        if client.is_judged_by_neighbours():
-            return score_neighbours(client, part, task.data, environment)
+        if client.uses_knn_evaluation():
+            return score_neighbors(client, part, task.data, environment)
         return score_part(client, part, task.data.eval_batch_size, environment)
 
     return score(task.validation), score(task.test)
 
 
-def score_neighbours(
-    client: FederatedClient, part: PartSource, data: FitData, environment: FitEnvironment
-) -> PartScore:
+def score_neighbors(
+    client: FederatedClient, part: SplitSource, data: FitData, environment: FitEnvironment
+) -> EvalMetrics:
     """Accuracy of the nearest of the client's training samples, in the space of the features; there is no loss (NaN).
 
     Args:
@@ -71,8 +71,8 @@ def score_neighbours(
         inputs, targets = piece.loader(data.eval_batch_size, device=environment.device).tensors()
         with environment.forward_context():
             features = client.encoder(environment.convert_input(inputs))
-        right += len(piece) * float(nearest_neighbour_accuracy(known.float(), classes, features.float(), targets))
-    return PartScore(right / len(part), math.nan, len(part))
+        right += len(piece) * float(nearest_neighbor_accuracy(known.float(), classes, features.float(), targets))
+    return EvalMetrics(right / len(part), math.nan, len(part))
 
 
 def load_own_state(client: FederatedClient, task: EvaluationTask) -> None:

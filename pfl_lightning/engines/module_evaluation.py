@@ -15,13 +15,13 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from pfl_lightning.data import BatchSource, FitData, PartSource, class_of_batch
+from pfl_lightning.data import BatchSource, FitData, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.metrics import PartScore
+from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["ClassScores", "StepsTask", "as_test_name", "forward_of", "needs_no_trainer", "run_steps", "score_module"]
 
@@ -92,7 +92,7 @@ class StepsTask:
 
     client: ModuleClient
     stage: str
-    part: PartSource
+    part: SplitSource
     data: FitData
     environment: FitEnvironment
     scores: ClassScores
@@ -104,12 +104,12 @@ class StepsTask:
 
 def score_module(
     client: ModuleClient,
-    part: PartSource,
+    part: SplitSource,
     stage: str,
     data: FitData,
     environment: FitEnvironment,
     run: Callable[[StepsTask], dict[str, float]],
-) -> PartScore:
+) -> EvalMetrics:
     """What a module logs on a part, and its accuracy where ``forward`` gives class scores; the loss is not known (NaN).
 
     Args:
@@ -134,7 +134,7 @@ def score_module(
             logged = run(StepsTask(client, own, part, data, environment, scores))
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
-    return PartScore(scores.accuracy, math.nan, len(part), logged)
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged)
 
 
 def as_test_name(name: str) -> str:
@@ -194,7 +194,7 @@ def needs_no_trainer(module: nn.Module) -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"{type(module).__name__} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like), and "
-            "FabricFit has no Trainer: use TrainerFit"
+            "SequentialEngine has no Trainer: use TrainerEngine"
         ) from error
 
 
@@ -212,7 +212,8 @@ def warn_of_counters(module: L.LightningModule) -> None:
     found = sorted(used & {"current_epoch", "global_step"})
     if found:
         warnings.warn(
-            f"{type(module).__name__} asks for {' and '.join(found)}, which FabricFit does not count: always 0. Use "
-            "TrainerFit if it matters",
+            f"{type(module).__name__} asks for {' and '.join(found)}, which SequentialEngine does not count: "
+            f"always 0. Use "
+            "TrainerEngine if it matters",
             stacklevel=2,
         )

@@ -37,7 +37,7 @@ def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Scheduler]]:
         configured = configured[0]
     if not isinstance(configured, Optimizer):
         raise ConfigurationError(
-            f"this engine takes one optimizer from configure_optimizers, got {configured!r}; several need TrainerFit"
+            f"this engine takes one optimizer from configure_optimizers, got {configured!r}; several need TrainerEngine"
         )
     return configured, [_read_scheduler(entry) for entry in schedulers]
 
@@ -48,7 +48,7 @@ def _read_scheduler(entry: Any) -> Scheduler:
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or settings.get("frequency", 1) != 1:
         raise ConfigurationError(
             "this engine steps schedulers every epoch or every step and watches no metric; "
-            "ReduceLROnPlateau and other frequencies need TrainerFit"
+            "ReduceLROnPlateau and other frequencies need TrainerEngine"
         )
     if interval not in ("epoch", "step"):
         raise ConfigurationError(f"a scheduler's interval must be 'epoch' or 'step', got {interval!r}")

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.base import LocalFit, check_finite_losses, means, trains
+from pfl_lightning.engines.base import Engine, check_finite_losses, means, trains
 from pfl_lightning.engines.module_evaluation import needs_no_trainer, warn_of_counters
 from pfl_lightning.engines.optimizers import unpack_optimizers
 from pfl_lightning.engines.tasks import FitEnvironment, Losses
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["FabricFit"]
+__all__ = ["SequentialEngine"]
 
 HOOKS_TAKEN = (
     "on_train_start",
@@ -54,21 +54,21 @@ BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after
 """Of a data module."""
 
 
-class FabricFit(LocalFit):
+class SequentialEngine(Engine):
     """Trains one client after the other in a tight loop.
 
-    It honours ``training_step``, ``configure_optimizers`` with schedulers (interval ``"epoch"`` or ``"step"``), the
+    It honors ``training_step``, ``configure_optimizers`` with schedulers (interval ``"epoch"`` or ``"step"``), the
     declared phases, gradient clipping, ``on_after_batch_transfer``, ``on_train_start``, ``on_train_epoch_start``,
     ``on_train_batch_start``, ``on_after_backward``, ``on_before_optimizer_step``, ``on_train_batch_end``,
     ``on_train_epoch_end``, ``on_train_end``, and the outer Trainer's precision and device. Manual optimization, several
-    optimizers and the other hooks need :class:`~pfl_lightning.engines.TrainerFit`.
+    optimizers and the other hooks need :class:`~pfl_lightning.engines.TrainerEngine`.
 
     A phase in which the encoder neither trains nor is random, on data that are not augmented, under the base's own
     ``training_step``, runs on features that are computed once; the result is the same.
 
     Args:
-        gradient_clip_val: See :class:`~pfl_lightning.engines.LocalFit`.
-        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.LocalFit`.
+        gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`.
+        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
         cache_features: Whether such phases use features that are computed once.
     """
 
@@ -84,7 +84,7 @@ class FabricFit(LocalFit):
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> Losses:
-        """Train through one phase; see :meth:`LocalFit.run_phase`."""
+        """Train through one phase; see :meth:`Engine.run_phase`."""
         _refuse_what_is_not_taken(client, context)
         optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
         scaler = new_scaler(environment)
@@ -109,8 +109,8 @@ class FabricFit(LocalFit):
                         output = client.training_step(batch, index)
                     if output is None:
                         raise ConfigurationError(
-                            f"{type(client).__name__}.training_step returned None to skip a batch, which FabricFit "
-                            "does not take; use TrainerFit"
+                            f"{type(client).__name__}.training_step returned None to skip a batch, which "
+                            "SequentialEngine does not take; use TrainerEngine"
                         )
                     terms = output if isinstance(output, dict) else {"loss": output}
                     self._step(client, optimizer, scaler, terms["loss"], hooks)
@@ -174,7 +174,7 @@ class _Hooks:
 
 @contextmanager
 def _features_in_place_of_inputs(
-    engine: FabricFit, client: FederatedClient, context: FitContext
+    engine: SequentialEngine, client: FederatedClient, context: FitContext
 ) -> Iterator[Tensor | None]:
     """While the encoder is frozen, let it pass features through, so that ``training_step`` runs unchanged on them."""
     features = frozen_features(client, context) if engine.cache_features else None
@@ -232,12 +232,12 @@ def _refuse_what_is_not_taken(client: FederatedClient, context: FitContext) -> N
     module = client.step_module
     if not module.automatic_optimization:
         raise ConfigurationError(
-            f"{type(module).__name__} uses manual optimization, which FabricFit does not take; use TrainerFit"
+            f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use TrainerEngine"
         )
     for hook in HOOKS_NOT_TAKEN:
         if is_overridden(hook, module):
             raise ConfigurationError(
-                f"{type(module).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
+                f"{type(module).__name__} overrides {hook}, which SequentialEngine does not call; use TrainerEngine"
             )
     if module is not client:
         warn_of_counters(module)
@@ -245,7 +245,7 @@ def _refuse_what_is_not_taken(client: FederatedClient, context: FitContext) -> N
     for hook in BATCH_HOOKS if datamodule is not None else ():
         if is_overridden(hook, datamodule):
             raise ConfigurationError(
-                f"{type(datamodule).__name__} overrides {hook}, which FabricFit does not call; use TrainerFit"
+                f"{type(datamodule).__name__} overrides {hook}, which SequentialEngine does not call; use TrainerEngine"
             )
 
 

@@ -10,10 +10,10 @@ import torch
 from lightning.pytorch.plugins.precision import Precision
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, FitData, PartSource
+from pfl_lightning.data import FederatedData, FitData, SplitSource
 from pfl_lightning.errors import ClientError
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
-from pfl_lightning.metrics import PartScore
+from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["EvaluationResult", "EvaluationTask", "FitEnvironment", "FitResult", "FitTask", "Losses", "fit_data"]
 
@@ -67,7 +67,7 @@ def fit_data(
             and what comes before it.
     """
     own = data.client_data(client)
-    part = own.train_and_unlabelled if training and model.takes_unlabelled else own.train
+    part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train
     return FitData(
         part,
         data.batch_size,
@@ -152,8 +152,8 @@ class EvaluationTask:
     stored: State
     trained: bool
     data: FitData
-    validation: PartSource | None = None
-    test: PartSource | None = None
+    validation: SplitSource | None = None
+    test: SplitSource | None = None
 
     @property
     def client(self) -> int:
@@ -174,10 +174,10 @@ class EvaluationResult:
         client: Number of the client.
         validation: Of the validation part, if it was asked for and is not empty.
         test: Of the test part, likewise.
-        not_tuned: Why the client was evaluated without the fine-tuning that its method has.
+        finetune_failures: Why the client was evaluated without the fine-tuning that its method has.
     """
 
     client: int
-    validation: PartScore | None = None
-    test: PartScore | None = None
-    not_tuned: ClientError | None = None
+    validation: EvalMetrics | None = None
+    test: EvalMetrics | None = None
+    finetune_failures: ClientError | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.drop_in.client import ModuleClient
-from pfl_lightning.engines.base import LocalFit, check_finite_losses, means
+from pfl_lightning.engines.base import Engine, check_finite_losses, means
 from pfl_lightning.engines.module_evaluation import StepsTask
 from pfl_lightning.engines.module_trainer import (
     ScoresCallback,
@@ -32,21 +32,21 @@ from pfl_lightning.engines.tasks import FitEnvironment, Losses
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["TrainerFit"]
+__all__ = ["TrainerEngine"]
 
 FOR_MODULES = {"logger": DummyLogger()}
 """Of an inner Trainer of somebody's own module, whose code may send to ``self.logger``: it goes nowhere."""
 
 
-class TrainerFit(LocalFit):
+class TrainerEngine(Engine):
     """Trains each client by a Lightning Trainer of its own, silent and without logger or checkpoints.
 
-    Slower than :class:`~pfl_lightning.engines.FabricFit`, with every hook, manual optimization, several optimizers,
-    gradient accumulation, and the user's own callbacks.
+    Slower than :class:`~pfl_lightning.engines.SequentialEngine`, with every hook, manual optimization, several
+    optimizers, gradient accumulation, and the user's own callbacks.
 
     Args:
-        gradient_clip_val: See :class:`~pfl_lightning.engines.LocalFit`.
-        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.LocalFit`.
+        gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`.
+        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
         accumulate_grad_batches: As the Trainer's.
         callbacks: Callbacks of the inner Trainer; each phase of a local fit gets fresh copies.
     """
@@ -65,7 +65,7 @@ class TrainerFit(LocalFit):
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> Losses:
-        """Train through one phase; see :meth:`LocalFit.run_phase`."""
+        """Train through one phase; see :meth:`Engine.run_phase`."""
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         watch = _LossWatch(context, phase)
         if isinstance(client, ModuleClient):

@@ -16,7 +16,7 @@ from pfl_lightning.functional.clustering.prototypes import (
 from pfl_lightning.functional.combination.weights import combination_weights
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
 from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, proximal_term
-from pfl_lightning.functional.nearest_neighbor import nearest_neighbour_accuracy
+from pfl_lightning.functional.nearest_neighbor import nearest_neighbor_accuracy
 from pfl_lightning.functional.representations import class_separation, linear_cka, pairwise_linear_cka
 from pfl_lightning.functional.statistics.class_statistics import ClassStatistics
 from pfl_lightning.functional.statistics.gaussians import (
@@ -44,7 +44,7 @@ __all__ = [
     "kmeans",
     "layer_conductance",
     "linear_cka",
-    "nearest_neighbour_accuracy",
+    "nearest_neighbor_accuracy",
     "pairwise_linear_cka",
     "prototype_contrastive_loss",
     "prototype_meta_loss",

@@ -92,6 +92,6 @@ def rank_correlation(values: Tensor) -> Tensor:
         (m, m) float64 on the CPU; NaN for a row of equal values.
     """
     ranks = rank_scores(values)
-    centred = ranks - ranks.mean(dim=1, keepdim=True)
-    unit: Tensor = centred / centred.norm(dim=1, keepdim=True)  # 0 / 0 for equal values
+    centerd = ranks - ranks.mean(dim=1, keepdim=True)
+    unit: Tensor = centerd / centerd.norm(dim=1, keepdim=True)  # 0 / 0 for equal values
     return unit @ unit.T

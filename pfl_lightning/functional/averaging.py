@@ -73,7 +73,7 @@ class RunningAverage:
 
         Returns:
             Named tensors that share no memory with the accumulator. Integer and boolean tensors (such as the
-            `num_batches_tracked` of batch normalisation) hold the average rounded to the nearest integer, halves to
+            `num_batches_tracked` of batch normalization) hold the average rounded to the nearest integer, halves to
             the even one.
 
         Raises:

@@ -1,6 +1,6 @@
 """Loss terms that clients add to their cross entropy.
 
-All are pure functions of tensors, without data-dependent shapes, so that `torch.func` can differentiate and vectorise
+All are pure functions of tensors, without data-dependent shapes, so that `torch.func` can differentiate and vectorize
 them over clients.
 """
 

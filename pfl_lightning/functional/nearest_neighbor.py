@@ -1,4 +1,4 @@
-"""How well the nearest neighbour tells the class: the progress figure of an encoder that has no head yet."""
+"""How well the nearest neighbor tells the class: the progress figure of an encoder that has no head yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCK_ELEMENTS = 2**22  # distances that are held at once, 32 MiB
 
 
 @torch.no_grad()
-def nearest_neighbour_accuracy(features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> Tensor:
+def nearest_neighbor_accuracy(features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> Tensor:
     """Share of test samples whose nearest training sample has their class.
 
     The distance is Euclidean, as in the published code of Calibre; on features divided by their norm it gives the order
@@ -46,11 +46,11 @@ def nearest_neighbour_accuracy(features: Tensor, labels: Tensor, test_features: 
     correct = torch.zeros((), dtype=torch.float64, device=device)
     if len(known) == 0:
         return correct
-    centre = known.mean(dim=0)  # moved to the origin, so that as little as possible cancels
-    known = known - centre
+    center = known.mean(dim=0)  # moved to the origin, so that as little as possible cancels
+    known = known - center
     rows = max(1, BLOCK_ELEMENTS // len(known))
     for block, truth in zip(test_features.split(rows), expected.split(rows), strict=True):
-        queries = block.to(device, torch.float64) - centre
+        queries = block.to(device, torch.float64) - center
         right = (classes[_nearest(known, queries)] == truth) & queries.isfinite().all(dim=1)
         correct += right.sum()
     return correct / len(expected)

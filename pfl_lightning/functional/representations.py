@@ -48,9 +48,9 @@ def class_separation(features: Tensor, labels: Tensor) -> float:
 
 
 def linear_cka(first: Tensor, second: Tensor) -> float:
-    """Linear centred kernel alignment of two representations of the same samples (Kornblith et al., ICML 2019).
+    """Linear centerd kernel alignment of two representations of the same samples (Kornblith et al., ICML 2019).
 
-    CKA = |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F) for centred X and Y. It does not change when either is rotated, shifted or
+    CKA = |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F) for centerd X and Y. It does not change when either is rotated, shifted or
     scaled; with few samples for the width of the features it is biased upwards.
 
     Args:
@@ -83,9 +83,9 @@ def pairwise_linear_cka(representations: Sequence[Tensor]) -> Tensor:
     for one in representations:
         _check_rows("a representation", one, len(representations[0]))
         values = one.detach().to("cpu", torch.float64)
-        centred = values - values.mean(dim=0)
-        constant = bool(centred.abs().max() <= NEGLIGIBLE * values.abs().max())
-        gram = (centred @ centred.T).flatten()
+        centerd = values - values.mean(dim=0)
+        constant = bool(centerd.abs().max() <= NEGLIGIBLE * values.abs().max())
+        gram = (centerd @ centerd.T).flatten()
         grams.append(gram * float("nan") if constant else gram / gram.norm())
     stacked = torch.stack(grams)
     return stacked @ stacked.T

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.functional import divergence_rate, prototype_contrastive_loss, prototype_meta_loss
-from pfl_lightning.functional.clustering import kmeans
+from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrastive_loss, prototype_meta_loss
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
 from pfl_lightning.methods.class_means import finite_features
@@ -35,7 +34,7 @@ STARTS = 4
 
 
 class Calibre(FederatedClient):
-    """A self-supervised objective with two regularisers on prototypes of clusters; better clusters weigh more.
+    """A self-supervised objective with two regularizers on prototypes of clusters; better clusters weigh more.
 
     The stage "train": Algorithm 1 on the clients, then an average with weights by the divergence rates. The head is
     each client's own and does not train in this stage.
@@ -53,8 +52,8 @@ class Calibre(FederatedClient):
         num_classes: Number of classes, C.
         objective: L_ssl: ``"simclr"``, ``"byol"``, ``"simsiam"``, ``"mocov2"``, ``"swav"``, ``"smog"``, or what makes a
             :class:`~pfl_lightning.self_supervised.Objective` from the encoder.
-        alpha_n: Weight of L_n, the prototype meta-regulariser.
-        alpha_p: Weight of L_p, the prototype contrastive regulariser.
+        alpha_n: Weight of L_n, the prototype meta-regularizer.
+        alpha_p: Weight of L_p, the prototype contrastive regularizer.
         clusters: Of the encodings of a batch, and of all encodings of a client for its divergence rate.
         prototype_temperature: Of L_p; 0.5 in the published implementation, the paper gives none.
         aggregation: ``"divergence"`` averages with weights in inverse proportion to the divergence rates, ``"samples"``
@@ -72,8 +71,8 @@ class Calibre(FederatedClient):
         2024,
     )
     batch_norm = "shared"
-    judged_by = "nearest_neighbour"  # until a head is fitted
-    takes_unlabelled = True
+    evaluation = "knn"  # until a head is fitted
+    uses_unlabeled_data = True
     views = 2
 
     cluster_noise: Tensor
@@ -139,13 +138,13 @@ class Calibre(FederatedClient):
             ConfigurationError: Batches have fewer samples than there are clusters.
         """
         self.objective.before_fit(self.encoder, context)
-        if self._regularised:
+        if self._regularized:
             self._check_batch_size(context)
             self.cluster_noise.copy_(torch.rand(self.cluster_noise.shape, dtype=torch.float32))  # alike on all devices
         return int(torch.randint(2**62, ())) if self.aggregation == "divergence" else None
 
     @property
-    def _regularised(self) -> bool:
+    def _regularized(self) -> bool:
         return self.alpha_n > 0 or self.alpha_p > 0
 
     def _check_batch_size(self, context: FitContext) -> None:
@@ -165,11 +164,11 @@ class Calibre(FederatedClient):
             return super().training_step(batch, batch_idx)
         output = learn_from_views(self.objective, self.encoder, batch)
         terms = {"self_supervised": output.loss}  # L_ssl
-        if self._regularised:
-            terms |= self._regularisers(output)
+        if self._regularized:
+            terms |= self._regularizers(output)
         return sum_of_terms(terms)
 
-    def _regularisers(self, output: ObjectiveOutput) -> dict[str, Tensor]:
+    def _regularizers(self, output: ObjectiveOutput) -> dict[str, Tensor]:
         encodings = output.encodings  # z_e, z_o
         count = min(self.clusters, len(encodings[0]))
         noise = self.cluster_noise[:, :count, : _candidates(count)]
@@ -200,5 +199,5 @@ class Calibre(FederatedClient):
 
 
 def _candidates(clusters: int) -> int:
-    """Candidates for each further start, as :func:`~pfl_lightning.functional.clustering.kmeans` draws them."""
+    """Candidates for each further start, as :func:`~pfl_lightning.functional.kmeans` draws them."""
     return 2 + int(math.log(clusters))

@@ -42,14 +42,14 @@ class DCPFL(FederatedClient):
         lr: Learning rate of the clients.
         momentum: Momentum of the clients; the paper names none.
         weight_decay: Weight decay of the clients; the paper names none.
-        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. ``evaluated`` is ``"trained"``,
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. ``eval_model`` is ``"trained"``,
             as for :class:`~pfl_lightning.methods.FedGH`.
     """
 
     citation = Citation("Dual Calibration-based Personalised Federated Learning", "Tang et al.", "IJCAI", 2024)
     shared = ("head.*",)
     batch_norm = "own"
-    evaluated = "trained"
+    eval_model = "trained"
 
     means: Tensor
     present: Tensor

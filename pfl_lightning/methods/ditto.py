@@ -27,7 +27,7 @@ class Ditto(FederatedClient):
     """
 
     citation = Citation("Ditto: Fair and Robust Federated Learning Through Personalization", "Li et al.", "ICML", 2021)
-    needs = "step"
+    model_agnostic = True
     shared = ("global_model.*",)
     batch_norm = "shared"
 

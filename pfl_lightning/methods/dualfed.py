@@ -31,11 +31,11 @@ class DualFed(FederatedClient):
         temperature: tau of that loss: 0.2, or 0.05 for Office-Home.
         stages: ``"stage-wise"`` trains the personal side and then the global classifier (8, 10); ``"simultaneous"``
             everything together ("Simu.", Table 4).
-        prediction: ``"probabilities"`` adds both classifiers' normalised outputs (5), ``"logits"`` their scores (the
+        prediction: ``"probabilities"`` adds both classifiers' normalized outputs (5), ``"logits"`` their scores (the
             published implementation).
         projector_depth: Linear layers of the projector, D (Table 5).
         projector_hidden: Width of its hidden layers, H (Table 5).
-        projector_batch_norm: Whether each of them is followed by batch normalisation (Table 5).
+        projector_batch_norm: Whether each of them is followed by batch normalization (Table 5).
         personal: Which of ``"encoder"``, ``"projector"``, ``"head"``, ``"global_head"`` stay on the client (Table 7).
         global_on: ``"encoder"``, or ``"projector"`` for a global classifier behind the projector: DualFed-P with a
             personal projector, DualFed-G with a shared one, ``personal=("head",)`` (Table 6).
@@ -146,7 +146,7 @@ def make_projector(width: int, hidden: int, depth: int, batch_norm: bool) -> nn.
         width: Width of the features, d; the projection has the same.
         hidden: Width of the hidden layers.
         depth: Number of linear layers.
-        batch_norm: Whether there is batch normalisation.
+        batch_norm: Whether there is batch normalization.
     """
     widths = [width, *([hidden] * (depth - 1)), width]
     layers: list[nn.Module] = []

@@ -14,5 +14,5 @@ class FedAvg(FederatedClient):
     citation = Citation(
         "Communication-Efficient Learning of Deep Networks from Decentralized Data", "McMahan et al.", "AISTATS", 2017
     )
-    needs = "step"
+    model_agnostic = True
     batch_norm = "shared"

@@ -10,7 +10,7 @@ from pfl_lightning.client import Citation, FederatedClient, Phase
 
 
 class FedBABU(FederatedClient):
-    """Only the encoder (the body) trains and travels; the head stays as it was initialised until a client fine-tunes.
+    """Only the encoder (the body) trains and travels; the head stays as it was initialized until a client fine-tunes.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
@@ -24,7 +24,7 @@ class FedBABU(FederatedClient):
     citation = Citation(
         "FedBABU: Toward Enhanced Representation for Federated Image Classification", "Oh et al.", "ICLR", 2022
     )
-    needs = "step"
+    model_agnostic = True
     shared = ("encoder.*",)
     batch_norm = "shared"
     fixed = ("head.*",)

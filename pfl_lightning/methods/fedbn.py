@@ -12,10 +12,10 @@ from pfl_lightning.state.tensors import norm_names
 
 
 class FedBN(FederatedClient):
-    """FedAvg in which batch normalisation stays on the client: its weights, biases and running statistics.
+    """FedAvg in which batch normalization stays on the client: its weights, biases and running statistics.
 
     Args:
-        encoder: See :class:`~pfl_lightning.client.FederatedClient`; without batch normalisation the method is FedAvg.
+        encoder: See :class:`~pfl_lightning.client.FederatedClient`; without batch normalization the method is FedAvg.
         num_classes: Number of classes, C.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
@@ -23,10 +23,10 @@ class FedBN(FederatedClient):
     citation = Citation(
         "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", "Li et al.", "ICLR", 2021
     )
-    needs = "step"
+    model_agnostic = True
     batch_norm = "own"
 
     def __init__(self, encoder: nn.Module, num_classes: int, **options: Any) -> None:
         super().__init__(encoder, num_classes, **options)
         if not norm_names(self, affine=True):
-            warnings.warn(f"{type(encoder).__name__} has no batch normalisation: FedBN is FedAvg then", stacklevel=2)
+            warnings.warn(f"{type(encoder).__name__} has no batch normalization: FedBN is FedAvg then", stacklevel=2)

@@ -36,7 +36,7 @@ class FedClassAvg(FederatedClient):
         squared_proximal: Whether that distance is the mean of the squares (published implementation) instead of the
             Euclidean norm (paper).
         contrastive: Whether the supervised contrastive loss is part of (4).
-        normalize: Whether it sees L2-normalised features.
+        normalize: Whether it sees L2-normalized features.
         temperature: Its temperature.
         base_temperature: It is scaled by ``temperature / base_temperature``; ``None`` does not scale. The published
             implementation has ``normalize=False, temperature=100, base_temperature=0.07``.
@@ -63,7 +63,7 @@ class FedClassAvg(FederatedClient):
     )
     shared: tuple[str, ...] = ("head.*",)
     batch_norm = "shared"  # of a shared encoder; the head has none
-    evaluated = "trained"
+    eval_model = "trained"
 
     rounds_trained: Tensor
 

@@ -36,7 +36,7 @@ class FedEMA(FederatedClient):
     Decided here: the norm is that of all parameters of the encoder together (in the published implementation the mean
     of the norms of its convolutions' weights, and between the start and the end of a fit); lambda_k is set at the start
     of the client's second fit (in the paper right after the aggregation of its first one; both are the same where
-    everybody takes part in every round); parameters are mixed, running statistics of batch normalisation are the
+    everybody takes part in every round); parameters are mixed, running statistics of batch normalization are the
     global ones, as in the published implementation; a target network that is kept takes the step after a fit's last
     batch at the start of the next fit, towards the mixture; the server averages by samples.
 
@@ -58,8 +58,8 @@ class FedEMA(FederatedClient):
 
     citation = Citation("Divergence-aware Federated Self-Supervised Learning", "Zhuang et al.", "ICLR", 2022)
     batch_norm = "shared"
-    judged_by = "nearest_neighbour"  # until a head is fitted
-    takes_unlabelled = True
+    evaluation = "knn"  # until a head is fitted
+    uses_unlabeled_data = True
     views = 2
 
     last_round: Tensor

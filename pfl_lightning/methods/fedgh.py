@@ -1,4 +1,4 @@
-"""FedGH: a generalised global header."""
+"""FedGH: a generalized global header."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FedGH(FederatedClient):
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ, their feature width may not.
         num_classes: Number of classes, C.
         server_lr: Learning rate of the head on the server.
-        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. ``evaluated`` is ``"trained"``: a
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. ``eval_model`` is ``"trained"``: a
             client is judged by the model that its local training gives, not by the server's head on an encoder that the
             head has never seen.
     """
@@ -39,7 +39,7 @@ class FedGH(FederatedClient):
     )
     shared = ("head.*",)
     batch_norm = "own"
-    evaluated = "trained"
+    eval_model = "trained"
 
     def __init__(self, encoder: nn.Module, num_classes: int, *, server_lr: float = 0.01, **options: Any) -> None:
         super().__init__(encoder, num_classes, **options)

@@ -21,7 +21,7 @@ from pfl_lightning.functional import (
 )
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods.class_means import class_statistics
-from pfl_lightning.server import Aggregator, Mixture
+from pfl_lightning.server import AggregationWeights, Aggregator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
 
@@ -257,7 +257,7 @@ class FedPACAggregator(Aggregator):
             torch.tensor([update.num_samples for update in cohort]),
             threshold=self.threshold,
         )
-        self.mixture = Mixture(tuple(update.client for update in cohort), weights.cpu())
+        self.aggregation_weights = AggregationWeights(tuple(update.client for update in cohort), weights.cpu())
         combined = {}
         for name in self.heads.initial:
             heads = torch.stack([update.weights[name].double() for update in cohort])
@@ -265,7 +265,7 @@ class FedPACAggregator(Aggregator):
         for row, update in enumerate(cohort):
             self.heads.set(update.client, {name: rows[row] for name, rows in combined.items()})
 
-    def mixes(self) -> bool:
+    def has_client_weights(self) -> bool:
         """Whether heads are combined."""
         return self.combination
 

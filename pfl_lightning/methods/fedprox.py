@@ -24,7 +24,7 @@ class FedProx(FederatedClient):
     """
 
     citation = Citation("Federated Optimization in Heterogeneous Networks", "Li et al.", "MLSys", 2020)
-    needs = "step"
+    model_agnostic = True
     batch_norm = "shared"
 
     def __init__(self, encoder: nn.Module, num_classes: int, *, mu: float = 0.01, **options: Any) -> None:

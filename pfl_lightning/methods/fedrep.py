@@ -24,7 +24,7 @@ class FedRep(FederatedClient):
     citation = Citation(
         "Exploiting Shared Representations for Personalized Federated Learning", "Collins et al.", "ICML", 2021
     )
-    needs = "step"
+    model_agnostic = True
     shared = ("encoder.*",)
     batch_norm = "shared"
 

@@ -16,8 +16,8 @@ from pfl_lightning.functional import balanced_softmax_loss
 class FedRoD(FederatedClient):
     """A shared encoder and generic head under a balanced loss, and a personal head that learns what the sum lacks.
 
-    The generic head (``head``) and the encoder minimise the balanced softmax loss (after Ren et al. 2020), so that
-    local class imbalance does not bias what is averaged. The personal head minimises the cross entropy of the sum of
+    The generic head (``head``) and the encoder minimize the balanced softmax loss (after Ren et al. 2020), so that
+    local class imbalance does not bias what is averaged. The personal head minimizes the cross entropy of the sum of
     both heads' scores, on features and generic scores that it does not change.
 
     Args:

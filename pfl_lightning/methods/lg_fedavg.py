@@ -14,6 +14,6 @@ class LGFedAvg(FederatedClient):
         "arXiv",
         2020,
     )
-    needs = "step"
+    model_agnostic = True
     shared = ("head.*",)
     batch_norm = "own"

@@ -8,6 +8,6 @@ from pfl_lightning.client import FederatedClient
 class LocalOnly(FederatedClient):
     """Nothing travels; the whole model is personal."""
 
-    needs = "step"
+    model_agnostic = True
     shared = ()
     batch_norm = "own"

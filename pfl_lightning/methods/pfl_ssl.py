@@ -27,7 +27,7 @@ class PFLSSL(FederatedClient):
     each client's own and does not train in this stage.
 
     Every batch has two augmented views of each sample. ``drop_last`` is advised: objectives compare the samples of a
-    batch, and batch normalisation cannot train on a single one.
+    batch, and batch normalization cannot train on a single one.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
@@ -47,8 +47,8 @@ class PFLSSL(FederatedClient):
         2024,
     )
     batch_norm = "shared"
-    judged_by = "nearest_neighbour"  # until a head is fitted
-    takes_unlabelled = True
+    evaluation = "knn"  # until a head is fitted
+    uses_unlabeled_data = True
     views = 2
 
     def __init__(

@@ -29,7 +29,7 @@ class BYOL(Objective):
         momentum: Of the target network.
         keep_target: Whether the target network is the client's own from fit to fit; otherwise every fit starts from a
             copy of the received networks.
-        batch_norm: Whether batch normalisation follows the hidden layers of projector and predictor.
+        batch_norm: Whether batch normalization follows the hidden layers of projector and predictor.
         squared_distances: Whether the loss is the paper's, the squared distances of vectors of unit length, of both
             directions added: 4 - 2 (cos + cos'). Otherwise it is - (cos + cos') / 2, as in lightly's examples and in
             Calibre's published code, of which the gradient is a quarter: learning rates belong to one or the other.
@@ -77,7 +77,7 @@ class BYOL(Objective):
 
 
 def _head(width: int, hidden: int, out: int, batch_norm: bool) -> nn.Module:
-    """Linear - BN - ReLU - Linear: lightly's ``BYOLProjectionHead``, with batch normalisation or without."""
+    """Linear - BN - ReLU - Linear: lightly's ``BYOLProjectionHead``, with batch normalization or without."""
     norm = nn.BatchNorm1d(hidden) if batch_norm else None
     blocks = [(width, hidden, norm, nn.ReLU()), (hidden, out, None, None)]
     head: nn.Module = _lightly.heads("BYOL").ProjectionHead(blocks)

@@ -25,7 +25,7 @@ class ObjectiveOutput:
     Attributes:
         loss: The objective's loss, a scalar.
         encodings: z = f(x) of each view by the client's own encoder, (B, d).
-        projections: Of each view by the client's own projector, (B, p), not normalised.
+        projections: Of each view by the client's own projector, (B, p), not normalized.
     """
 
     loss: Tensor
@@ -89,13 +89,13 @@ class Objective(nn.Module):
 
 
 def of_both_views(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """A network's outputs for two views, in one pass: batch normalisation sees both (SimCLR, SwAV)."""
+    """A network's outputs for two views, in one pass: batch normalization sees both (SimCLR, SwAV)."""
     one, other = network(torch.cat([first, second])).chunk(2)
     return one, other
 
 
 def of_each_view(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """A network's outputs for two views, one after the other: batch normalisation sees one at a time.
+    """A network's outputs for two views, one after the other: batch normalization sees one at a time.
 
     So it is in the published code of BYOL, SimSiam and MoCo: no view learns of the other by the statistics of a batch
     that they share, and a loss of one direction has no gradient for the view that it only asks for.

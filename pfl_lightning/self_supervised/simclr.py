@@ -15,14 +15,14 @@ class SimCLR(Objective):
     """NT-Xent: the two views of a sample are closer to one another than to all other views of the batch.
 
     Source: T. Chen, S. Kornblith, M. Norouzi and G. Hinton, A Simple Framework for Contrastive Learning of Visual
-    Representations, ICML 2020. As in its code, batch normalisation sees both views of a batch together.
+    Representations, ICML 2020. As in its code, batch normalization sees both views of a batch together.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
         hidden: See there.
         out: See there.
         temperature: Of NT-Xent.
-        batch_norm: Whether batch normalisation follows both layers of the projector.
+        batch_norm: Whether batch normalization follows both layers of the projector.
     """
 
     def __init__(

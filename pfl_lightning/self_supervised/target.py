@@ -19,7 +19,7 @@ class TargetNetwork(nn.Module):
     """A copy of a chain of networks (an encoder and a projector) that follows them by a moving average.
 
     Its tensors are buffers: no phase of a local fit can train them, every engine knows that a step may change them,
-    and without ``keep`` they are no part of the client's state. Running statistics of batch normalisation are the
+    and without ``keep`` they are no part of the client's state. Running statistics of batch normalization are the
     copy's own, from what it sees.
 
     Args:

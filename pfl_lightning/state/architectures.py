@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.encoders import EncoderDeal, EncoderFactory, RoundRobin, build_encoder, encoder_label
+from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, RoundRobin, build_encoder, encoder_label
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import derive_seed, torch_seed
 
@@ -19,7 +19,7 @@ __all__ = [
     "ArchitectureSummary",
     "EncoderChoice",
     "MethodFactory",
-    "as_deal",
+    "as_assignment",
     "build_clients",
     "check_features",
     "check_shared",
@@ -28,7 +28,7 @@ __all__ = [
 
 MethodFactory = Callable[[nn.Module, int], FederatedClient]
 # In this order: a parser of configs takes the first that fits, and writes back what it took.
-EncoderChoice = str | list[str | EncoderFactory] | EncoderDeal | EncoderFactory
+EncoderChoice = str | list[str | EncoderFactory] | EncoderAssignment | EncoderFactory
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class ArchitectureSummary:
     clients: int
 
 
-def as_deal(choice: EncoderChoice) -> EncoderDeal:
-    """One encoder for all, a list that is dealt round-robin, or a deal as it is."""
-    if isinstance(choice, EncoderDeal):
+def as_assignment(choice: EncoderChoice) -> EncoderAssignment:
+    """One encoder for all, a list that is assigned round-robin, or an assignment as it is."""
+    if isinstance(choice, EncoderAssignment):
         return choice
     return RoundRobin(list(choice) if isinstance(choice, list | tuple) else [choice])
 
 
 def build_clients(
-    deal: EncoderDeal, make_client: MethodFactory, data: FederatedData, seed: int
+    assignment: EncoderAssignment, make_client: MethodFactory, data: FederatedData, seed: int
 ) -> list[FederatedClient]:
     """A client's module for each encoder; the first draws the same weights as if it were the only one.
 
@@ -67,7 +67,7 @@ def build_clients(
             width, or encoders that the method cannot have together.
     """
     clients, input_shape = [], data.input_shape
-    for index, make in enumerate(deal.encoders):
+    for index, make in enumerate(assignment.encoders):
         with torch_seed(derive_seed(seed, "initial weights", *([index] if index else []))):
             encoder = _build_encoder(make, input_shape)
             if not isinstance(getattr(encoder, "out_features", None), int):
@@ -77,9 +77,9 @@ def build_clients(
                 )
             clients.append(make_client(encoder, data.num_classes))
     samples = next(data.client_data(0).train.split(2)).loader(2).tensors()[0]
-    for client, label in zip(clients, deal.labels, strict=True):
+    for client, label in zip(clients, assignment.labels, strict=True):
         check_features(label, client.encoder, samples)
-    check_shared(clients, deal.labels)
+    check_shared(clients, assignment.labels)
     return clients
 
 

@@ -15,7 +15,7 @@ from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 from pfl_lightning.state.rows import FileRows, MemoryRows, Rows, first_rows
 
-__all__ = ["ClientStates", "rest_on_disk_beyond"]
+__all__ = ["ClientStates", "spill_to_disk"]
 
 
 class ClientStates:
@@ -160,7 +160,7 @@ class ClientStates:
         self.load_state_dict(content)
 
 
-def rest_on_disk_beyond(limit_gb: float | None, stores: Sequence[ClientStates], folder: str | None = None) -> None:
+def spill_to_disk(limit_gb: float | None, stores: Sequence[ClientStates], folder: str | None = None) -> None:
     """Let all stores rest on disk if together they can outgrow a limit.
 
     Args:
@@ -183,7 +183,7 @@ def rest_on_disk_beyond(limit_gb: float | None, stores: Sequence[ClientStates], 
     if most > free:
         warnings.warn(
             f"the clients' state rests in {place}, where {free / 1e9:.3g} GB are free; it grows with the clients that "
-            f"take part, to {most / 1e9:.3g} GB when all of them have. Give the Federation a store_folder with more "
+            f"take part, to {most / 1e9:.3g} GB when all of them have. Give the Federation a spill_dir with more "
             "room unless few take part",
             stacklevel=2,
         )

@@ -50,7 +50,7 @@ class Clients:
 
     def keeps_trained(self, client: int) -> bool:
         """Whether what is stored for the client is its whole model as its last local fit left it."""
-        return self.model_of(client).evaluated == "trained" and self.personal.written(client)
+        return self.model_of(client).eval_model == "trained" and self.personal.written(client)
 
     def state_dict(self) -> dict[str, Any]:
         """Every client's stored state, and what never changes, for the checkpoint."""

@@ -27,10 +27,10 @@ class DeclaredParts(L.LightningModule):
     """Patterns of those that a local fit never changes: they keep their first value, the same for every client."""
 
     batch_norm: Literal["shared", "own_statistics", "own"] = "shared"
-    """What of batch normalisation travels with the shared part that it lies in: everything (``"shared"``), its weights
+    """What of batch normalization travels with the shared part that it lies in: everything (``"shared"``), its weights
     and biases but not its running statistics (``"own_statistics"``), or nothing (``"own"``)."""
 
-    evaluated: str = "aggregated"
+    eval_model: str = "aggregated"
     """Which model of a client is evaluated: its personal state under what the server would send now (``"aggregated"``),
     or the model as it was after the client's last local fit, before the averaging (``"trained"``)."""
 
@@ -43,7 +43,7 @@ class DeclaredParts(L.LightningModule):
         return set(self.match([name for name, _ in self.named_parameters()], phase.train))
 
     def frozen_norms(self) -> Iterator[nn.Module]:
-        """The normalisation layers of the parts of which nothing trains in the current phase."""
+        """The normalization layers of the parts of which nothing trains in the current phase."""
         for part in self.children():
             if not any(parameter.requires_grad for parameter in part.parameters()):
                 yield from (layer for layer in part.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
@@ -60,7 +60,7 @@ class DeclaredParts(L.LightningModule):
 
     def kept_names(self) -> list[str]:
         """Names of what is stored for the client after a local fit: its personal state, or all that is evaluated."""
-        if self.evaluated == "aggregated":
+        if self.eval_model == "aggregated":
             return self.personal_names()
         fixed = set(self.fixed_names())
         return [name for name in self.state_dict() if name not in fixed]
@@ -70,5 +70,5 @@ class DeclaredParts(L.LightningModule):
         return self.match(self.state_dict().keys(), self.fixed)
 
     def exported_names(self) -> list[str]:
-        """Names, in :meth:`own_model`, of what the client predicts with."""
+        """Names, in :meth:`exported_module`, of what the client predicts with."""
         return list(self.state_dict())

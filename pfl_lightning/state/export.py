@@ -40,7 +40,7 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
         raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
     target, written = Path(folder), []
     for client in range(federation.num_clients) if clients is None else clients:
-        model = federation.client(client)
+        model = federation.client_model(client)
         names = federation.clients.model_of(client).exported_names()
         state = model.state_dict()
         target.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ class GroupedStates:
         return sum(store.num_bytes for store in self.stores)
 
     @property
-    def _dealing(self) -> str:
+    def _assignment(self) -> str:
         """A hash of who has which architecture: the checkpoint of many clients needs no more."""
         return hashlib.sha256(self._group.astype("<i4").tobytes()).hexdigest()[:16]
 
@@ -72,7 +72,7 @@ class GroupedStates:
         """Content for a checkpoint: only the rows that were written."""
         return {
             "num_clients": self.num_clients,
-            "dealing": self._dealing,
+            "assignment": self._assignment,
             "stores": [store.state_dict() for store in self.stores],
         }
 
@@ -89,10 +89,10 @@ class GroupedStates:
             )
         found = [content["num_clients"] for content in state["stores"]]
         own = [store.num_clients for store in self.stores]
-        if state["dealing"] != self._dealing or len(found) != len(own):
+        if state["assignment"] != self._assignment or len(found) != len(own):
             raise CheckpointError(
-                f"the checkpoint deals its architectures to {found} clients, this federation to {own}, and not to the "
-                "same ones; use the encoders that the checkpoint was made with"
+                f"the checkpoint assigns its architectures to {found} clients, this federation to {own}, and not to "
+                "the same ones; use the encoders that the checkpoint was made with"
             )
         for store, content in zip(self.stores, state["stores"], strict=True):
             store.load_state_dict(content)

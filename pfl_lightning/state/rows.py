@@ -62,7 +62,7 @@ class MemoryRows(Rows):
         except RuntimeError as error:
             raise FederationError(
                 f"no memory for the state of {capacity} clients ({_gigabytes(_size(like, capacity))}): {error}. "
-                "Set store_limit_gb of the Federation, beyond which the state rests on disk"
+                "Set client_state_memory_gb of the Federation, beyond which the state rests on disk"
             ) from error
 
     def _write(self, name: str, first: int, values: Tensor) -> None:
@@ -127,7 +127,8 @@ class FileRows(Rows):
             free = ""
         return FederationError(
             f"the clients' state cannot rest in {self._folder}: {error.strerror or error} (it can grow to "
-            f"{_gigabytes(self._most)}{free}). Give the Federation a store_folder with more room, or a store_limit_gb "
+            f"{_gigabytes(self._most)}{free}). Give the Federation a spill_dir with more room, or a "
+            f"client_state_memory_gb "
             "that keeps the state in memory; a checkpoint of the run goes on under either"
         )
 

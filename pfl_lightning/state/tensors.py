@@ -39,7 +39,7 @@ def select_state(module: nn.Module, names: Iterable[str], *, clone: bool = True)
 
 
 def norm_names(module: nn.Module, *, affine: bool) -> set[str]:
-    """Names of the running statistics of all batch and instance normalisation layers.
+    """Names of the running statistics of all batch and instance normalization layers.
 
     Args:
         module: Where to look.

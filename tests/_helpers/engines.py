@@ -1,10 +1,10 @@
-"""VectorizedFit beside FabricFit."""
+"""VectorizedEngine beside SequentialEngine."""
 
 import pytest
 import torch
 
 from _helpers.toy import Toy, assert_same, run, whole_state
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 
 UNEQUAL = {"validation": [5, 0, 9, 1, 20], "test": [8, 8, 3, 16, 40]}
 """Samples of each client, which the toy data gives in pieces of 7."""
@@ -13,18 +13,18 @@ FORWARDS = pytest.mark.parametrize("forward", ["vmap", "loop"])
 
 
 def assert_agree(fit, forward, rounds=1, cohorts=([1, 3, 2],), precision="64-true", **options):
-    """Train under both engines, compare states and losses; returns what VectorizedFit said."""
-    engines = VectorizedFit(forward=forward), FabricFit()
+    """Train under both engines, compare states and losses; returns what VectorizedEngine said."""
+    engines = VectorizedEngine(forward=forward), SequentialEngine()
     options |= {"cohorts": cohorts, "precision": precision}
-    got, expected = (run(fit, rounds, local_fit=engine, **options) for engine in engines)
+    got, expected = (run(fit, rounds, engine=engine, **options) for engine in engines)
     assert_same(whole_state(got), whole_state(expected), atol=1e-9 if precision == "64-true" else 1e-6)
     losses = [{k: float(v) for k, v in f.trainer.callback_metrics.items() if "train/" in k} for f in (got, expected)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-    return " ".join(got.local_fit._said)
+    return " ".join(got.engine._said)
 
 
 def trained(fit, **options):
-    """Train under FabricFit, without evaluations."""
+    """Train under SequentialEngine, without evaluations."""
     return run(fit, limit_val_batches=0, **options)
 
 
@@ -53,16 +53,16 @@ def assert_scores_agree(got, expected, atol=1e-5):
             if wanted is not None:
                 assert (score.accuracy, score.num_samples) == (wanted.accuracy, wanted.num_samples)
                 assert score.loss == pytest.approx(wanted.loss, abs=atol, nan_ok=True)
-        assert str(one.not_tuned) == str(other.not_tuned)
+        assert str(one.finetune_failures) == str(other.finetune_failures)
 
 
 def assert_evaluations_agree(fit, *, forwards=("vmap", "loop"), atol=1e-5, data=None, engine=None, **options):
     """Evaluate a federation under both engines; nothing may have fallen back. Returns the results of the first."""
     federation = trained(fit, data=data or Toy(**UNEQUAL), **options)
     settings, every = engine or {}, []
-    expected = evaluate(federation, FabricFit(**settings))
+    expected = evaluate(federation, SequentialEngine(**settings))
     for forward in forwards:
-        vectorized = VectorizedFit(forward=forward, **settings)
+        vectorized = VectorizedEngine(forward=forward, **settings)
         every.append(evaluate(federation, vectorized))
         assert not vectorized._said
         assert not vectorized._reasons

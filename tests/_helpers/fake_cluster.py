@@ -1,7 +1,7 @@
-"""RayFit without Ray: everything but the processes."""
+"""RayEngine without Ray: everything but the processes."""
 
 from _helpers.ray_helpers import FakeRay
-from pfl_lightning import RayFit
+from pfl_lightning import RayEngine
 from pfl_lightning.engines.ray import engine as ray_fit
 from pfl_lightning.engines.ray import parcels as _ray_parcels
 
@@ -16,9 +16,9 @@ class FakeCluster:
         self.closed += 1
 
 
-def fake_ray_fit(monkeypatch, workers=2, deaths=(), seed=0, **options):
-    """A RayFit whose workers live in this process, and the Ray that they have; it sends the smallest tensor once."""
+def fake_ray_engine(monkeypatch, workers=2, deaths=(), seed=0, **options):
+    """A RayEngine whose workers live in this process, and the Ray that they have; it sends the smallest tensor once."""
     ray = FakeRay(deaths, seed)
     monkeypatch.setattr(_ray_parcels, "WORTH_SHARING", 0)
     monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(ray, workers))
-    return RayFit(workers=workers, **options), ray
+    return RayEngine(workers=workers, **options), ray

@@ -18,7 +18,7 @@ STARTS, ITERATIONS = 4, 10  # more change nothing on the few points of a client
 
 
 class Networks(nn.Module):
-    """Encoder, head and a projector of two layers without normalisation."""
+    """Encoder, head and a projector of two layers without normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class PlainCalibre:
         """The trained networks, and the draws for the k-means on all encodings."""
         net = copy.deepcopy(self.server)
         torch.manual_seed(derive_seed(SEED, "fit/model", round, client))
-        regularised = self.alpha_n > 0 or self.alpha_p > 0
-        noise = torch.rand(STARTS, self.clusters, 3) if regularised else torch.zeros(0)  # 2 + floor(log 3) candidates
+        regularized = self.alpha_n > 0 or self.alpha_p > 0
+        noise = torch.rand(STARTS, self.clusters, 3) if regularized else torch.zeros(0)  # 2 + floor(log 3) candidates
         draws = torch.rand(10, self.clusters, 3, generator=torch.Generator().manual_seed(int(torch.randint(2**62, ()))))
         trained = [*net.encoder.parameters(), *net.projector.parameters()]
         velocity = [torch.zeros_like(p) for p in trained]

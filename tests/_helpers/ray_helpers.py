@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from pfl_lightning import FabricFit
+from pfl_lightning import SequentialEngine
 
 
-class DiesOnce(FabricFit):
+class DiesOnce(SequentialEngine):
     """Kills its process in the middle of a client's fit, the first time; a file remembers it."""
 
     def __init__(self, folder, client, times=1):
@@ -30,7 +30,7 @@ class DiesOnce(FabricFit):
         return losses
 
 
-class Sleeps(FabricFit):
+class Sleeps(SequentialEngine):
     """Takes a long time, after it has left a file that says so."""
 
     def __init__(self, folder):
@@ -49,7 +49,7 @@ class Unlucky(Exception):
         super().__init__(f"{one} and {two}")
 
 
-class Raises(FabricFit):
+class Raises(SequentialEngine):
     """Fails with an exception of its own."""
 
     def run_phase(self, client, phase, context, environment, purpose):

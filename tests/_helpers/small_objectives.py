@@ -17,7 +17,7 @@ WIDTHS = {"hidden": HIDDEN, "out": OUT}
 SMALL = {
     "simclr": partial(SimCLR, **WIDTHS),
     "byol": partial(BYOL, **WIDTHS, momentum=0.9),
-    "byol without normalisation": partial(BYOL, **WIDTHS, momentum=0.9, batch_norm=False),
+    "byol without normalization": partial(BYOL, **WIDTHS, momentum=0.9, batch_norm=False),
     "byol by distances": partial(BYOL, **WIDTHS, momentum=0.9, squared_distances=True),
     "simsiam": partial(SimSiam, **WIDTHS),
     "mocov2": partial(MoCoV2, **WIDTHS, bank=BANK, momentum=0.9),

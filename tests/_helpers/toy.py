@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning import Federation, LocalFit
+from pfl_lightning import Engine, Federation
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner, Samples
 from pfl_lightning.methods import PFLSSL, Calibre, DualFed, FedEMA
@@ -83,11 +83,11 @@ class Toy(FederatedDataModule):
 
     def load(self) -> Samples:
         generator = torch.Generator().manual_seed(5)
-        centres = 2 * torch.randn(CLASSES, INPUTS, generator=generator)
+        centers = 2 * torch.randn(CLASSES, INPUTS, generator=generator)
         parts = []
         for lists in ((*self.labels, *self.validation_labels), self.test_labels):
             targets = torch.tensor([label for own in lists for label in own])
-            parts.append((centres[targets] + torch.randn(len(targets), INPUTS, generator=generator), targets))
+            parts.append((centers[targets] + torch.randn(len(targets), INPUTS, generator=generator), targets))
         (inputs, targets), test = parts
         if self.change is not None:
             self.change(inputs, targets)
@@ -125,7 +125,7 @@ def wide_encoder(input_shape: Sequence[int]) -> nn.Module:
 
 
 def normed_encoder(input_shape: Sequence[int]) -> nn.Module:
-    """With batch normalisation."""
+    """With batch normalization."""
     encoder = nn.Sequential(nn.Linear(input_shape[0], FEATURES), nn.BatchNorm1d(FEATURES), nn.ReLU())
     encoder.out_features = FEATURES
     return encoder
@@ -138,7 +138,7 @@ def dropout_encoder(input_shape: Sequence[int]) -> nn.Module:
     return encoder
 
 
-# Without batch normalisation: the toy data leave batches of one sample. With hidden layers as small as the encoders.
+# Without batch normalization: the toy data leave batches of one sample. With hidden layers as small as the encoders.
 SMALL_SIMCLR = partial(SimCLR, hidden=6, out=5, batch_norm=False)
 SMALL_BYOL = partial(BYOL, hidden=6, out=5, batch_norm=False, keep_target=True)
 FOR_TOY: dict[type, dict[str, Any]] = {
@@ -186,7 +186,7 @@ def run(
     cohorts: Sequence[Sequence[int]] = (range(CLIENTS),),
     data: FederatedDataModule | None = None,
     encoder: Any = tiny_encoder,
-    local_fit: LocalFit | None = None,
+    engine: Engine | None = None,
     loop: FederatedLoop | None = None,
     callbacks: Sequence[L.Callback] = (),
     ckpt_path: str | None = None,
@@ -195,7 +195,7 @@ def run(
     **options: Any,
 ) -> Federation:
     """Fit a federation on the toy data; ``store`` says where clients' states rest."""
-    federation = Federation(method, encoder, local_fit=local_fit, seed=seed, **(store or {}))
+    federation = Federation(method, encoder, engine=engine, seed=seed, **(store or {}))
     trainer = quiet_trainer(rounds, loop or GivenCohorts(*cohorts), *callbacks, **options)
     trainer.fit(federation, datamodule=data or Toy(), ckpt_path=ckpt_path)
     return federation

@@ -34,21 +34,21 @@ class ToyViews(Toy):
         return dataclasses.replace(samples, **inputs)
 
 
-class WithUnlabelled(ToyViews):
+class WithUnlabeled(ToyViews):
     """The toy data as images, with further ones without labels."""
 
     further = 23
 
     def load(self) -> Samples:
         inputs = torch.randn(self.further, INPUTS, 1, 1, generator=torch.Generator().manual_seed(8))
-        return dataclasses.replace(super().load(), unlabelled_inputs=inputs)
+        return dataclasses.replace(super().load(), unlabeled_inputs=inputs)
 
     def tensors(self, client: int, part: str = "train") -> tuple[Tensor, Tensor]:
         """What the client trains on, for a restatement."""
         inputs, targets = super().tensors(client, part)
         if part != "train":
             return inputs, targets
-        own = self.load().unlabelled_inputs[self.client_data(client).unlabelled.indices]
+        own = self.load().unlabeled_inputs[self.client_data(client).unlabeled.indices]
         return torch.cat([inputs, own]), torch.cat([targets, torch.full((len(own),), -1)])
 
 

@@ -17,7 +17,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedPAC, FedPer
 
 FIT = partial(FedPAC, lr=0.1, epochs=1)
-SOME = FederatedLoop(2, evaluated=3).sample_evaluated(CLIENTS, SEED)
+SOME = FederatedLoop(2, eval_cohort=3).sample_eval_clients(CLIENTS, SEED)
 
 
 class Diary(L.Callback):
@@ -33,41 +33,43 @@ class Diary(L.Callback):
         self.clients[-1] += batch.tolist()
 
 
-@pytest.mark.parametrize(("evaluated", "size"), [(1.0, 20), (0.3, 6), (0.31, 7), (0.001, 1), (1, 1), (7, 7), (20, 20)])
-def test_the_sample(evaluated, size):
-    drawn = [FederatedLoop(evaluated=evaluated).sample_evaluated(20, seed) for seed in range(200)]
+@pytest.mark.parametrize(
+    ("eval_cohort", "size"), [(1.0, 20), (0.3, 6), (0.31, 7), (0.001, 1), (1, 1), (7, 7), (20, 20)]
+)
+def test_the_sample(eval_cohort, size):
+    drawn = [FederatedLoop(eval_cohort=eval_cohort).sample_eval_clients(20, seed) for seed in range(200)]
     assert all(len(clients) == size for clients in drawn)
     assert all(clients == sorted(set(clients)) for clients in drawn)
     assert {client for clients in drawn for client in clients} == set(range(20))
     assert (len({tuple(clients) for clients in drawn}) > 10) == (size < 20)
-    assert drawn[3] == FederatedLoop(5, evaluated=evaluated).sample_evaluated(20, 3)
+    assert drawn[3] == FederatedLoop(5, eval_cohort=eval_cohort).sample_eval_clients(20, 3)
 
 
 def test_it_is_not_the_first_cohort():
     """Each has a stream of its own: otherwise one would judge those that have just trained."""
-    loop = FederatedLoop(10, evaluated=10)
-    assert loop.sample_evaluated(1000, 0) != loop.sample_cohort(0, 1000, 0, None)
+    loop = FederatedLoop(10, eval_cohort=10)
+    assert loop.sample_eval_clients(1000, 0) != loop.sample_cohort(0, 1000, 0, None)
 
 
-@pytest.mark.parametrize("evaluated", [0, 0.0, -1, 1.5, True, float("nan"), "all"])
-def test_samples_without_meaning_are_refused(evaluated):
-    with pytest.raises(ConfigurationError, match=r"evaluated must be a share in .*limit_val_batches"):
-        FederatedLoop(evaluated=evaluated)
+@pytest.mark.parametrize("eval_cohort", [0, 0.0, -1, 1.5, True, float("nan"), "all"])
+def test_samples_without_meaning_are_refused(eval_cohort):
+    with pytest.raises(ConfigurationError, match=r"eval_cohort must be a share in .*limit_val_batches"):
+        FederatedLoop(eval_cohort=eval_cohort)
 
 
 def test_more_than_there_are():
-    with pytest.raises(ConfigurationError, match="evaluated is 6 clients, there are 5"):
-        run(FedAvg, loop=FederatedLoop(evaluated=6))
+    with pytest.raises(ConfigurationError, match="eval_cohort is 6 clients, there are 5"):
+        run(FedAvg, loop=FederatedLoop(eval_cohort=6))
 
 
 def test_the_same_clients_in_every_round_and_everybody_afterwards():
     diary, data = Diary(), Toy()
-    federation = run(FIT, 3, loop=FederatedLoop(2, evaluated=3), callbacks=[diary], data=data)
+    federation = run(FIT, 3, loop=FederatedLoop(2, eval_cohort=3), callbacks=[diary], data=data)
     assert len(SOME) == 3
     assert diary.clients == [SOME] * 3
     assert list(federation.validation_scores) == list(federation.test_scores) == SOME
     found = federation.trainer.callback_metrics["test_accuracy/mean"]
-    expected = [score(federation.client(client), data, client, "test")[0] for client in SOME]
+    expected = [score(federation.client_model(client), data, client, "test")[0] for client in SOME]
     assert float(found) == pytest.approx(np.mean(expected), abs=1e-6)
     federation.trainer.validate(federation, datamodule=data, verbose=False)
     assert list(federation.validation_scores) == list(range(CLIENTS))
@@ -76,13 +78,13 @@ def test_the_same_clients_in_every_round_and_everybody_afterwards():
 
 
 def test_nothing_else_changes():
-    some, every = (run(FIT, 3, loop=FederatedLoop(2, evaluated=evaluated)) for evaluated in (3, 1.0))
+    some, every = (run(FIT, 3, loop=FederatedLoop(2, eval_cohort=eval_cohort)) for eval_cohort in (3, 1.0))
     assert_same(whole_state(some), whole_state(every))
     assert some.test_scores == {client: every.test_scores[client] for client in SOME}
 
 
 def test_validation_limits_take_the_first_of_them():
-    federation = run(FIT, 1, loop=FederatedLoop(evaluated=3), limit_val_batches=2, num_sanity_val_steps=1)
+    federation = run(FIT, 1, loop=FederatedLoop(eval_cohort=3), limit_val_batches=2, num_sanity_val_steps=1)
     assert list(federation.test_scores) == SOME[:2]
 
 
@@ -94,28 +96,28 @@ class Fails(FedAvg):
 def test_everybody_after_an_error():
     data = Toy()
     with pytest.raises(MemoryError):
-        run(Fails, loop=FederatedLoop(evaluated=3), data=data)
-    assert data.evaluated_clients() == list(range(CLIENTS))
+        run(Fails, loop=FederatedLoop(eval_cohort=3), data=data)
+    assert data.eval_clients_clients() == list(range(CLIENTS))
 
 
 def test_clients_that_do_not_exist():
     data = Toy()
-    data.evaluated = [1, 5]
-    with pytest.raises(IndexError, match=r"evaluated: \[1, 5\] names clients outside 0 to 4"):
-        data.evaluated_clients()
+    data.eval_clients = [1, 5]
+    with pytest.raises(IndexError, match=r"eval_clients: \[1, 5\] names clients outside 0 to 4"):
+        data.eval_clients_clients()
 
 
 # ---------------------------------------------------------------------- what is written
 
 
 def test_results_say_how_many_and_invent_nothing(tmp_path):
-    loop, data = FederatedLoop(2, evaluated=3), Toy()
+    loop, data = FederatedLoop(2, eval_cohort=3), Toy()
     federation = run(FIT, 2, loop=loop, callbacks=[ResultsWriter(str(tmp_path))], data=data)
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["num_clients"], results["evaluated_clients"]) == (CLIENTS, 3)
     assert [entry["clients"] for entry in results["history"]] == [3, 3]
     assert {choice["num_clients"] for choice in results["accuracy"].values()} == {3}
-    expected = {client: score(federation.client(client), data, client, "test")[0] for client in SOME}
+    expected = {client: score(federation.client_model(client), data, client, "test")[0] for client in SOME}
     last = results["accuracy"]["last"]
     assert last["mean"] == pytest.approx(np.mean(list(expected.values())), abs=1e-6)
     assert {last["best_client"], last["worst_client"]} <= set(SOME)
@@ -139,11 +141,11 @@ def test_without_evaluation_nobody_was_evaluated(tmp_path):
 # ---------------------------------------------------------------------- resume
 
 
-def play(folder, rounds, evaluated=3, **options):
+def play(folder, rounds, eval_cohort=3, **options):
     diary = Diary()
     saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     callbacks = [saver, ResultsWriter(str(folder)), diary]
-    loop = FederatedLoop(2, evaluated=evaluated)
+    loop = FederatedLoop(2, eval_cohort=eval_cohort)
     method = partial(FedPer, lr=0.1, epochs=1)
     federation = run(method, rounds, loop=loop, callbacks=callbacks, enable_checkpointing=True, **options)
     return federation, diary.clients

@@ -45,14 +45,14 @@ def test_a_cohort_larger_than_the_federation_is_refused():
 
 
 def test_everybody_in_the_last_round():
-    loop = FederatedLoop(0.3, everybody_in_last_round=True)
+    loop = FederatedLoop(0.3, full_participation_in_last_round=True)
     sizes = [len(loop.sample_cohort(round, 10, 0, 4)) for round in range(6)]
     assert sizes == [3, 3, 3, 10, 3, 3]
     assert len(loop.sample_cohort(0, 10, 0, None)) == 3
 
 
 def test_everybody_trains_in_the_last_round_of_a_fit():
-    federation = run(partial(LocalOnly, epochs=1), 3, loop=FederatedLoop(1, everybody_in_last_round=True))
+    federation = run(partial(LocalOnly, epochs=1), 3, loop=FederatedLoop(1, full_participation_in_last_round=True))
     assert all(federation.personal.written(k) for k in range(CLIENTS))
     some = run(partial(LocalOnly, epochs=1), 3, loop=FederatedLoop(1))
     assert 0 < sum(some.personal.written(k) for k in range(CLIENTS)) <= 3

@@ -27,10 +27,10 @@ class Independent(L.Callback):
         self.data, self.rounds = data, []
 
     def on_validation_end(self, trainer, pl_module):
-        models = {client: pl_module.client(client) for client in range(CLIENTS)}
+        models = {client: pl_module.client_model(client) for client in range(CLIENTS)}
         self.rounds.append(
             {
-                part: [score(pl_module.client(client), self.data, client, part)[0] for client in models]
+                part: [score(pl_module.client_model(client), self.data, client, part)[0] for client in models]
                 for part in ("validation", "test")
             }
         )

@@ -103,9 +103,9 @@ def test_the_markdown_says_what_the_table_says(runs, tmp_path, capsys):
 def test_the_picture_has_curves_and_clients(runs, tmp_path, capsys):
     compare(capsys, runs / "fedavg", runs / "fedper", "--output", tmp_path)
     picture = np.asarray(Image.open(tmp_path / "comparison.png").convert("RGB"))
-    colours = {tuple(pixel) for pixel in picture.reshape(-1, 3)}
+    colors = {tuple(pixel) for pixel in picture.reshape(-1, 3)}
     assert picture.shape[:2] == (456, 1200)
-    assert {(31, 119, 180), (255, 127, 14)} <= colours
+    assert {(31, 119, 180), (255, 127, 14)} <= colors
 
 
 def test_the_chosen_round_is_the_one_asked_for(runs, tmp_path, capsys):

@@ -59,7 +59,7 @@ def small_data(kind, folder):
     if name == "ImageFolder":
         return {"root": image_folder(folder / "images")}
     if name == "DomainFolders":
-        # Halves: in a last batch of two, batch normalisation has next to no variance to divide by.
+        # Halves: in a last batch of two, batch normalization has next to no variance to divide by.
         return {"root": domain_folders(folder / "domains"), "image_size": 32, "batch_size": 31}
     if name == "STL10":
         write_stl10(folder, train=400, test=120)
@@ -207,7 +207,7 @@ def test_the_partition_says_how_many_images_without_labels_a_client_has(tmp_path
     small = small_data("STL10", tmp_path / "data") | {"batch_size": 20, "partition.init_args.num_clients": 4}
     main(["partition", "--config", str(config), "--run_dir", str(tmp_path / "runs"), *flags(small, "data.init_args.")])
     said = capsys.readouterr().out
-    assert "30 unlabelled" in " ".join(said.split())
+    assert "30 unlabeled" in " ".join(said.split())
     rows = [line.split()[:3] for line in said.splitlines() if line.split()[:1] in (["0"], ["1"], ["2"], ["3"])]
     assert sorted(row[2] for row in rows) == ["0", "0", "15", "15"]
-    assert "unlabelled" in np.load(next((tmp_path / "runs").rglob("partition.npz"))).files
+    assert "unlabeled" in np.load(next((tmp_path / "runs").rglob("partition.npz"))).files

@@ -1,11 +1,11 @@
-"""The engine by one option: --fit fabric | vectorized | trainer | ray."""
+"""The engine by one option: --engine sequential | vectorized | trainer | ray."""
 
 import pytest
 import yaml
 from _helpers.fake_cluster import FakeCluster
 from _helpers.ray_helpers import FakeRay
 
-from pfl_lightning import VectorizedFit
+from pfl_lightning import VectorizedEngine
 from pfl_lightning.cli import main
 from pfl_lightning.cli.parser import ENGINES, with_engine
 from pfl_lightning.engines.ray import engine as ray_fit
@@ -43,12 +43,12 @@ def config(tmp_path, **more):
 
 def saved(tmp_path):
     found = yaml.safe_load((tmp_path / "runs" / "version_0" / "config.yaml").read_text())
-    assert found["fit"] is None
-    return found["model"]["local_fit"]
+    assert found["engine"] is None
+    return found["model"]["engine"]
 
 
-@pytest.mark.parametrize("words", [["--fit", "NAME"], ["--fit=NAME"]])
-@pytest.mark.parametrize("name", ["fabric", "vectorized", "trainer"])
+@pytest.mark.parametrize("words", [["--engine", "NAME"], ["--engine=NAME"]])
+@pytest.mark.parametrize("name", ["sequential", "vectorized", "trainer"])
 def test_an_engine_by_name(tmp_path, name, words):
     main(["fit", "--config", config(tmp_path), *(word.replace("NAME", name) for word in words)])
     assert saved(tmp_path)["class_path"] == f"pfl_lightning.{ENGINES[name]}"
@@ -56,43 +56,45 @@ def test_an_engine_by_name(tmp_path, name, words):
 
 def test_options_of_the_engine_follow(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(FakeRay(), 2))
-    words = "--fit ray --model.local_fit.workers 2 --model.local_fit.engine VectorizedFit"
+    words = "--engine ray --model.engine.workers 2 --model.engine.engine VectorizedEngine"
     main(["fit", "--config", config(tmp_path), *words.split()])
     found = saved(tmp_path)["init_args"]
     assert found["workers"] == 2
-    assert found["engine"]["class_path"] == "pfl_lightning.VectorizedFit"
+    assert found["engine"]["class_path"] == "pfl_lightning.VectorizedEngine"
 
 
 def test_the_option_comes_before_what_a_config_says(tmp_path):
-    other = {"class_path": "pfl_lightning.FabricFit", "init_args": {"gradient_clip_val": 2.0}}
-    path = config(tmp_path, model={"local_fit": other})
-    main(["fit", "--config", path, "--fit", "vectorized", "--model.local_fit.clients_per_batch", "7"])
+    other = {"class_path": "pfl_lightning.SequentialEngine", "init_args": {"gradient_clip_val": 2.0}}
+    path = config(tmp_path, model={"engine": other})
+    main(["fit", "--config", path, "--engine", "vectorized", "--model.engine.clients_per_batch", "7"])
     assert saved(tmp_path)["init_args"]["clients_per_batch"] == 7
 
 
 def test_in_a_config_file(tmp_path):
-    main(["fit", "--config", config(tmp_path, fit="vectorized")])
-    assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedFit"
+    main(["fit", "--config", config(tmp_path, engine="vectorized")])
+    assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedEngine"
 
 
 def test_in_a_config_file_with_options(tmp_path):
-    own = {"class_path": "pfl_lightning.VectorizedFit", "init_args": {"clients_per_batch": 5}}
-    main(["fit", "--config", config(tmp_path, fit="vectorized", model={"local_fit": own})])
+    own = {"class_path": "pfl_lightning.VectorizedEngine", "init_args": {"clients_per_batch": 5}}
+    main(["fit", "--config", config(tmp_path, engine="vectorized", model={"engine": own})])
     assert saved(tmp_path)["init_args"]["clients_per_batch"] == 5
 
 
 def test_the_option_comes_before_the_name_in_a_config(tmp_path):
-    main(["fit", "--config", config(tmp_path, fit="trainer"), "--fit", "vectorized"])
-    assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedFit"
+    main(["fit", "--config", config(tmp_path, engine="trainer"), "--engine", "vectorized"])
+    assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedEngine"
 
 
 def test_two_engines_in_a_config_file_are_refused(tmp_path):
-    path = config(tmp_path, fit="ray", model={"local_fit": {"class_path": "pfl_lightning.VectorizedFit"}})
-    with pytest.raises(ConfigurationError, match=r"fit is 'ray', model.local_fit is pfl_lightning.VectorizedFit: give"):
+    path = config(tmp_path, engine="ray", model={"engine": {"class_path": "pfl_lightning.VectorizedEngine"}})
+    with pytest.raises(
+        ConfigurationError, match=r"engine is 'ray', model.engine is pfl_lightning.VectorizedEngine: give"
+    ):
         main(["fit", "--config", path])
 
 
-@pytest.mark.parametrize("words", [["--fit", "rai"], ["--fit=rai"], ["--fit"]])
+@pytest.mark.parametrize("words", [["--engine", "rai"], ["--engine=rai"], ["--engine"]])
 def test_a_name_that_is_none(tmp_path, words, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--config", config(tmp_path), *words])
@@ -101,16 +103,16 @@ def test_a_name_that_is_none(tmp_path, words, capsys):
 
 
 def test_other_words_stay_as_they_are():
-    words = ["fit", "--config", "fit.yaml", "--fit", "ray", "--fitted", "x", "--fit=rai", "--fit"]
-    ray = ["--fit", "null", "--model.local_fit", "RayFit"]
-    expanded = ["fit", "--config", "fit.yaml", *ray, "--fitted", "x", "--fit=rai", "--fit"]
+    words = ["fit", "--config", "fit.yaml", "--engine", "ray", "--fitted", "x", "--engine=rai", "--engine"]
+    ray = ["--engine", "null", "--model.engine", "RayEngine"]
+    expanded = ["fit", "--config", "fit.yaml", *ray, "--fitted", "x", "--engine=rai", "--engine"]
     assert with_engine(words) == expanded
 
 
 def test_validate_takes_it_too(tmp_path, monkeypatch):
     path, used = config(tmp_path), []
     main(["fit", "--config", path])
-    evaluate = VectorizedFit.evaluate
-    monkeypatch.setattr(VectorizedFit, "evaluate", lambda *args: used.append(1) or evaluate(*args))
-    main(["validate", "--config", path, "--fit", "vectorized", "--ckpt_path", "last"])
+    evaluate = VectorizedEngine.evaluate
+    monkeypatch.setattr(VectorizedEngine, "evaluate", lambda *args: used.append(1) or evaluate(*args))
+    main(["validate", "--config", path, "--engine", "vectorized", "--ckpt_path", "last"])
     assert used

@@ -20,7 +20,7 @@ WRONG = {
     "--data Alike": "data: expected a class or null, got Alike",
     "--model.method FedEverything": "model.method: expected a class, got FedEverything",
     "--model.method.init_args.nope 3": "model.method: Option 'nope' is not accepted. Got value: Namespace(",
-    "--fit fast": "fit: expected one of ['fabric', 'vectorized', 'ray', 'trainer'] or null, got fast",
+    "--engine fast": "engine: expected one of ['sequential', 'vectorized', 'ray', 'trainer'] or null, got fast",
     "--personalize yes": "personalize: expected a class or null, got yes",
     "--personalize.epochs 0": "personalize.epochs must be at least 1, got 0",
     "--personalize.epochs many": "personalize.epochs: expected int, got many",

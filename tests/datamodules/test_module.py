@@ -137,7 +137,7 @@ def test_clients_without_samples_and_batches_that_never_fill_are_named():
         ready(IID(4), augment=True)
 
 
-def test_normalisation_measures_the_training_pool():
+def test_normalization_measures_the_training_pool():
     data = Digits(IID(4), augment=True)
     data.setup()
     inputs = torch.cat([torch.cat([x for x, _ in data.client_data(k).train.loader(50)]) for k in range(4)])

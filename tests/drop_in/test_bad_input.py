@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from pfl_lightning import FabricFit, TrainerFit, federate
+from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.errors import ConfigurationError, FederationError
@@ -88,9 +88,9 @@ def test_values_are_checked_at_once(method, options):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_every_method_applies_or_says_that_it_cannot(method):
-    if method.needs == "step":
+    if method.model_agnostic:
         federation, _ = run_project(method, num_clients=2, head="fc")
-        assert type(federation.client(1)) is Net
+        assert type(federation.client_model(1)) is Net
     else:
         with pytest.raises(ConfigurationError, match=f"{method.__name__} works on an encoder and its features"):
             federate(Net(), Data(), method, num_clients=2)
@@ -99,8 +99,8 @@ def test_every_method_applies_or_says_that_it_cannot(method):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gradient_clip_val": 0.5}, r"local_fit=TrainerFit\(gradient_clip_val=0.5\)"),
-        ({"accumulate_grad_batches": 4}, r"local_fit=TrainerFit\(accumulate_grad_batches=4\)"),
+        ({"gradient_clip_val": 0.5}, r"engine=TrainerEngine\(gradient_clip_val=0.5\)"),
+        ({"accumulate_grad_batches": 4}, r"engine=TrainerEngine\(accumulate_grad_batches=4\)"),
     ],
 )
 def test_options_of_steps_belong_to_the_engine(options, message):
@@ -115,7 +115,7 @@ def test_a_compiled_module_is_trained_as_it_was():
     plain = Net()
     run_project(FedAvg, module=plain)
     assert torch.equal(module.fc.weight, plain.fc.weight)
-    assert type(federation.client(0)) is Net
+    assert type(federation.client_model(0)) is Net
     inside = Net()
     inside.compile()
     with pytest.warns(UserWarning, match="Net is compiled"):
@@ -134,7 +134,7 @@ def test_a_layer_may_be_compiled():
     expected, _ = run_project(FedPer, module=plain, head="fc")
     assert torch.equal(module.body._orig_mod[0].weight, plain.body[0].weight)
     assert set(federation.server.weights.as_state()) == {f"module.body._orig_mod.{n}" for n in plain.body.state_dict()}
-    assert torch.equal(federation.client(2).fc.weight, expected.client(2).fc.weight)
+    assert torch.equal(federation.client_model(2).fc.weight, expected.client_model(2).fc.weight)
 
 
 class Silent(Net):
@@ -148,15 +148,15 @@ class OnlyValidation(Net):
     test_step = L.LightningModule.test_step
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_a_module_without_evaluation_steps_is_judged_by_its_scores(engine):
-    judged, trainer = run_project(FedAvg, module=Silent(), local_fit=engine())
-    whole, _ = run_project(FedAvg, local_fit=engine())
+    judged, trainer = run_project(FedAvg, module=Silent(), engine=engine())
+    whole, _ = run_project(FedAvg, engine=engine())
     for client, score in whole.test_scores.items():
         assert judged.test_scores[client].accuracy == score.accuracy
         assert judged.test_scores[client].logged == {}
     assert "test_accuracy/mean" in trainer.callback_metrics
-    partly, _ = run_project(FedAvg, module=OnlyValidation(), local_fit=engine())
+    partly, _ = run_project(FedAvg, module=OnlyValidation(), engine=engine())
     for client, score in whole.test_scores.items():
         assert partly.test_scores[client].logged == pytest.approx(score.logged)
 
@@ -224,9 +224,9 @@ def test_a_loss_that_is_not_finite_leaves_a_client_out():
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx) * (float("nan") if bool((batch[1] == 4).any()) else 1.0)
 
-    for engine in (FabricFit, TrainerFit):
+    for engine in (SequentialEngine, TrainerEngine):
         with pytest.warns(UserWarning, match=r"left out of the aggregation: client 3, round 0: the loss is nan"):
-            federation, trainer = run_project(FedAvg, module=Broken(), local_fit=engine())
+            federation, trainer = run_project(FedAvg, module=Broken(), engine=engine())
         assert trainer.callback_metrics["train/clients_left_out"] == 1
         assert bool(torch.isfinite(federation.global_model().fc.weight).all())
 

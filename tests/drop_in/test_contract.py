@@ -1,4 +1,4 @@
-"""A local fit under TrainerFit is what a Trainer makes of the module; FabricFit names what it does not take."""
+"""A local fit under TrainerEngine equals a Trainer's; SequentialEngine names what it does not take."""
 
 import itertools
 import warnings
@@ -12,7 +12,7 @@ from _helpers.project import Data, Net, run_project
 from _helpers.toy import CLIENTS, Toy, assert_same, quiet_trainer
 from torch.nn import functional as F
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import Ditto, FedAvg, FedProx, FedRep, LocalOnly
 
@@ -125,17 +125,17 @@ PROJECTS = {
 
 @pytest.mark.parametrize(("module", "options"), PROJECTS.values(), ids=PROJECTS)
 def test_local_fits_are_those_of_a_trainer(module, options):
-    federation, _ = run_project(LocalOnly, module=module(), local_fit=TrainerFit(**options), epochs=EPOCHS)
+    federation, _ = run_project(LocalOnly, module=module(), engine=TrainerEngine(**options), epochs=EPOCHS)
     for client in (0, 3):
         alone = module()
         quiet_trainer(EPOCHS, **options).fit(alone, train_dataloaders=Epochs(client))
-        assert_same(named(federation.client(client)), named(alone), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(alone), atol=1e-6)
         moved = (alone.fc.weight - module().fc.weight).abs().max()
         assert moved > 1e-3  # there was something to compare
 
 
 def test_a_method_adds_its_gradient_to_a_module_that_steps_by_itself():
-    federation, _ = run_project(FedProx, module=Manual(), local_fit=TrainerFit(), epochs=EPOCHS, mu=MU)
+    federation, _ = run_project(FedProx, module=Manual(), engine=TrainerEngine(), epochs=EPOCHS, mu=MU)
     sizes, states = [], []
     for client in range(CLIENTS):
         alone = Manual()
@@ -163,8 +163,8 @@ def test_a_phase_sets_the_rate_that_a_schedule_starts_from():
             optimizer = torch.optim.SGD(self.parameters(), lr=0.3)
             return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
 
-    for engine in (FabricFit, TrainerFit):
-        options = {"head_epochs": 2, "head_lr": 0.08, "local_fit": engine(), "head": "fc"}
+    for engine in (SequentialEngine, TrainerEngine):
+        options = {"head_epochs": 2, "head_lr": 0.08, "engine": engine(), "head": "fc"}
         federation, _ = run_project(FedRep, module=Halved(), cohorts=[[0]], **options)
         net, rates = first_net(), (0.08, 0.04)
         per_epoch = -(-len(Toy().labels[0]) // 4)
@@ -175,7 +175,7 @@ def test_a_phase_sets_the_rate_that_a_schedule_starts_from():
             with torch.no_grad():
                 for p, g in zip(net.head.parameters(), gradients, strict=True):
                     p -= rate * g
-        got = federation.client(0)
+        got = federation.client_model(0)
         assert_same(named(got.fc), named(net.head), atol=1e-6)
 
 
@@ -198,38 +198,46 @@ class AsksTrainerLater(Net):
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (Manual, {}, "Manual uses manual optimization, which FabricFit does not take; use TrainerFit"),
-        (Plateau, {}, "ReduceLROnPlateau and other frequencies need TrainerFit"),
-        (Hooked, {}, "Hooked overrides on_before_batch_transfer, which FabricFit does not call; use TrainerFit"),
-        (Unused, {}, "returned None to skip a batch, which FabricFit does not take; use TrainerFit"),
-        (AsksTrainer, {}, "AsksTrainer uses self.trainer .* FabricFit has no Trainer: use TrainerFit"),
-        (AsksTrainerLater, {}, "AsksTrainerLater uses self.trainer .* FabricFit has no Trainer: use TrainerFit"),
+        (Manual, {}, "Manual uses manual optimization, which SequentialEngine does not take; use TrainerEngine"),
+        (Plateau, {}, "ReduceLROnPlateau and other frequencies need TrainerEngine"),
+        (
+            Hooked,
+            {},
+            "Hooked overrides on_before_batch_transfer, which SequentialEngine does not call; use TrainerEngine",
+        ),
+        (Unused, {}, "returned None to skip a batch, which SequentialEngine does not take; use TrainerEngine"),
+        (AsksTrainer, {}, "AsksTrainer uses self.trainer .* SequentialEngine has no Trainer: use TrainerEngine"),
+        (
+            AsksTrainerLater,
+            {},
+            "AsksTrainerLater uses self.trainer .* SequentialEngine has no Trainer: use TrainerEngine",
+        ),
         (OneCycle, {"method": FedRep, "head_lr": 0.1}, "OneCycleLR sets rates of its own"),
     ],
 )
-def test_fabric_fit_says_what_it_does_not_take(module, options, message):
+def test_sequential_engine_says_what_it_does_not_take(module, options, message):
     method = options.pop("method", FedAvg)
     with pytest.raises(ConfigurationError, match=message):
-        run_project(method, module=module(), local_fit=FabricFit(), **options)
+        run_project(method, module=module(), engine=SequentialEngine(), **options)
 
 
-def test_fabric_fit_says_that_it_counts_no_epochs():
+def test_sequential_engine_says_that_it_counts_no_epochs():
     class Counting(Net):
         def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) / (1 + self.current_epoch)
 
-    with pytest.warns(UserWarning, match="Counting asks for current_epoch, which FabricFit does not count"):
-        run_project(FedAvg, module=Counting(), local_fit=FabricFit())
+    with pytest.warns(UserWarning, match="Counting asks for current_epoch, which SequentialEngine does not count"):
+        run_project(FedAvg, module=Counting(), engine=SequentialEngine())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*does not count.*")
-        run_project(FedAvg, module=Counting(), local_fit=TrainerFit())
-        run_project(FedAvg, local_fit=FabricFit())
+        run_project(FedAvg, module=Counting(), engine=TrainerEngine())
+        run_project(FedAvg, engine=SequentialEngine())
 
 
 @pytest.mark.parametrize("module", [AsksTrainer, AsksTrainerLater, Manual, Hooked, Unused, Plateau, Scheduled])
 def test_trainer_fit_takes_them_under_a_method_with_two_networks(module):
     federation, _ = run_project(Ditto, 1, module=module())
-    assert type(federation.client(0)) is module
+    assert type(federation.client_model(0)) is module
 
 
 def test_hooks_of_the_data_module_hold_under_trainer_fit():
@@ -237,13 +245,13 @@ def test_hooks_of_the_data_module_hold_under_trainer_fit():
         def on_after_batch_transfer(self, batch, dataloader_idx):
             return batch[0] * 0, batch[1]
 
-    federation, _ = run_project(LocalOnly, data=Shifting(), local_fit=TrainerFit())
-    assert torch.equal(federation.client(0).body[0].weight * 0, torch.zeros(5, 6))
-    start, got = Net(), federation.client(0)
+    federation, _ = run_project(LocalOnly, data=Shifting(), engine=TrainerEngine())
+    assert torch.equal(federation.client_model(0).body[0].weight * 0, torch.zeros(5, 6))
+    start, got = Net(), federation.client_model(0)
     decayed = start.body[0].weight / start.body[0].weight.abs().max()
     torch.testing.assert_close(got.body[0].weight / got.body[0].weight.abs().max(), decayed)  # weight decay alone
-    with pytest.raises(ConfigurationError, match="Shifting overrides on_after_batch_transfer, which FabricFit"):
-        run_project(LocalOnly, data=Shifting(), local_fit=FabricFit())
+    with pytest.raises(ConfigurationError, match="Shifting overrides on_after_batch_transfer, which SequentialEngine"):
+        run_project(LocalOnly, data=Shifting(), engine=SequentialEngine())
 
 
 def test_what_a_module_sends_to_its_logger_itself_goes_nowhere():

@@ -11,7 +11,7 @@ from _helpers.project import Data, Net, run_project
 from _helpers.toy import assert_same, quiet_trainer
 from torch import nn
 
-from pfl_lightning import FabricFit, TrainerFit, federate
+from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.drop_in.client import client_class
 from pfl_lightning.errors import FederationError
@@ -19,7 +19,7 @@ from pfl_lightning.methods import FedAvg, FedPer, FedProx, LGFedAvg, LocalOnly
 
 
 class Counting(Net):
-    """Batch normalisation, whole numbers that say something, and a frozen layer."""
+    """Batch normalization, whole numbers that say something, and a frozen layer."""
 
     def __init__(self) -> None:
         super().__init__(norm=True)
@@ -36,17 +36,17 @@ class Counting(Net):
         return super().training_step(batch, batch_idx) + own
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_whole_numbers_are_not_averaged(engine):
     start = Counting()
     first = copy.deepcopy(start.state_dict())
-    federation, _ = run_project(FedAvg, 2, module=start, data=Data(drop_last=True), local_fit=engine())
+    federation, _ = run_project(FedAvg, 2, module=start, data=Data(drop_last=True), engine=engine())
     state = start.state_dict()
     assert state["table"].tolist() == [3, 1, 2]
     assert bool(state["on"])
-    assert [int(federation.client(k).steps) for k in (0, 1)] == [4, 8]  # batches of two rounds, each its own
+    assert [int(federation.client_model(k).steps) for k in (0, 1)] == [4, 8]  # batches of two rounds, each its own
     assert int(state["steps"]) == 0
-    # The counter of batch normalisation travels: after each round the rounded mean, weighted by samples.
+    # The counter of batch normalization travels: after each round the rounded mean, weighted by samples.
     sizes, mean = [len(own) for own in Data().toy.labels], 0.0
     for _ in range(2):
         counts = [mean + size // 4 for size in sizes]
@@ -54,7 +54,7 @@ def test_whole_numbers_are_not_averaged(engine):
     assert int(state["body.1.num_batches_tracked"]) == mean
     for name in ("frozen.weight", "frozen.bias", "norm.weight", "norm.running_mean"):
         assert torch.equal(state[name], first[name]), name
-    for own in (federation.client(0), federation.global_model()):
+    for own in (federation.client_model(0), federation.global_model()):
         assert not own.norm.training
         assert {n for n, p in own.named_parameters() if not p.requires_grad} == {
             n for n, p in Counting().named_parameters() if not p.requires_grad
@@ -67,7 +67,7 @@ def test_what_never_travels_keeps_its_first_value_in_the_global_model():
         federation, _ = run_project(method, module=module, head="fc")
         for name, value in module.state_dict().items():
             assert torch.equal(value, start.state_dict()[name]) == name.startswith(same), (method, name)
-            assert torch.equal(value, federation.client(1).state_dict()[name]) == name.startswith(other)
+            assert torch.equal(value, federation.client_model(1).state_dict()[name]) == name.startswith(other)
 
 
 def test_the_author_s_module_is_not_trained_in_place():
@@ -76,7 +76,7 @@ def test_the_author_s_module_is_not_trained_in_place():
     one, _ = run_project(FedAvg, module=module)
     assert module.fc.weight is weights
     before = weights.clone()
-    copied = one.client(0)
+    copied = one.client_model(0)
     with torch.no_grad():
         copied.fc.weight.zero_()
     assert torch.equal(module.fc.weight, before)
@@ -140,7 +140,7 @@ def test_layers_that_are_made_in_setup_are_made_once():
     with pytest.warns(UserWarning, match="makes its layers in setup"):
         federation, _ = run_project(FedPer, 2, module=module, head="fc")
     assert setups == ["fit"]
-    one, two = federation.client(0), federation.client(1)
+    one, two = federation.client_model(0), federation.client_model(1)
     assert torch.equal(one.body.weight, two.body.weight)
     assert not torch.equal(one.fc.weight, two.fc.weight)
     assert torch.equal(federation.global_model().body.weight, one.body.weight)
@@ -156,7 +156,7 @@ def test_a_loop_of_the_trainer_s_own_drives_the_rounds():
     federation, data = federate(Net(), Data(), LocalOnly, num_clients=4, seed=1)
     trainer = quiet_trainer(1, FederatedLoop(cohort=1))
     trainer.fit(federation, datamodule=data)
-    trained = [k for k in range(4) if not torch.equal(federation.client(k).fc.weight, Net().fc.weight)]
+    trained = [k for k in range(4) if not torch.equal(federation.client_model(k).fc.weight, Net().fc.weight)]
     assert len(trained) == 1
     assert sum(isinstance(callback, FederatedLoop) for callback in trainer.callbacks) == 1
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
-from pfl_lightning import Broadcast, FabricFit, TrainerFit, federate
+from pfl_lightning import Broadcast, SequentialEngine, TrainerEngine, federate
 from pfl_lightning.drop_in.transient import Transient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import Ditto, FedAvg, LocalOnly
@@ -46,12 +46,12 @@ class Inner(nn.Module):
         self.calls = 0
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize("method", [LocalOnly, Ditto])
 def test_a_client_does_not_see_who_trained_before_it(engine, method):
     def weights(*cohorts):
-        federation, _ = run_project(method, len(cohorts), module=Remembering(), cohorts=cohorts, local_fit=engine())
-        return dict(federation.client(3).state_dict())
+        federation, _ = run_project(method, len(cohorts), module=Remembering(), cohorts=cohorts, engine=engine())
+        return dict(federation.client_model(3).state_dict())
 
     alone = weights([3])
     assert_same(weights([0, 1, 3]), alone)
@@ -69,8 +69,8 @@ def test_a_metric_forgets_other_clients():
             return super().training_step(batch, batch_idx) * (1 + self.meter.compute().tanh())
 
     def weights(*cohorts):
-        federation, _ = run_project(LocalOnly, module=Metered(), cohorts=cohorts, local_fit=FabricFit())
-        return dict(federation.client(3).state_dict())
+        federation, _ = run_project(LocalOnly, module=Metered(), cohorts=cohorts, engine=SequentialEngine())
+        return dict(federation.client_model(3).state_dict())
 
     assert_same(weights([0, 1, 3]), weights([3]))
 

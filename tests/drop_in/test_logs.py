@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedRep
 
-ENGINES = {"fabric": FabricFit, "trainer": TrainerFit}
+ENGINES = {"sequential": SequentialEngine, "trainer": TrainerEngine}
 both = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
@@ -84,7 +84,7 @@ def restate_training(epochs):
 
 @both
 def test_training_values_equal_a_loop_over_all_samples(engine):
-    _, trainer = run_project(FedAvg, module=Logging(), local_fit=engine(), epochs=2)
+    _, trainer = run_project(FedAvg, module=Logging(), engine=engine(), epochs=2)
     steps = restate_training(2)
     every = [step for own in steps for step in own]
     samples = sum(n for _, _, n in every)
@@ -107,7 +107,7 @@ def test_training_values_equal_a_loop_over_all_samples(engine):
 
 @both
 def test_validation_values_are_those_of_all_validation_samples(engine):
-    federation, trainer = run_project(FedRep, module=Logging(), local_fit=engine(), data=InSmallBatches(Toy(**UNEQUAL)))
+    federation, trainer = run_project(FedRep, module=Logging(), engine=engine(), data=InSmallBatches(Toy(**UNEQUAL)))
     data, losses, right, samples = Toy(**UNEQUAL), 0.0, 0, 0
     for client in range(CLIENTS):
         net = first_net()
@@ -115,7 +115,7 @@ def test_validation_values_are_those_of_all_validation_samples(engine):
             net,
             {
                 n.replace("body", "encoder").replace("fc", "head"): p
-                for n, p in named(federation.client(client)).items()
+                for n, p in named(federation.client_model(client)).items()
             },
         )
         inputs, labels = data.tensors(client, "validation")
@@ -132,7 +132,7 @@ def test_validation_values_are_those_of_all_validation_samples(engine):
     assert float(trainer.callback_metrics["accuracy/mean"]) == pytest.approx(sum(accuracies) / CLIENTS)
 
 
-def test_a_monitored_value_is_summarised_over_clients():
+def test_a_monitored_value_is_summarized_over_clients():
     federation, trainer = run_project(FedAvg, monitor="val_loss")
     for prefix, scores in (("val", federation.validation_scores), ("test", federation.test_scores)):
         own = torch.tensor([score.logged[f"{prefix}_loss"] for score in scores.values()])
@@ -146,8 +146,8 @@ def test_a_monitored_value_is_summarised_over_clients():
 def test_logging_leaves_nothing_in_the_module():
     """It is patched in an object and for a time only."""
     module = Logging()
-    federation, _ = run_project(FedAvg, module=module, local_fit=FabricFit())
-    for found in (module, federation.client(1), federation.models[0].module):
+    federation, _ = run_project(FedAvg, module=module, engine=SequentialEngine())
+    for found in (module, federation.client_model(1), federation.models[0].module):
         assert "log" not in vars(found)
         assert "training_step" not in vars(found)
         assert not found.seen.update_called
@@ -156,7 +156,7 @@ def test_logging_leaves_nothing_in_the_module():
 
 def test_a_record_refuses_what_it_cannot_reduce():
     record = LogRecord()
-    with pytest.raises(ConfigurationError, match="TrainerFit"):
+    with pytest.raises(ConfigurationError, match="TrainerEngine"):
         record.log("a", 1.0, reduce_fx=torch.median)
     with pytest.raises(ConfigurationError, match="single numbers"):
         record.log("a", torch.ones(2))
@@ -189,7 +189,7 @@ def test_a_metric_that_training_uses_too_begins_anew_in_an_evaluation(engine):
             self.right(self(batch[0]), batch[1])
             self.log("test_acc", self.right)
 
-    federation, _ = run_project(FedAvg, module=Shared(), local_fit=engine(), fine_tune="all")
+    federation, _ = run_project(FedAvg, module=Shared(), engine=engine(), fine_tune="all")
     for scores, name in ((federation.validation_scores, "val_acc"), (federation.test_scores, "test_acc")):
         for score in scores.values():
             assert score.logged[name] == pytest.approx(score.accuracy)

@@ -6,12 +6,12 @@ from _helpers.plain import batches, copy_of, cross_entropy, first_net, mean_of, 
 from _helpers.project import Net, run_project
 from _helpers.toy import CLIENTS, Toy, assert_same
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.methods import Ditto, FedAvg, FedBABU, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 
 LR, EPOCHS, MU = 0.05, 2, 0.3
 COHORTS = [[0, 2, 3], [1, 2]]
-ENGINES = {"fabric": FabricFit, "trainer": TrainerFit}
+ENGINES = {"sequential": SequentialEngine, "trainer": TrainerEngine}
 
 WHOLE = [("", EPOCHS, LR)]
 RULES = {
@@ -60,12 +60,12 @@ def test_rounds_equal_the_restatement(rule, engine):
     method, options, _, _ = rule
     data, module = Toy(), Net(LR)
     federation, trainer = run_project(
-        method, 2, module=module, cohorts=COHORTS, local_fit=engine(), epochs=EPOCHS, head="fc", **options
+        method, 2, module=module, cohorts=COHORTS, engine=engine(), epochs=EPOCHS, head="fc", **options
     )
     models, server = restate(rule, data)
     samples = losses = 0.0
     for client, model in enumerate(models):
-        own = federation.client(client)
+        own = federation.client_model(client)
         assert type(own) is Net
         assert_same(as_plain(own), named(model), atol=1e-6)
         accuracy, loss = score(model, data, client, "test")
@@ -81,7 +81,7 @@ def test_rounds_equal_the_restatement(rule, engine):
 def test_ditto_equals_the_restatement(engine):
     data, module = Toy(), Net(LR)
     options = {"lam": MU, "personal_epochs": 3, "epochs": EPOCHS}
-    federation, _ = run_project(Ditto, 2, module=module, cohorts=COHORTS, local_fit=engine(), **options)
+    federation, _ = run_project(Ditto, 2, module=module, cohorts=COHORTS, engine=engine(), **options)
     shared, personal = first_net(), [first_net() for _ in range(CLIENTS)]
     for round, cohort in enumerate(COHORTS):
         uploads = []
@@ -98,7 +98,7 @@ def test_ditto_equals_the_restatement(engine):
             uploads.append(named(local))
         put(shared, mean_of(uploads, [len(data.labels[k]) for k in cohort]))
     for client, model in enumerate(personal):
-        assert_same(as_plain(federation.client(client)), named(model), atol=1e-6)
+        assert_same(as_plain(federation.client_model(client)), named(model), atol=1e-6)
         assert federation.test_scores[client].accuracy == pytest.approx(score(model, data, client, "test")[0])
     assert_same(as_plain(module), named(shared), atol=1e-6)
 
@@ -107,7 +107,7 @@ def test_ditto_equals_the_restatement(engine):
 def test_fine_tuning_serves_the_evaluation(engine):
     data = Toy()
     options = {"fine_tune": "head", "fine_tune_epochs": 2, "fine_tune_lr": 0.3, "epochs": EPOCHS}
-    federation, _ = run_project(FedAvg, 2, module=Net(LR), cohorts=COHORTS, local_fit=engine(), **options)
+    federation, _ = run_project(FedAvg, 2, module=Net(LR), cohorts=COHORTS, engine=engine(), **options)
     for client, model in enumerate(restate(RULES["FedAvg"], data)[0]):
         head = [p for name, p in model.named_parameters() if name.startswith("head.")]
         sgd(model, batches(data, client, 1, "personalize/0", 2), head, 0.3)
@@ -116,12 +116,12 @@ def test_fine_tuning_serves_the_evaluation(engine):
         )
 
 
-def test_fedbn_keeps_batch_normalisation_on_the_client():
+def test_fedbn_keeps_batch_normalization_on_the_client():
     from pfl_lightning.methods import FedBN
 
     module = Net(norm=True)
     federation, _ = run_project(FedBN, 1, module=module, data=None, num_clients=3)
-    one, two = federation.client(0).state_dict(), federation.client(1).state_dict()
+    one, two = federation.client_model(0).state_dict(), federation.client_model(1).state_dict()
     own = {name for name in one if not torch.equal(one[name], two[name])}
     expected = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
     assert expected <= own <= expected | {"body.1.num_batches_tracked"}

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import DataLoader
 
-from pfl_lightning import FabricFit, TrainerFit, federate
+from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.datamodules import ClassesPerClient, Digits
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedRep
 
@@ -33,17 +33,17 @@ class Images(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_images_of_a_federated_data_module(engine):
     data = Digits(ClassesPerClient(4, classes_per_client=2), batch_size=32)
-    federation, data = federate(Images(), data, FedRep, local_fit=engine(), seed=1, head="classify")
+    federation, data = federate(Images(), data, FedRep, engine=engine(), seed=1, head="classify")
     trainer = quiet_trainer(3)
     trainer.fit(federation, datamodule=data)
     assert float(trainer.callback_metrics["test_accuracy/mean"]) > 0.8
     assert [row.encoder for row in federation.architectures] == ["Images"]
     with torch.no_grad():
         for client in (0, 3):
-            own, part = federation.client(client).eval(), data.client_data(client).test
+            own, part = federation.client_model(client).eval(), data.client_data(client).test
             inputs, classes = part.loader(1000).tensors()
             right = float((own(inputs).argmax(1) == classes).float().mean())
             assert federation.test_scores[client].accuracy == pytest.approx(right)
@@ -53,17 +53,17 @@ def test_images_of_a_federated_data_module(engine):
 def test_precision_is_the_outer_trainer_s(precision):
     def weights(engine):
         module = Net()
-        federation, _ = run_project(FedAvg, module=module, local_fit=engine(), trainer={"precision": precision})
+        federation, _ = run_project(FedAvg, module=module, engine=engine(), trainer={"precision": precision})
         found = dict(federation.global_model().state_dict())
         assert found["fc.weight"].dtype == (torch.float64 if precision == "64-true" else torch.float32)
         return found
 
-    assert_same(weights(FabricFit), weights(TrainerFit), atol=1e-12 if precision == "64-true" else 1e-3)
+    assert_same(weights(SequentialEngine), weights(TrainerEngine), atol=1e-12 if precision == "64-true" else 1e-3)
 
 
 def test_running_statistics_of_a_frozen_part_are_held():
     """In the phase of the head the encoder is as it was received, its running statistics included."""
-    for engine in (FabricFit, TrainerFit):
+    for engine in (SequentialEngine, TrainerEngine):
         seen = []
 
         class Watched(Net):
@@ -73,7 +73,7 @@ def test_running_statistics_of_a_frozen_part_are_held():
         module = Watched(norm=True)
         start = {name: value.clone() for name, value in module.state_dict().items()}
         data = Data(drop_last=True)
-        run_project(FedRep, module=module, data=data, local_fit=engine(), cohorts=[[0]], head="fc")
+        run_project(FedRep, module=module, data=data, engine=engine(), cohorts=[[0]], head="fc")
         head, encoder = seen
         for name, value in start.items():
             assert torch.equal(head[name], value) == (not name.startswith("fc.")), name
@@ -111,7 +111,7 @@ def test_callbacks_of_local_fits_are_the_engine_s():
             with torch.no_grad():
                 pl_module.fc.bias.fill_(3.0)
 
-    federation, _ = run_project(FedAvg, local_fit=TrainerFit(callbacks=[Halving()]))
+    federation, _ = run_project(FedAvg, engine=TrainerEngine(callbacks=[Halving()]))
     assert federation.global_model().fc.bias.tolist() == pytest.approx([3.0] * 5)
 
 
@@ -160,14 +160,14 @@ class Recurrent(L.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.02)
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_nested_batches_of_sequences_of_different_lengths(engine):
     federation, data = federate(
         Recurrent(),
         Sequences(),
         FedPer,
         ClassesPerClient(3, classes_per_client=2),
-        local_fit=engine(),
+        engine=engine(),
         seed=1,
         epochs=3,
     )
@@ -176,7 +176,7 @@ def test_nested_batches_of_sequences_of_different_lengths(engine):
     assert float(trainer.callback_metrics["accuracy/mean"]) > 0.8
     with torch.no_grad():
         for client in range(3):
-            own, part = federation.client(client), data.client_data(client).validation
+            own, part = federation.client_model(client), data.client_data(client).validation
             items = [data.items[60:][place] for place in part.indices.tolist()]
             scores = torch.cat([own((inputs[None], torch.tensor([len(inputs)]))) for inputs, _ in items])
             classes = torch.tensor([label for _, label in items])

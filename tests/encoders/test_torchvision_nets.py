@@ -67,7 +67,7 @@ def test_grey_images_are_seen_as_in_three_equal_channels(trained):
     images = torch.randn(2, 1, 40, 40, dtype=torch.float64)
     loaded = encoder((1, 40, 40), out_features=None, weights=file).eval().double()
     expected = trunk(images.expand(-1, 3, -1, -1))
-    # The file is in single precision, and so is the sum over the colours.
+    # The file is in single precision, and so is the sum over the colors.
     torch.testing.assert_close(loaded(images), expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
 
 
@@ -88,11 +88,11 @@ def _googlenet():
 @pytest.mark.parametrize("encoder", REFERENCES, ids=lambda encoder: encoder.__name__)
 def test_one_channel_is_drawn_as_three_are(encoder):
     torch.manual_seed(0)
-    grey, colour = first_weight(encoder((1, 32, 32))), first_weight(encoder((3, 32, 32)))
-    assert grey.shape == (colour.shape[0], 1, *colour.shape[2:])
+    gray, color = first_weight(encoder((1, 32, 32))), first_weight(encoder((3, 32, 32)))
+    assert gray.shape == (color.shape[0], 1, *color.shape[2:])
     # torchvision draws ResNet's and GoogLeNet's independently of the channels, ShuffleNet's by 1 / sqrt(channels).
     ratio = 3**0.5 if encoder is ShuffleNetV2 else 1
-    assert (grey.std() / colour.std()).item() == pytest.approx(ratio, rel=0.15)
+    assert (gray.std() / color.std()).item() == pytest.approx(ratio, rel=0.15)
 
 
 def test_transformed_input_is_torchvisions():

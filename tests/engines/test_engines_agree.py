@@ -17,12 +17,12 @@ from _helpers.toy import (
     whole_state,
 )
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedBABU, FedBN, FedGH, FedPAC, FedProto, FedRep
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 COHORTS = [[0, 2, 3], [1, 2]]
 
@@ -30,8 +30,8 @@ COHORTS = [[0, 2, 3], [1, 2]]
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_engines_agree_bit_by_bit(method):
     fit = for_toy(method, lr=0.05, epochs=2)
-    tight = run(fit, 2, cohorts=COHORTS, local_fit=FabricFit(cache_features=False))
-    full = run(fit, 2, cohorts=COHORTS, local_fit=TrainerFit())
+    tight = run(fit, 2, cohorts=COHORTS, engine=SequentialEngine(cache_features=False))
+    full = run(fit, 2, cohorts=COHORTS, engine=TrainerEngine())
     assert_same(whole_state(full), whole_state(tight))
     assert full.test_scores == tight.test_scores
     assert len(tight.test_scores) == CLIENTS
@@ -53,9 +53,9 @@ def test_engines_agree_bit_by_bit(method):
 @pytest.mark.parametrize("clip", [{}, {"gradient_clip_val": 0.1}], ids=["unclipped", "clipped"])
 def test_engines_agree_with_batch_norm_dropout_and_options(fit, encoder, clip):
     def go(engine):
-        return run(fit, 2, cohorts=COHORTS, local_fit=engine, encoder=encoder, data=Toy(batch_size=9))
+        return run(fit, 2, cohorts=COHORTS, engine=engine, encoder=encoder, data=Toy(batch_size=9))
 
-    tight, full = go(FabricFit(cache_features=False, **clip)), go(TrainerFit(**clip))
+    tight, full = go(SequentialEngine(cache_features=False, **clip)), go(TrainerEngine(**clip))
     assert_same(whole_state(full), whole_state(tight))
     assert full.validation_scores == tight.validation_scores
 
@@ -64,17 +64,17 @@ def test_engines_agree_with_batch_norm_dropout_and_options(fit, encoder, clip):
 def test_engines_agree_with_two_encoders(method):
     def go(engine):
         encoders = [tiny_encoder, linear_encoder]
-        return run(partial(method, lr=0.05, epochs=1), 2, cohorts=COHORTS, local_fit=engine, encoder=encoders)
+        return run(partial(method, lr=0.05, epochs=1), 2, cohorts=COHORTS, engine=engine, encoder=encoders)
 
-    tight, full = go(FabricFit(cache_features=False)), go(TrainerFit())
+    tight, full = go(SequentialEngine(cache_features=False)), go(TrainerEngine())
     assert_same(whole_state(full), whole_state(tight))
     assert full.test_scores == tight.test_scores
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_options_are_not_idle(engine):
-    plain = whole_state(run(FedAvg, local_fit=engine()))
-    clipped = whole_state(run(FedAvg, local_fit=engine(gradient_clip_val=0.1)))
+    plain = whole_state(run(FedAvg, engine=engine()))
+    clipped = whole_state(run(FedAvg, engine=engine(gradient_clip_val=0.1)))
     assert not torch.equal(plain["client 0 head.weight"], clipped["client 0 head.weight"])
 
 
@@ -86,7 +86,7 @@ def test_options_are_not_idle(engine):
 )
 def test_features_computed_once_change_nothing(fit, encoder):
     def go(cache):
-        return run(fit, 2, local_fit=FabricFit(cache_features=cache), encoder=encoder, data=Toy(batch_size=9))
+        return run(fit, 2, engine=SequentialEngine(cache_features=cache), encoder=encoder, data=Toy(batch_size=9))
 
     cached, fresh = go(True), go(False)
     assert_same(whole_state(cached), whole_state(fresh), atol=1e-6)
@@ -105,7 +105,7 @@ def test_features_computed_once_save_passes():
             module.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
             return module
 
-        run(partial(FedRep, head_epochs=10), encoder=encoder, local_fit=FabricFit(cache_features=cache))
+        run(partial(FedRep, head_epochs=10), encoder=encoder, engine=SequentialEngine(cache_features=cache))
         rows[cache] = sum(seen)
     sizes = [len(own) for own in Toy().labels]
     looks = sum(2 * min(16, size) for size in sizes)  # whether the encoder is as in evaluation mode
@@ -137,7 +137,7 @@ def test_features_are_computed_anew_after_the_encoder_has_trained(optimizer):
     federation = run(partial(FedPAC, epochs=2, optimizer=optimizer), cohorts=[[0]])
     inputs, labels = Toy().tensors(0)
     with torch.no_grad():
-        features = federation.client(0).encoder(inputs)
+        features = federation.client_model(0).encoder(inputs)
     for c in (0, 1):
         torch.testing.assert_close(federation.server.centroids[c], features[labels == c].mean(0), rtol=0, atol=1e-5)
 
@@ -156,13 +156,13 @@ class _Backwards(FederatedLoop):
         return list(self.order)
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize("encoder", [dropout_encoder, normed_encoder])
 def test_a_fit_does_not_depend_on_who_trained_before(engine, encoder):
     def go(order):
         fit = partial(FedRep, lr=0.05, epochs=1, fine_tune="all")
         torch.manual_seed(len(order) * 31 + order[0])
-        options = {"loop": _Backwards(order), "encoder": encoder, "data": Toy(batch_size=9), "local_fit": engine()}
+        options = {"loop": _Backwards(order), "encoder": encoder, "data": Toy(batch_size=9), "engine": engine()}
         return run(fit, 1, limit_val_batches=0, **options).personal
 
     alone, ascending, descending = go([2]), go([0, 1, 2, 3, 4]), go([4, 3, 2, 1, 0])

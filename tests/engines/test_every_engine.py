@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.toy import (
     CLIENTS,
     Toy,
@@ -19,24 +19,24 @@ from _helpers.toy import (
 )
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedBN, FedPAC, FedProto, FedRep
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 COHORTS = [[0, 2, 3], [1, 2, 4]]
 METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 # What makes the engine, what it is compared with, and how far they may be apart.
 ENGINES = {
-    "TrainerFit": (lambda patch: TrainerFit(), lambda: FabricFit(cache_features=False), 0.0),
-    "VectorizedFit": (lambda patch: VectorizedFit(forward="vmap"), FabricFit, 1e-5),
-    "VectorizedFit, looped": (lambda patch: VectorizedFit(forward="loop"), FabricFit, 1e-5),
-    "RayFit, one worker": (lambda patch: fake_ray_fit(patch, 1)[0], FabricFit, 0.0),
-    "RayFit, three workers": (lambda patch: fake_ray_fit(patch, 3)[0], FabricFit, 0.0),
-    "RayFit of VectorizedFit": (
-        lambda patch: fake_ray_fit(patch, 2, engine=VectorizedFit(2, forward="vmap"))[0],
-        lambda: VectorizedFit(2, forward="vmap"),
+    "TrainerEngine": (lambda patch: TrainerEngine(), lambda: SequentialEngine(cache_features=False), 0.0),
+    "VectorizedEngine": (lambda patch: VectorizedEngine(forward="vmap"), SequentialEngine, 1e-5),
+    "VectorizedEngine, looped": (lambda patch: VectorizedEngine(forward="loop"), SequentialEngine, 1e-5),
+    "RayEngine, one worker": (lambda patch: fake_ray_engine(patch, 1)[0], SequentialEngine, 0.0),
+    "RayEngine, three workers": (lambda patch: fake_ray_engine(patch, 3)[0], SequentialEngine, 0.0),
+    "RayEngine of VectorizedEngine": (
+        lambda patch: fake_ray_engine(patch, 2, engine=VectorizedEngine(2, forward="vmap"))[0],
+        lambda: VectorizedEngine(2, forward="vmap"),
         0.0,
     ),
 }
@@ -63,14 +63,14 @@ def assert_alike(got, expected, atol):
 @ENGINE
 def test_engines_agree(method, make, reference, atol, monkeypatch):
     fit = for_toy(method, lr=0.01, epochs=1)
-    got = run(fit, 2, cohorts=COHORTS, local_fit=make(monkeypatch))
-    expected = run(fit, 2, cohorts=COHORTS, local_fit=reference())
+    got = run(fit, 2, cohorts=COHORTS, engine=make(monkeypatch))
+    expected = run(fit, 2, cohorts=COHORTS, engine=reference())
     if method.__name__ != "DualFed" or atol == 0:  # whose lambda of 40 multiplies rounding; below in double precision
         assert_alike(got, expected, atol)
     else:
         precise = {"cohorts": COHORTS, "precision": "64-true"}
-        got = run(fit, 2, local_fit=make(monkeypatch), **precise)
-        assert_alike(got, run(fit, 2, local_fit=reference(), **precise), 1e-8)
+        got = run(fit, 2, engine=make(monkeypatch), **precise)
+        assert_alike(got, run(fit, 2, engine=reference(), **precise), 1e-8)
 
 
 CASES = {
@@ -78,7 +78,7 @@ CASES = {
     "own statistics": (for_toy(DualFed, lr=0.01, contrastive=1.0), {"encoder": normed_encoder, "batch_size": 9}),
     "two encoders": (partial(FedProto, lr=0.05, epochs=1), {"encoder": [tiny_encoder, linear_encoder]}),
     "fine-tuning": (partial(FedAvg, lr=0.05, epochs=1, fine_tune="all"), {}),
-    "trained models": (partial(FedAvg, lr=0.05, epochs=1, evaluated="trained"), {}),
+    "trained models": (partial(FedAvg, lr=0.05, epochs=1, eval_model="trained"), {}),
     "schedule": (
         partial(FedRep, epochs=1, lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)),
         {},
@@ -92,8 +92,8 @@ CASES = {
 def test_engines_agree_whatever_the_clients_have(fit, options, make, reference, atol, monkeypatch):
     data = {key: options[key] for key in ("batch_size", "labels") if key in options}
     more = {"encoder": options.get("encoder", tiny_encoder), "cohorts": COHORTS}
-    got = run(fit, 2, local_fit=make(monkeypatch), data=Toy(**data), **more)
-    assert_alike(got, run(fit, 2, local_fit=reference(), data=Toy(**data), **more), atol)
+    got = run(fit, 2, engine=make(monkeypatch), data=Toy(**data), **more)
+    assert_alike(got, run(fit, 2, engine=reference(), data=Toy(**data), **more), atol)
 
 
 @ENGINE
@@ -101,33 +101,33 @@ def test_engines_agree_whatever_the_clients_have(fit, options, make, reference, 
     ("fit", "encoder"),
     [
         (partial(FedPAC, lr=0.05, epochs=1, fine_tune="head"), tiny_encoder),
-        (partial(FedAvg, lr=0.05, epochs=1, evaluated="trained"), dropout_encoder),
+        (partial(FedAvg, lr=0.05, epochs=1, eval_model="trained"), dropout_encoder),
     ],
     ids=["FedPAC", "dropout"],
 )
 def test_stop_and_resume_is_exact_under_each_engine(fit, encoder, tmp_path, make, reference, atol, monkeypatch):
     saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     options = {"cohorts": COHORTS, "encoder": encoder}
-    whole = run(fit, 3, local_fit=make(monkeypatch), **options)
+    whole = run(fit, 3, engine=make(monkeypatch), **options)
     options |= {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
-    run(fit, 2, local_fit=make(monkeypatch), callbacks=[saver], **options)
+    run(fit, 2, engine=make(monkeypatch), callbacks=[saver], **options)
     torch.manual_seed(5)
-    resumed = run(fit, 3, local_fit=make(monkeypatch), ckpt_path=str(tmp_path / "epoch=1.ckpt"), **options)
+    resumed = run(fit, 3, engine=make(monkeypatch), ckpt_path=str(tmp_path / "epoch=1.ckpt"), **options)
     assert_same(whole_state(resumed), whole_state(whole))
     assert resumed.test_scores == whole.test_scores
 
 
 @pytest.mark.parametrize("first", ENGINES, ids=ENGINES)
-@pytest.mark.parametrize("then", ["FabricFit", "VectorizedFit", "RayFit, three workers"])
+@pytest.mark.parametrize("then", ["SequentialEngine", "VectorizedEngine", "RayEngine, three workers"])
 def test_a_run_goes_on_under_another_engine(tmp_path, first, then, monkeypatch):
     fit = partial(FedPAC, lr=0.01, epochs=1)
     saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
 
     def make(name):
-        return FabricFit() if name == "FabricFit" else ENGINES[name][0](monkeypatch)
+        return SequentialEngine() if name == "SequentialEngine" else ENGINES[name][0](monkeypatch)
 
     options = {"cohorts": COHORTS, "enable_checkpointing": True, "default_root_dir": str(tmp_path)}
-    whole = run(fit, 3, local_fit=FabricFit(), cohorts=COHORTS)
-    run(fit, 1, local_fit=make(first), callbacks=[saver], **options)
-    resumed = run(fit, 3, local_fit=make(then), ckpt_path=str(tmp_path / "epoch=0.ckpt"), **options)
+    whole = run(fit, 3, engine=SequentialEngine(), cohorts=COHORTS)
+    run(fit, 1, engine=make(first), callbacks=[saver], **options)
+    resumed = run(fit, 3, engine=make(then), ckpt_path=str(tmp_path / "epoch=0.ckpt"), **options)
     assert_alike(resumed, whole, 1e-5)

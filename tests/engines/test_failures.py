@@ -8,11 +8,11 @@ import torch
 from _helpers.plain import named
 from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, whole_state
 
-from pfl_lightning import ClientUpdate, FabricFit, TrainerFit
+from pfl_lightning import ClientUpdate, SequentialEngine, TrainerEngine
 from pfl_lightning.errors import ClientError, FederationError, InvalidMessageError, NonFiniteLossError
 from pfl_lightning.methods import METHODS, FedAvg, FedPAC, FedPer, FedRep, LocalOnly
 
-ENGINES = [FabricFit, TrainerFit]
+ENGINES = [SequentialEngine, TrainerEngine]
 BAD = 2
 
 
@@ -50,7 +50,7 @@ class _ByHand(GivenCohorts):
 @pytest.mark.parametrize("method", [FedAvg, FedPer, LocalOnly, FedRep], ids=lambda method: method.__name__)
 def test_a_non_finite_loss_names_client_round_and_step(engine, method):
     loop = _ByHand(range(CLIENTS), [0, 2])
-    _, messages = play(partial(method, epochs=1), 2, loop=loop, local_fit=engine())
+    _, messages = play(partial(method, epochs=1), 2, loop=loop, engine=engine())
     assert [(error.client, error.round) for error in loop.errors] == [(BAD, 0), (BAD, 1)]
     assert all(isinstance(error, NonFiniteLossError) for error in loop.errors)
     assert len(messages) == 2
@@ -62,7 +62,7 @@ def test_a_non_finite_loss_names_client_round_and_step(engine, method):
 def test_the_step_is_the_first_bad_one(engine):
     generator_order = _order_of_first_epoch()
     loop = _ByHand(range(CLIENTS))
-    play(partial(FedAvg, epochs=2), loop=loop, local_fit=engine())
+    play(partial(FedAvg, epochs=2), loop=loop, engine=engine())
     assert f"at step {generator_order.index(3) // 4} of phase 'fit'" in str(loop.errors[0])
 
 
@@ -79,8 +79,8 @@ def _order_of_first_epoch():
 def test_the_others_go_on_as_if_the_bad_client_were_not_there(engine, method):
     options = {"fine_tune": None} if method.__name__ == "FedBABU" else {}
     fit = for_toy(method, lr=0.05, epochs=1, **options)
-    with_bad, messages = play(fit, 2, local_fit=engine(), cohorts=[[0, 2, 3], [1, 2, 4]])
-    without, none = play(fit, 2, local_fit=engine(), cohorts=[[0, 3], [1, 4]])
+    with_bad, messages = play(fit, 2, engine=engine(), cohorts=[[0, 2, 3], [1, 2, 4]])
+    without, none = play(fit, 2, engine=engine(), cohorts=[[0, 3], [1, 4]])
     assert_same(whole_state(with_bad), whole_state(without))
     assert len(messages) == 2
     assert none == []
@@ -163,7 +163,7 @@ def test_a_misshapen_upload_is_left_out(change, message):
     with pytest.warns(UserWarning, match=rf"left out of the aggregation: client 2, round 0: .*{message}"):
         federation = run(method, limit_val_batches=0)
     without = run(partial(FedAvg, lr=0.05), cohorts=[[0, 1, 3, 4]], limit_val_batches=0)
-    assert_same(named(federation.client(0)), named(without.client(0)))
+    assert_same(named(federation.client_model(0)), named(without.client_model(0)))
 
 
 def test_misshapen_statistics_are_left_out():

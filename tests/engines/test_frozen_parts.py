@@ -6,7 +6,7 @@ from _helpers.toy import FEATURES, Toy, assert_same, normed_encoder, run, whole_
 from torch import nn
 from torch.nn import functional as F
 
-from pfl_lightning import FabricFit, Phase, TrainerFit
+from pfl_lightning import Phase, SequentialEngine, TrainerEngine
 from pfl_lightning.methods import FedPAC, FedRep
 
 
@@ -28,16 +28,16 @@ class HeadOnly(FedRep):
         return (Phase("head", ("head.*",), 2),)
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_running_statistics_of_a_frozen_encoder_are_held(engine):
-    federation = run(HeadOnly, 1, encoder=normed_encoder, local_fit=engine())
-    state = federation.client(0).state_dict()
+    federation = run(HeadOnly, 1, encoder=normed_encoder, engine=engine())
+    state = federation.client_model(0).state_dict()
     assert state["encoder.1.num_batches_tracked"] == 0
     assert torch.equal(state["encoder.1.running_mean"], torch.zeros(FEATURES))
 
 
 def test_running_statistics_follow_where_the_encoder_trains():
-    state = run(FedRep, 1, encoder=normed_encoder, data=Toy(drop_last=True)).client(0).state_dict()
+    state = run(FedRep, 1, encoder=normed_encoder, data=Toy(drop_last=True)).client_model(0).state_dict()
     assert not torch.equal(state["encoder.1.running_mean"], torch.zeros(FEATURES))
 
 
@@ -45,8 +45,8 @@ def test_running_statistics_follow_where_the_encoder_trains():
 def test_features_computed_once_change_nothing(encoder):
     states = []
     for cache in (True, False):
-        engine = FabricFit(cache_features=cache)
-        states.append(whole_state(run(FedPAC, 2, encoder=encoder, local_fit=engine, data=Toy(drop_last=True))))
+        engine = SequentialEngine(cache_features=cache)
+        states.append(whole_state(run(FedPAC, 2, encoder=encoder, engine=engine, data=Toy(drop_last=True))))
     assert_same(*states, atol=1e-6)
 
 

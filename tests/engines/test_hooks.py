@@ -8,11 +8,11 @@ import torch
 from _helpers.plain import named
 from _helpers.toy import Toy, assert_same, run
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedRep
 
-ENGINES = [FabricFit, TrainerFit]
+ENGINES = [SequentialEngine, TrainerEngine]
 STEPS = len(range(0, len(Toy().labels[0]), 4))  # of client 0 in an epoch
 
 
@@ -80,12 +80,12 @@ class NoOptimizer(FedAvg):
 @pytest.mark.parametrize(
     ("client", "message"),
     [
-        (Manual, "Manual uses manual optimization.*TrainerFit"),
-        (OwnStep, "OwnStep overrides optimizer_step.*TrainerFit"),
-        (Plateau, "ReduceLROnPlateau.*TrainerFit"),
+        (Manual, "Manual uses manual optimization.*TrainerEngine"),
+        (OwnStep, "OwnStep overrides optimizer_step.*TrainerEngine"),
+        (Plateau, "ReduceLROnPlateau.*TrainerEngine"),
         (NoOptimizer, "one optimizer from configure_optimizers, got None"),
-        (Several, "(?s)takes one optimizer.*several need TrainerFit"),
-        (Skips, "Skips.training_step returned None.*TrainerFit"),
+        (Several, "(?s)takes one optimizer.*several need TrainerEngine"),
+        (Skips, "Skips.training_step returned None.*TrainerEngine"),
     ],
     ids=["manual", "hook", "plateau", "none", "several", "skipped"],
 )
@@ -96,9 +96,9 @@ def test_fabric_fit_refuses_what_it_would_do_otherwise(client, message):
 
 @pytest.mark.parametrize("client", [Manual, TwoOptimizers, OwnStep])
 def test_trainer_fit_takes_it(client):
-    got = run(client, 2, local_fit=TrainerFit())
-    expected = run(FedAvg, 2, local_fit=TrainerFit())
-    assert_same(named(got.client(0)), named(expected.client(0)), atol=1e-7)
+    got = run(client, 2, engine=TrainerEngine())
+    expected = run(FedAvg, 2, engine=TrainerEngine())
+    assert_same(named(got.client_model(0)), named(expected.client_model(0)), atol=1e-7)
 
 
 # ---------------------------------------------------------------------- hooks
@@ -130,7 +130,7 @@ def test_hooks_are_called_in_lightnings_order(engine):
 
     for name in HOOKS:
         setattr(Watched, name, lambda self, *args, name=name: called.append((name, len(args))))
-    run(partial(Watched, epochs=2), cohorts=[[0]], local_fit=engine(), limit_val_batches=0)
+    run(partial(Watched, epochs=2), cohorts=[[0]], engine=engine(), limit_val_batches=0)
 
     expected = [("on_train_start", 0)]
     for _ in range(2):
@@ -151,8 +151,8 @@ def test_a_hook_that_changes_the_batch_is_heard(engine):
     def doubled(inputs, targets):
         inputs *= 2
 
-    got = run(Doubled, local_fit=engine(), limit_val_batches=0)
-    expected = run(FedRep, data=Toy(change=doubled), local_fit=engine(), limit_val_batches=0)
+    got = run(Doubled, engine=engine(), limit_val_batches=0)
+    expected = run(FedRep, data=Toy(change=doubled), engine=engine(), limit_val_batches=0)
     assert_same(got.personal.get(1), expected.personal.get(1), atol=1e-6)
 
 
@@ -174,7 +174,7 @@ class Counting(L.Callback):
 def test_callbacks_of_the_inner_trainer_are_fresh_in_every_fit():
     Counting.seen.clear()
     mine = Counting()
-    run(partial(FedRep, head_epochs=1, epochs=2), 2, cohorts=[[0]], local_fit=TrainerFit(callbacks=[mine]))
+    run(partial(FedRep, head_epochs=1, epochs=2), 2, cohorts=[[0]], engine=TrainerEngine(callbacks=[mine]))
     assert Counting.seen == [("head", STEPS), ("encoder", 2 * STEPS)] * 2
     assert mine.steps == 0
 
@@ -182,9 +182,9 @@ def test_callbacks_of_the_inner_trainer_are_fresh_in_every_fit():
 def test_gradient_accumulation():
     """Two batches a step are one batch of twice the size, where the batches are full."""
     data = [[0, 1] * 8] * 5
-    got = run(partial(FedAvg, epochs=1), data=Toy(data), local_fit=TrainerFit(accumulate_grad_batches=2))
-    expected = run(partial(FedAvg, epochs=1), data=Toy(data, batch_size=8), local_fit=TrainerFit())
-    assert_same(named(got.client(0)), named(expected.client(0)), atol=1e-6)
+    got = run(partial(FedAvg, epochs=1), data=Toy(data), engine=TrainerEngine(accumulate_grad_batches=2))
+    expected = run(partial(FedAvg, epochs=1), data=Toy(data, batch_size=8), engine=TrainerEngine())
+    assert_same(named(got.client_model(0)), named(expected.client_model(0)), atol=1e-6)
 
 
 # ---------------------------------------------------------------------- values
@@ -211,7 +211,7 @@ class Logging(FedAvg):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_logged_values_arrive_as_train_metrics(engine):
     catch = _Catch()
-    run(partial(Logging, epochs=2), 2, cohorts=[[0], [0, 1]], local_fit=engine(), callbacks=[catch])
+    run(partial(Logging, epochs=2), 2, cohorts=[[0], [0, 1]], engine=engine(), callbacks=[catch])
     steps = [len(range(0, len(Toy().labels[client]), 4)) for client in (0, 1)]
     means = [(n - 1) / 2 for n in steps]
     for metrics, expected in zip(catch.metrics, (means[0], sum(means) / 2), strict=True):
@@ -229,8 +229,8 @@ def test_a_training_step_may_return_the_loss_alone(engine):
             return super().training_step(batch, batch_idx)["loss"]
 
     catch = _Catch()
-    got = run(Bare, local_fit=engine(), callbacks=[catch])
-    assert_same(named(got.client(0)), named(run(FedAvg, local_fit=engine()).client(0)))
+    got = run(Bare, engine=engine(), callbacks=[catch])
+    assert_same(named(got.client_model(0)), named(run(FedAvg, engine=engine()).client_model(0)))
     assert catch.metrics[0]["train/loss"] > 0
 
 
@@ -240,6 +240,6 @@ def test_trainer_fit_may_skip_batches():
             return {"loss": super().training_step(batch, batch_idx)["loss"] * float(batch_idx != 1)}
 
     options = {"momentum": 0.0, "weight_decay": 0.0, "epochs": 1}
-    got = run(partial(Skips, **options), local_fit=TrainerFit())
-    expected = run(partial(Zero, **options), local_fit=TrainerFit())
-    assert_same(named(got.client(0)), named(expected.client(0)), atol=1e-7)
+    got = run(partial(Skips, **options), engine=TrainerEngine())
+    expected = run(partial(Zero, **options), engine=TrainerEngine())
+    assert_same(named(got.client_model(0)), named(expected.client_model(0)), atol=1e-7)

@@ -9,10 +9,10 @@ from _helpers.plain import batches, cross_entropy, first_net, named
 from _helpers.toy import BATCH, SEED, Toy, assert_same, run
 from torch.optim import lr_scheduler
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.methods import FedAvg, FedPAC, FedRep
 
-ENGINES = [FabricFit, TrainerFit]
+ENGINES = [SequentialEngine, TrainerEngine]
 LR, EPOCHS, CLIENT = 0.5, 3, 1
 
 
@@ -37,8 +37,8 @@ def plain_loop(make_optimizer, *, clip=None, schedule=None, every_step=False, fo
 
 def trained(method, engine, **options):
     """The same by the package: a cohort of one."""
-    federation = run(partial(method, epochs=EPOCHS), cohorts=[[CLIENT]], local_fit=engine, **options)
-    return named(federation.client(CLIENT))
+    federation = run(partial(method, epochs=EPOCHS), cohorts=[[CLIENT]], engine=engine, **options)
+    return named(federation.client_model(CLIENT))
 
 
 SGD = partial(torch.optim.SGD, lr=LR, momentum=0.5, weight_decay=5e-4)
@@ -136,7 +136,7 @@ def test_bf16_mixed_reaches_training_step_and_evaluation_alone(engine):
             seen.append(("outside", (torch.ones(2, 2) @ torch.ones(2, 2)).dtype))
             return super().make_update(context, before)
 
-    run(partial(Watched, epochs=1), local_fit=engine(), precision="bf16-mixed")
+    run(partial(Watched, epochs=1), engine=engine(), precision="bf16-mixed")
     expected = {("step", torch.bfloat16), ("evaluation", torch.bfloat16), ("outside", torch.float32)}
     assert set(seen) == expected
 
@@ -164,9 +164,9 @@ def test_phases_train_what_they_name_and_freeze_the_rest():
                 (self.phase.name, moved, {n.split(".")[0] for n, p in self.named_parameters() if p.requires_grad})
             )
 
-    for engine in (TrainerFit(), FabricFit(cache_features=False)):
+    for engine in (TrainerEngine(), SequentialEngine(cache_features=False)):
         found.clear()
-        run(partial(Watched, head_epochs=2), cohorts=[[0]], local_fit=engine, seed=SEED)
+        run(partial(Watched, head_epochs=2), cohorts=[[0]], engine=engine, seed=SEED)
         assert found == [("head", {"head"}, {"head"}), ("encoder", {"encoder"}, {"encoder"})]
 
 

@@ -76,7 +76,7 @@ def test_empty_batch_is_zero():
     assert balanced_softmax_loss(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.ones(4)).item() == 0.0
 
 
-def test_vectorises_over_clients():
+def test_vectorizes_over_clients():
     scores = torch.stack([draw(seed) for seed in range(2)])
     labels, counts = torch.stack([LABELS, LABELS.flip(0)]), torch.tensor([[5, 0, 20, 3], [1, 1, 0, 3]])
     gradients = vmap(grad(balanced_softmax_loss))(scores, labels, counts)

@@ -37,11 +37,11 @@ def slow_loss(features, labels, temperature, base_temperature=None, normalize=Tr
     return scale * total / len(vectors)
 
 
-@pytest.mark.parametrize(("views", "labelled"), [(None, True), (1, True), (2, True), (3, True), (2, False), (3, False)])
+@pytest.mark.parametrize(("views", "labeled"), [(None, True), (1, True), (2, True), (3, True), (2, False), (3, False)])
 @pytest.mark.parametrize(("temperature", "base"), [(0.07, None), (0.5, 0.07), (100.0, 0.07), (0.2, 0.2)])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_equals_a_slow_loop(views, labelled, temperature, base, normalize):
-    features, labels = draw(views=views), torch.tensor(LABELS) if labelled else None
+def test_equals_a_slow_loop(views, labeled, temperature, base, normalize):
+    features, labels = draw(views=views), torch.tensor(LABELS) if labeled else None
     value = supervised_contrastive_loss(features, labels, temperature, base, normalize)
     assert value.dtype == torch.float64
     assert value.item() == pytest.approx(slow_loss(features, labels, temperature, base, normalize), rel=1e-12)
@@ -119,7 +119,7 @@ def test_zero_vectors_give_finite_values_and_no_gradient():
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_normalised_features_have_no_scale(scale):
+def test_normalized_features_have_no_scale(scale):
     features, labels = draw(dtype=torch.float32), torch.tensor(LABELS)
     torch.testing.assert_close(
         supervised_contrastive_loss(features * scale, labels), supervised_contrastive_loss(features, labels)
@@ -174,19 +174,19 @@ def test_far_apart_features_do_not_overflow():
     assert features.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("labeled", [True, False])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_vectorises_over_clients(labelled, autocast):
+def test_vectorizes_over_clients(labeled, autocast):
     features = torch.stack([draw(seed=seed, dtype=torch.float32) for seed in range(3)])
     labels = torch.tensor([LABELS, list(range(6)), [0] * 6])
 
     def loss(f, y):
-        return supervised_contrastive_loss(f, y if labelled else None, 0.2)
+        return supervised_contrastive_loss(f, y if labeled else None, 0.2)
 
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         values, gradients = vmap(loss)(features, labels), vmap(grad(loss))(features, labels)
     for client in range(3):
-        value, gradient = gradient_of(features[client], labels[client] if labelled else None, 0.2)
+        value, gradient = gradient_of(features[client], labels[client] if labeled else None, 0.2)
         torch.testing.assert_close(values[client], value)
         torch.testing.assert_close(gradients[client], gradient)
 

@@ -17,15 +17,15 @@ def draw(views=2, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@given(present=masks, views=st.sampled_from([None, 1, 2, 3]), labelled=st.booleans(), normalize=st.booleans())
+@given(present=masks, views=st.sampled_from([None, 1, 2, 3]), labeled=st.booleans(), normalize=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_is_the_loss_of_those_that_are_present(present, views, labelled, normalize):
-    labelled = labelled or views in (None, 1)
+def test_is_the_loss_of_those_that_are_present(present, views, labeled, normalize):
+    labeled = labeled or views in (None, 1)
     features = draw(views).requires_grad_()
-    own = LABELS[present] if labelled else None
+    own = LABELS[present] if labeled else None
     alone = supervised_contrastive_loss(features[present], own, 0.3, 0.07, normalize)
     (expected,) = torch.autograd.grad(alone, features)
-    value = supervised_contrastive_loss(features, LABELS if labelled else None, 0.3, 0.07, normalize, present)
+    value = supervised_contrastive_loss(features, LABELS if labeled else None, 0.3, 0.07, normalize, present)
     (gradient,) = torch.autograd.grad(value, features)
     torch.testing.assert_close(value, alone)
     torch.testing.assert_close(gradient, expected)
@@ -51,7 +51,7 @@ def test_gradient():
     assert torch.autograd.gradcheck(lambda f: supervised_contrastive_loss(f, None, 0.3, present=present), features)
 
 
-def test_masks_vectorise_over_clients():
+def test_masks_vectorize_over_clients():
     features = torch.stack([draw(seed=seed) for seed in range(3)])
     present = torch.tensor([[True] * 6, [False] * 6, [True, False] * 3])
 

@@ -87,7 +87,7 @@ def test_empty_batch_is_zero():
 
 
 @pytest.mark.parametrize("norm", ["mse", "l2"])
-def test_alignment_vectorises_over_clients(norm):
+def test_alignment_vectorizes_over_clients(norm):
     clients = [batch(seed=seed) for seed in range(3)]
     present = torch.tensor([[True, False, True, True], [True] * 4, [False] * 4])
     features, labels, prototypes = (torch.stack(parts) for parts in zip(*clients, strict=True))
@@ -161,7 +161,7 @@ def test_proximal_gradient_is_zero_at_the_reference(squared):
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in params.values())
 
 
-def test_losses_vectorise_over_client_models():
+def test_losses_vectorize_over_client_models():
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 3)
     params = {name: torch.stack([p.detach() + k for k in range(2)]) for name, p in net.named_parameters()}

@@ -1,4 +1,4 @@
-"""Class separation and centred kernel alignment beside their definitions, written out in loops."""
+"""Class separation and centerd kernel alignment beside their definitions, written out in loops."""
 
 import itertools
 
@@ -50,10 +50,10 @@ def test_class_separation_has_no_value_without_two_classes_or_two_directions():
 def cka_by_samples(x, y):
     """The Hilbert-Schmidt form: tr(K H L H) with linear kernels."""
     n = len(x)
-    centre = np.eye(n) - np.ones((n, n)) / n
+    center = np.eye(n) - np.ones((n, n)) / n
 
     def hsic(first, second):
-        return np.trace(first @ centre @ second @ centre)
+        return np.trace(first @ center @ second @ center)
 
     one, other = x @ x.T, y @ y.T
     return hsic(one, other) / np.sqrt(hsic(one, one) * hsic(other, other))

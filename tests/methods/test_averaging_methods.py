@@ -71,7 +71,7 @@ def test_rounds_equal_the_restatement(rule, rounds, cohorts):
     federation = run(partial(method, lr=LR, epochs=EPOCHS, **options), rounds, cohorts=cohorts, data=data)
     models = restate(rule, cohorts[:rounds], data)
     for client in EVERYBODY:
-        assert_same(named(federation.client(client)), named(models[client]), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(models[client]), atol=1e-6)
         got = federation.test_scores[client]
         assert (got.accuracy, got.loss) == pytest.approx(score(models[client], data, client, "test"), abs=1e-5)
 
@@ -105,7 +105,7 @@ def test_fine_tuning_serves_the_evaluation_and_is_forgotten(method, options, pre
         adapted = copy_of(net)
         train = [p for name, p in adapted.named_parameters() if name.startswith(prefix)]
         sgd(adapted, batches(data, client, 1, "personalize/0", epochs), train, lr)
-        assert_same(named(federation.client(client)), named(adapted), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(adapted), atol=1e-6)
         for part, scores in (("validation", federation.validation_scores), ("test", federation.test_scores)):
             expected = score(adapted, data, client, part)
             assert (scores[client].accuracy, scores[client].loss) == pytest.approx(expected, abs=1e-5)
@@ -115,7 +115,7 @@ def test_fine_tuning_serves_the_evaluation_and_is_forgotten(method, options, pre
 def test_fedprox_without_weight_is_fedavg():
     averaged = run(partial(FedAvg, lr=LR), 2)
     proximal_zero = run(partial(FedProx, lr=LR, mu=0.0), 2)
-    assert_same(named(proximal_zero.client(0)), named(averaged.client(0)), atol=1e-7)
+    assert_same(named(proximal_zero.client_model(0)), named(averaged.client_model(0)), atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,6 @@ def test_every_part_of_the_state_is_shared_personal_or_fixed(method):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_every_method_says_itself_what_of_batch_normalisation_travels(method):
+def test_every_method_says_itself_what_of_batch_normalization_travels(method):
     assert "batch_norm" in vars(method)
     assert method.batch_norm in ("shared", "own_statistics", "own")

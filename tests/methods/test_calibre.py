@@ -69,7 +69,7 @@ def test_one_round_equals_the_restatement(options, restated):
     assert plain.sizes_of_batches == {1, 2, 3, 4}  # fewer samples than clusters among them
     assert_same_server(federation, plain)
     for client in EVERYBODY:
-        assert_same(dict(federation.client(client).head.state_dict()), plain.head)
+        assert_same(dict(federation.client_model(client).head.state_dict()), plain.head)
 
 
 def test_two_rounds_of_some_equal_the_restatement():
@@ -92,7 +92,7 @@ NEEDS = {"mocov2": {"bank": 6}, "smog": {"groups": 5}}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_without_regularisers_and_by_samples_it_is_pfl_ssl(name):
+def test_without_regularizers_and_by_samples_it_is_pfl_ssl(name):
     objective = partial(OBJECTIVES[name], hidden=6, out=5, **NEEDS.get(name, {}))
     options = {"data": ToyViews(drop_last=True), "encoder": flat_encoder, "cohorts": TWO_ROUNDS}
     plain = run(partial(PFLSSL, objective=objective, epochs=2), 2, **options)
@@ -178,7 +178,7 @@ def test_a_head_is_fitted_on_single_plain_views_of_the_servers_encoder():
         steps = batches(data, client, 0, "personalize/0", 3)
         steps = ([inputs.double(), labels] for inputs, labels in steps)
         sgd(net, steps, list(net.head.parameters()), 0.1, momentum=0.9, weight_decay=1e-4)
-        assert_same(dict(federation.client(client).head.state_dict()), dict(net.head.state_dict()), atol=1e-9)
+        assert_same(dict(federation.client_model(client).head.state_dict()), dict(net.head.state_dict()), atol=1e-9)
         assert federation.test_scores[client].loss == pytest.approx(
             score(net.float(), data, client, "test")[1], abs=1e-5
         )

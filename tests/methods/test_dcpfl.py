@@ -52,7 +52,7 @@ class Restated:
     calibration_batch_size: int = 32
     momentum: float = 0.0
     weight_decay: float = 0.0
-    evaluated: str = "trained"
+    eval_model: str = "trained"
     factors: bool = True  # makes no difference here
     means: dict[int, Tensor] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Restated:
     def model(self, client: int) -> Net:
         """As the local training left it; the server's head comes to those that never trained."""
         net = copy_of(self.models[client])
-        if client not in self.trained or self.evaluated == "aggregated":
+        if client not in self.trained or self.eval_model == "aggregated":
             put(net, {f"head.{name}": p for name, p in self.head.named_parameters()})
         return net
 
@@ -165,7 +165,7 @@ def assert_equals_restatement(cohorts, encoder=None, **options) -> Restated:
         torch.testing.assert_close(mean, plain.means[c], rtol=0, atol=1e-5)
     for client in EVERYBODY:
         net = plain.model(client)
-        assert_same(named(federation.client(client)), named(net), atol=1e-5)
+        assert_same(named(federation.client_model(client)), named(net), atol=1e-5)
         for part, scores in (("validation", federation.validation_scores), ("test", federation.test_scores)):
             got = scores[client]
             assert (got.accuracy, got.loss) == pytest.approx(score(net, data, client, part), abs=1e-5)
@@ -181,7 +181,7 @@ OPTIONS = {
     "matrices": {"factors": False},
     "calibration": {"virtual_features": 77, "calibration_epochs": 3, "calibration_batch_size": 10},
     "momentum": {"momentum": 0.5, "weight_decay": 0.01},
-    "evaluated with the server's head": {"evaluated": "aggregated"},
+    "evaluated with the server's head": {"eval_model": "aggregated"},
 }
 
 

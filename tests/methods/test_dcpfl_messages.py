@@ -129,7 +129,7 @@ def test_moments_are_those_of_the_encoder_in_evaluation_mode():
     federation = run(partial(DCPFL, epochs=1), cohorts=[[0]], encoder=normed_encoder, data=Toy(batch_size=9))
     inputs, labels = Toy().tensors(0)
     with torch.no_grad():
-        features = federation.client(0).encoder(inputs)
+        features = federation.client_model(0).encoder(inputs)
     sent = federation.server.broadcast(0, 1)
     for c, mean in zip(sent.classes.tolist(), sent.means, strict=True):
         torch.testing.assert_close(mean, features[labels == c].mean(0), rtol=0, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from _helpers.plain import batches, copy_of, cross_entropy, first_net, mean_of, named, put, score, sgd
 from _helpers.toy import CLIENTS, Toy, assert_same, normed_encoder, run, tiny_encoder
 
-from pfl_lightning import TrainerFit, VectorizedFit
+from pfl_lightning import TrainerEngine, VectorizedEngine
 from pfl_lightning.methods import Ditto, FedAvg, LocalOnly
 
 LR, EPOCHS, LAM = 0.05, 2, 0.4
@@ -46,7 +46,7 @@ def test_rounds_equal_the_restatement(options):
     sent = {name.removeprefix("global_model."): t for name, t in federation.server.weights.as_state().items()}
     assert_same(sent, named(shared), atol=1e-6)
     for client, model in enumerate(personal):
-        assert_same(own_part(federation.client(client)), named(model), atol=1e-6)
+        assert_same(own_part(federation.client_model(client)), named(model), atol=1e-6)
         got = federation.test_scores[client]
         assert (got.accuracy, got.loss) == pytest.approx(score(model, Toy(), client, "test"), abs=1e-5)
 
@@ -63,7 +63,7 @@ def test_without_lambda_the_personal_models_train_alone():
     ditto = run(partial(Ditto, lr=LR, epochs=1, lam=0.0), 2)
     alone = run(partial(LocalOnly, lr=LR, epochs=1), 2)
     for client in range(CLIENTS):
-        assert_same(own_part(ditto.client(client)), named(alone.client(client)), atol=1e-7)
+        assert_same(own_part(ditto.client_model(client)), named(alone.client_model(client)), atol=1e-7)
 
 
 def test_a_large_lambda_holds_the_personal_models_at_the_global_one():
@@ -72,29 +72,31 @@ def test_a_large_lambda_holds_the_personal_models_at_the_global_one():
     federation = run(partial(Ditto, optimizer=sgd_alone, lam=1000.0), 2)
     received = {n.removeprefix("global_model."): t for n, t in federation.server.weights.as_state().items()}
     for client in range(CLIENTS):
-        distance = max(float((t - received[n]).abs().max()) for n, t in own_part(federation.client(client)).items())
+        distance = max(
+            float((t - received[n]).abs().max()) for n, t in own_part(federation.client_model(client)).items()
+        )
         assert distance < 0.02
 
 
 @pytest.mark.parametrize(
-    "engine", [TrainerFit, partial(VectorizedFit, forward="vmap"), partial(VectorizedFit, forward="loop")]
+    "engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
 )
 def test_every_engine_gives_the_same(engine):
-    federation = run(partial(Ditto, lr=LR, epochs=EPOCHS, lam=LAM), 2, cohorts=COHORTS, local_fit=engine())
+    federation = run(partial(Ditto, lr=LR, epochs=EPOCHS, lam=LAM), 2, cohorts=COHORTS, engine=engine())
     _, personal = restate()
     for client, model in enumerate(personal):
-        assert_same(own_part(federation.client(client)), named(model), atol=1e-5)
+        assert_same(own_part(federation.client_model(client)), named(model), atol=1e-5)
 
 
 def test_the_client_that_is_handed_out_predicts_with_its_personal_model():
     federation = run(partial(Ditto, lr=LR, lam=LAM), 1)
-    model, inputs = federation.client(2), torch.randn(3, 6)
+    model, inputs = federation.client_model(2), torch.randn(3, 6)
     expected = model.head(model.encoder(inputs))
     torch.testing.assert_close(model.train()(inputs), expected)
     torch.testing.assert_close(model.eval()(inputs), expected)
 
 
-def test_batch_normalisation_is_personal_in_the_personal_model():
+def test_batch_normalization_is_personal_in_the_personal_model():
     client = Ditto(normed_encoder((6,)), 5)
     assert {n for n in client.shared_names() if "running" in n} == {
         "global_model.encoder.1.running_mean",

@@ -148,7 +148,7 @@ def assert_equals_restatement(cohorts, encoder=normed_encoder, **options) -> Res
     for round, cohort in enumerate(cohorts):
         plain.play(round, cohort)
     for client in EVERYBODY:
-        got, expected = federation.client(client).state_dict(), plain.models[client].state_dict()
+        got, expected = federation.client_model(client).state_dict(), plain.models[client].state_dict()
         assert_same({name: got[name] for name in sorted(got)}, dict(expected), atol=1e-8)
         for part, scores in (("validation", federation.validation_scores), ("test", federation.test_scores)):
             found = scores[client]
@@ -189,7 +189,7 @@ def test_two_rounds_of_some_equal_the_restatement(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"projector_batch_norm": False}, {"stages": "simultaneous"}])
-def test_an_encoder_without_batch_normalisation(options):
+def test_an_encoder_without_batch_normalization(options):
     assert_equals_restatement(TWO_ROUNDS, tiny_encoder, **options)
 
 

@@ -9,7 +9,7 @@ from _helpers.toy import CLIENTS, FEATURES, GivenCohorts, Toy, normed_encoder, r
 from torch import nn
 from torch.nn import functional as F
 
-from pfl_lightning import FabricFit, Federation, TrainerFit
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine
 from pfl_lightning.methods import DualFed
 from pfl_lightning.methods.dualfed import make_projector
 
@@ -52,7 +52,7 @@ def test_a_projection_written_out(training):
         layer.running_var.uniform_(0.5, 2.0, generator=generator)
     inputs = torch.randn(6, 4, generator=generator)
 
-    def normalised(values, layer):
+    def normalized(values, layer):
         columns = []
         for j in range(values.shape[1]):
             mean, variance = layer.running_mean[j], layer.running_var[j]
@@ -63,8 +63,8 @@ def test_a_projection_written_out(training):
         return torch.stack(columns, dim=1)
 
     with torch.no_grad():
-        hidden = normalised((inputs @ projector[0].weight.T + projector[0].bias).clamp(min=0), projector[2])
-        expected = normalised(hidden @ projector[3].weight.T + projector[3].bias, projector[4])
+        hidden = normalized((inputs @ projector[0].weight.T + projector[0].bias).clamp(min=0), projector[2])
+        expected = normalized(hidden @ projector[3].weight.T + projector[3].bias, projector[4])
         torch.testing.assert_close(projector.train(training)(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -122,14 +122,14 @@ class OneStage(DualFed):
 
 
 @pytest.mark.parametrize("global_on", ["encoder", "projector"])
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize(("stage", "trained"), [(0, {"encoder", "projector", "head"}), (1, {"global_head"})])
 def test_what_is_frozen_does_not_change(stage, trained, engine, global_on):
-    """Neither its weights nor the running statistics of its batch normalisation; all of the rest does."""
+    """Neither its weights nor the running statistics of its batch normalization; all of the rest does."""
     fit = partial(OneStage, stage=stage, personal=PARTS, global_on=global_on, lr=0.05)
-    options = {"encoder": normed_encoder, "data": Toy(batch_size=9), "local_fit": engine()}
+    options = {"encoder": normed_encoder, "data": Toy(batch_size=9), "engine": engine()}
     federation = run(fit, cohorts=[[0]], **options)
-    before, after = federation.client(1).state_dict(), federation.client(0).state_dict()
+    before, after = federation.client_model(1).state_dict(), federation.client_model(0).state_dict()
     assert any("running_var" in name for name in before)
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor) == (name.split(".")[0] not in trained), name
@@ -154,7 +154,7 @@ def test_parameters_of_shared_parts_travel_and_running_statistics_stay(options, 
     federation = run(
         partial(DualFed, **options), 2, loop=loop, encoder=normed_encoder, data=Toy(batch_size=9), limit_val_batches=0
     )
-    parameters = {n: p for n, p in federation.client(0).named_parameters() if n.split(".")[0] in shared}
+    parameters = {n: p for n, p in federation.client_model(0).named_parameters() if n.split(".")[0] in shared}
     assert set(federation.server.broadcast(0, 2).weights) == set(parameters)
     size = sum(p.numel() * 4 for p in parameters.values())
     assert loop.traffic.up == loop.traffic.down == ({"weights": 3 * size} if size else {})
@@ -162,17 +162,17 @@ def test_parameters_of_shared_parts_travel_and_running_statistics_stay(options, 
 
 def test_every_client_counts_the_same():
     """Whatever their sizes (11 and 17 samples): the plain mean (11)."""
-    fit = partial(DualFed, evaluated="trained", lr=0.02)
+    fit = partial(DualFed, eval_model="trained", lr=0.02)
     federation = run(fit, cohorts=[[0, 1]], encoder=normed_encoder, data=Toy(batch_size=9))
     for name, sent in federation.server.broadcast(0, 1).weights.items():
-        first, second = (federation.client(client).state_dict()[name] for client in (0, 1))
+        first, second = (federation.client_model(client).state_dict()[name] for client in (0, 1))
         torch.testing.assert_close(sent, (first + second) / 2)
         assert not torch.equal(first, second)
 
 
 def test_own_statistics_serve_the_evaluation():
     federation: Federation = run(DualFed, encoder=normed_encoder, data=Toy(batch_size=9))
-    states = [federation.client(client).state_dict() for client in range(CLIENTS)]
+    states = [federation.client_model(client).state_dict() for client in range(CLIENTS)]
     assert all(torch.equal(state["encoder.1.weight"], states[0]["encoder.1.weight"]) for state in states)
     assert len({tuple(state["encoder.1.running_mean"].tolist()) for state in states}) == CLIENTS
 

@@ -1,4 +1,4 @@
-"""FedBN (Li et al. 2021) against plain torch: the mean of everything but batch normalisation."""
+"""FedBN (Li et al. 2021) against plain torch: the mean of everything but batch normalization."""
 
 import warnings
 from functools import partial
@@ -21,7 +21,7 @@ from _helpers.toy import (
 )
 from torch import nn
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.methods import FedAvg, FedBN
 from pfl_lightning.seeding import derive_seed
 
@@ -61,22 +61,22 @@ def restate(cohorts, data):
     return [net.eval() for net in nets]
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize("cohorts", COHORTS.values(), ids=COHORTS)
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_rounds_equal_the_restatement(rounds, cohorts, engine):
     data = Toy(LABELS)
     method = partial(FedBN, lr=LR, epochs=EPOCHS)
-    federation = run(method, rounds, cohorts=cohorts, data=data, encoder=normed_encoder, local_fit=engine())
+    federation = run(method, rounds, cohorts=cohorts, data=data, encoder=normed_encoder, engine=engine())
     nets = restate(cohorts[:rounds], data)
     for client in EVERYBODY:
-        assert_same(state(federation.client(client)), state(nets[client]), atol=1e-6)
+        assert_same(state(federation.client_model(client)), state(nets[client]), atol=1e-6)
         for part, scores in (("validation", federation.validation_scores), ("test", federation.test_scores)):
             found = (scores[client].accuracy, scores[client].loss)
             assert found == pytest.approx(score(nets[client], data, client, part), abs=1e-5)
 
 
-def test_normalisation_differs_between_clients_and_a_client_that_never_trained_keeps_the_first():
+def test_normalization_differs_between_clients_and_a_client_that_never_trained_keeps_the_first():
     data = Toy(LABELS)
     nets = restate(COHORTS["partial"], data)
     for name in OWN[:4]:
@@ -84,12 +84,12 @@ def test_normalisation_differs_between_clients_and_a_client_that_never_trained_k
         assert all(not torch.equal(states[0], other) for other in states[1:]), name
     assert torch.equal(nets[4].state_dict()["encoder.1.weight"], torch.ones(FEATURES))
     assert int(nets[4].state_dict()["encoder.1.num_batches_tracked"]) == 0
-    average = run(partial(FedAvg, lr=LR, epochs=EPOCHS), 2, data=data, encoder=normed_encoder).client(0)
-    own = run(partial(FedBN, lr=LR, epochs=EPOCHS), 2, data=data, encoder=normed_encoder).client(0)
+    average = run(partial(FedAvg, lr=LR, epochs=EPOCHS), 2, data=data, encoder=normed_encoder).client_model(0)
+    own = run(partial(FedBN, lr=LR, epochs=EPOCHS), 2, data=data, encoder=normed_encoder).client_model(0)
     assert not torch.allclose(average.head.weight, own.head.weight, atol=1e-4)
 
 
-def test_normalisation_does_not_travel():
+def test_normalization_does_not_travel():
     client = FedBN(normed_encoder((INPUTS,)), CLASSES)
     assert client.shared_names() == TRAVELS
     assert sorted(client.personal_names()) == sorted(OWN)
@@ -99,8 +99,8 @@ def test_normalisation_does_not_travel():
     assert loop.traffic.up == loop.traffic.down == {"weights": 2 * size}
 
 
-def test_other_normalisation_travels():
-    """FedBN is about batch statistics: layer and group normalisation have none."""
+def test_other_normalization_travels():
+    """FedBN is about batch statistics: layer and group normalization have none."""
     encoder = nn.Sequential(nn.Linear(INPUTS, FEATURES), nn.LayerNorm(FEATURES), nn.BatchNorm1d(FEATURES))
     encoder.out_features = FEATURES
     shared = FedBN(encoder, CLASSES).shared_names()
@@ -108,11 +108,11 @@ def test_other_normalisation_travels():
     assert not any(name.startswith("encoder.2.") for name in shared)
 
 
-def test_without_batch_normalisation_it_is_fedavg_and_says_so():
-    with pytest.warns(UserWarning, match="Sequential has no batch normalisation: FedBN is FedAvg then"):
+def test_without_batch_normalization_it_is_fedavg_and_says_so():
+    with pytest.warns(UserWarning, match="Sequential has no batch normalization: FedBN is FedAvg then"):
         own = run(partial(FedBN, lr=LR, epochs=1), encoder=tiny_encoder)
     average = run(partial(FedAvg, lr=LR, epochs=1), encoder=tiny_encoder)
-    assert_same(dict(own.client(0).state_dict()), dict(average.client(0).state_dict()))
+    assert_same(dict(own.client_model(0).state_dict()), dict(average.client_model(0).state_dict()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FedBN(normed_encoder((INPUTS,)), CLASSES)

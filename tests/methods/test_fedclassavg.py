@@ -67,7 +67,7 @@ class Restated:
     share_encoder: bool = False
     warm_up_epochs: int = 0
     weight_decay: float = 0.0
-    evaluated: str = "trained"
+    eval_model: str = "trained"
     noise: float = 0.0
     shared: dict[str, Tensor] = field(init=False)
     trained: set[int] = field(default_factory=set)
@@ -97,7 +97,7 @@ class Restated:
     def model(self, client: int) -> ReluNet:
         """As the local training left it; the server's head comes to those that never trained."""
         net = copy_of(self.models[client])
-        if client not in self.trained or self.evaluated == "aggregated":
+        if client not in self.trained or self.eval_model == "aggregated":
             put(net, self.shared)
         return net
 
@@ -163,7 +163,7 @@ def assert_equals_restatement(cohorts, encoder=HETEROGENEOUS, data=None, noise=0
     assert_same(dict(federation.server.broadcast(0, 9).weights), plain.shared, atol=1e-5)
     for client in EVERYBODY:
         net = plain.model(client)
-        assert_same(named(federation.client(client)), named(net), atol=1e-5)
+        assert_same(named(federation.client_model(client)), named(net), atol=1e-5)
         for part, scores in (("validation", federation.validation_scores), ("test", federation.test_scores)):
             got = scores[client]
             assert (got.accuracy, got.loss) == pytest.approx(score(net, data, client, part), abs=1e-5)
@@ -181,7 +181,7 @@ OPTIONS = {
     "linear head": {"head_relu": False},
     "warm-up": {"warm_up_epochs": 1},
     "weight decay": {"weight_decay": 0.05},
-    "evaluated after averaging": {"evaluated": "aggregated"},
+    "evaluated after averaging": {"eval_model": "aggregated"},
 }
 
 

@@ -1,4 +1,4 @@
-"""FedClassAvg: what travels, the warm-up, batch normalisation of a shared encoder, and refused arguments."""
+"""FedClassAvg: what travels, the warm-up, batch normalization of a shared encoder, and refused arguments."""
 
 import dataclasses
 from functools import partial
@@ -40,7 +40,7 @@ def test_a_head_of_512_features_is_20_520_bytes_a_client_and_round(contrastive):
     assert loop.traffic.up == loop.traffic.down == {"weights": 5 * 20_520}
 
 
-def test_a_shared_encoder_travels_with_its_batch_normalisation():
+def test_a_shared_encoder_travels_with_its_batch_normalization():
     """Weights and running statistics are averaged by samples; each client is evaluated with its own."""
     data = Toy(batch_size=9)
     federation = run(
@@ -49,10 +49,10 @@ def test_a_shared_encoder_travels_with_its_batch_normalisation():
     sent = federation.server.broadcast(0, 1).weights
     n = [len(data.labels[client]) for client in (0, 1)]
     for name in ("encoder.1.weight", "encoder.1.running_mean", "encoder.1.running_var"):
-        first, second = (federation.client(client).state_dict()[name] for client in (0, 1))
+        first, second = (federation.client_model(client).state_dict()[name] for client in (0, 1))
         assert not torch.equal(first, second)
         torch.testing.assert_close(sent[name], (n[0] * first + n[1] * second) / sum(n))
-    never = federation.client(4).state_dict()
+    never = federation.client_model(4).state_dict()
     assert torch.equal(never["encoder.1.running_mean"], sent["encoder.1.running_mean"])
 
 
@@ -65,7 +65,7 @@ def test_the_warm_up_comes_once():
 def test_the_optimizer_can_be_chosen():
     sgd = run(partial(FedClassAvg, optimizer=partial(torch.optim.SGD, lr=0.1)), cohorts=[[0]])
     adam = run(FedClassAvg, cohorts=[[0]])
-    assert not torch.equal(sgd.client(0).head.weight, adam.client(0).head.weight)
+    assert not torch.equal(sgd.client_model(0).head.weight, adam.client_model(0).head.weight)
 
 
 def test_different_encoders_cannot_be_averaged():

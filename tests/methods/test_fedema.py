@@ -175,14 +175,14 @@ def test_what_travels_and_what_stays():
     }
     stored = federation.personal.get(0)
     assert {name.split(".")[0] for name in stored} == {"head", "objective", "own", "last_round", "first_divergence"}
-    assert len([name for name in stored if name.startswith("own.")]) == len(sent)  # no normalisation here
+    assert len([name for name in stored if name.startswith("own.")]) == len(sent)  # no normalization here
 
 
 def test_evaluated_is_the_global_encoder():
     federation = run(FIT, 2, data=ToyViews(), encoder=flat_encoder, cohorts=COHORTS)
     sent = federation.server.broadcast(0, 2).weights
     for client in range(CLIENTS):
-        encoder = federation.client(client).encoder.state_dict()
+        encoder = federation.client_model(client).encoder.state_dict()
         assert_same(dict(encoder), {n[8:]: t for n, t in sent.items() if n.startswith("encoder.")})
 
 

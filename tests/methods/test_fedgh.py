@@ -102,7 +102,7 @@ def test_rounds_equal_the_restatement(cohorts, encoders):
     assert_same(got, plain.head(), atol=1e-6)
     for client in range(CLIENTS):
         expected = plain.evaluated(client)
-        assert_same(named(federation.client(client)), named(expected), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(expected), atol=1e-6)
         for part, scores in (("validation", federation.validation_scores), ("test", federation.test_scores)):
             found = (scores[client].accuracy, scores[client].loss)
             assert found == pytest.approx(score(expected, plain.data, client, part), abs=1e-5)
@@ -120,13 +120,13 @@ def test_the_cases_are_not_trivial():
 
 
 def test_the_aggregated_model_is_the_own_encoder_under_the_servers_head():
-    method = partial(FedGH, lr=LR, epochs=EPOCHS, server_lr=SERVER_LR, evaluated="aggregated")
+    method = partial(FedGH, lr=LR, epochs=EPOCHS, server_lr=SERVER_LR, eval_model="aggregated")
     federation = run(method, 2, cohorts=PARTIAL)
     _, plain = play(PARTIAL)
     for client in range(CLIENTS):
         expected = copy_of(plain.nets[client])
         put(expected, plain.head())
-        assert_same(named(federation.client(client)), named(expected), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(expected), atol=1e-6)
 
 
 def test_head_down_and_class_means_up():

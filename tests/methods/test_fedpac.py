@@ -105,7 +105,7 @@ def moments(features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
 def exhaustive_weights(
     i: int, statistics: list[tuple[Tensor, float]], sizes: list[int], threshold: float
 ) -> list[float]:
-    """Minimise (46) by trying every set of clients with positive weight; then cut and renormalise."""
+    """Minimise (46) by trying every set of clients with positive weight; then cut and renormalize."""
     m = len(sizes)
     d = torch.zeros(m, m, dtype=torch.float64)
     for j, k in itertools.product(range(m), repeat=2):
@@ -139,13 +139,17 @@ def assert_equals_restatement(cohorts: list[list[int]], **options: float | bool)
     plain = Restated(Toy(), **options)
     for round, cohort in enumerate(cohorts):
         plain.play(round, cohort)
-    assert federation.server.mixes() == plain.combination == (federation.server.mixture is not None)
+    assert (
+        federation.server.has_client_weights()
+        == plain.combination
+        == (federation.server.aggregation_weights is not None)
+    )
     if plain.combination:
-        mixture = federation.server.mixture
+        mixture = federation.server.aggregation_weights
         assert mixture.clients == tuple(cohorts[-1])
         torch.testing.assert_close(mixture.weights, torch.tensor(plain.weights).double(), rtol=0, atol=1e-5)
     for client in range(CLIENTS):
-        assert_same(named(federation.client(client)), named(plain.model(client)), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(plain.model(client)), atol=1e-6)
     server = federation.server
     if plain.alignment > 0:
         assert server.present.tolist() == [c in plain.centroids for c in range(CLASSES)]
@@ -192,7 +196,7 @@ def test_the_case_is_not_trivial():
 def test_a_client_outside_the_cohort_keeps_its_head_and_takes_the_new_encoder():
     start = first_net()
     federation = run(partial(FedPAC, lr=LR, epochs=1), 2, cohorts=TWO_ROUNDS)
-    outside = federation.client(4)
+    outside = federation.client_model(4)
     assert_same(named(outside, "head."), named(start, "head."))
     assert not torch.equal(outside.encoder[0].weight, start.encoder[0].weight)
 

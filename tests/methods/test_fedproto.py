@@ -101,7 +101,7 @@ def play(cohorts, encoders=ONE, **options):
 def test_rounds_equal_the_restatement(cohorts, encoders, alignment):
     federation, plain = play(cohorts, encoders, alignment=alignment)
     for client in range(CLIENTS):
-        assert_same(named(federation.client(client)), named(plain.nets[client]), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(plain.nets[client]), atol=1e-6)
     assert federation.server.present.tolist() == [c in plain.prototypes for c in range(CLASSES)]
     for c, prototype in plain.prototypes.items():
         torch.testing.assert_close(federation.server.prototypes[c], prototype, rtol=0, atol=1e-6)
@@ -134,7 +134,7 @@ def test_by_the_classifier_it_trains_in_the_same_way_and_predicts_by_the_head():
     classifier, _ = play(ALL, prediction="classifier")
     assert_same(dict(classifier.server.state_dict()), dict(nearest.server.state_dict()))
     for client in range(CLIENTS):
-        assert_same(named(classifier.client(client)), named(nearest.client(client)))
+        assert_same(named(classifier.client_model(client)), named(nearest.client_model(client)))
         inputs, labels = plain.data.tensors(client, "test")
         with torch.no_grad():
             scores = plain.nets[client](inputs)
@@ -170,7 +170,7 @@ def test_a_class_without_a_prototype_is_never_predicted_and_its_loss_is_finite()
     federation = run(partial(FedProto, epochs=1), cohorts=cohorts, data=Toy(validation=40))
     inputs, labels = Toy(validation=40).tensors(3, "validation")
     with torch.no_grad():
-        scores = federation.client(3)(1000 * inputs)
+        scores = federation.client_model(3)(1000 * inputs)
     assert 4 not in scores.argmax(1).tolist()
     assert int((labels == 4).sum()) > 5
     others = scores[:, :4]
@@ -181,7 +181,7 @@ def test_a_class_without_a_prototype_is_never_predicted_and_its_loss_is_finite()
 def test_predictions_are_in_single_precision_under_autocast():
     federation = run(partial(FedProto, epochs=1), precision="bf16-mixed")
     with torch.autocast("cpu", torch.bfloat16):
-        scores = federation.client(0)(Toy().tensors(0)[0])
+        scores = federation.client_model(0)(Toy().tensors(0)[0])
     assert scores.dtype == torch.float32
 
 

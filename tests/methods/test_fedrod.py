@@ -10,7 +10,7 @@ from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, SEED, GivenCohorts,
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning import FabricFit, TrainerFit
+from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.methods import FedAvg, FedRoD
 from pfl_lightning.seeding import derive_seed
 
@@ -97,7 +97,7 @@ def test_rounds_equal_the_restatement(rounds, cohorts, prediction):
     federation = run(method, rounds, cohorts=cohorts, data=data)
     plain = replay(cohorts[:rounds], data)
     for client in EVERYBODY:
-        assert_same(named(federation.client(client)), named(plain.nets[client]), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(plain.nets[client]), atol=1e-6)
         for part, scores in (("validation", federation.validation_scores), ("test", federation.test_scores)):
             inputs, labels = data.tensors(client, part)
             expected = plain.scores(client, inputs, prediction)
@@ -110,7 +110,7 @@ def test_the_cases_are_not_trivial():
     data = Toy()
     plain = replay(COHORTS["partial"], data)
     average = run(partial(FedAvg, lr=LR, epochs=EPOCHS), 2, cohorts=COHORTS["partial"])
-    assert not torch.allclose(average.client(0).head.weight, plain.nets[0].head.weight, atol=1e-2)
+    assert not torch.allclose(average.client_model(0).head.weight, plain.nets[0].head.weight, atol=1e-2)
     inputs, _ = data.tensors(0, "test")
     assert not torch.allclose(plain.scores(0, inputs), plain.scores(0, inputs, "generic"), atol=1e-2)
     heads = [net.personal_head.weight for net in plain.nets]
@@ -123,7 +123,7 @@ def test_the_score_of_a_class_that_a_client_lacks_is_not_pushed_down():
     """That is what the balanced loss is for; only the weight decay acts on it."""
     federation = run(partial(FedRoD, lr=LR, epochs=EPOCHS, weight_decay=0.0), cohorts=[[0]])
     torch.manual_seed(derive_seed(SEED, "initial weights"))
-    first, got = TwoHeads(), federation.client(1)
+    first, got = TwoHeads(), federation.client_model(1)
     assert torch.equal(got.head.weight[2:], first.head.weight[2:])
     assert torch.equal(got.head.bias[2:], first.head.bias[2:])
     assert not torch.allclose(got.head.bias[:2], first.head.bias[:2], atol=1e-4)
@@ -138,12 +138,12 @@ def test_the_personal_head_stays():
     assert loop.traffic.up == loop.traffic.down == {"weights": 2 * size}
 
 
-@pytest.mark.parametrize("engine", [FabricFit, TrainerFit])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_fine_tuning_is_on_the_plain_loss_of_what_predicts(engine):
     """It knows nothing of who trained before, such as another client's class counts."""
     data = Toy()
     method = partial(FedRoD, lr=LR, epochs=EPOCHS, fine_tune="all", fine_tune_epochs=2)
-    federation = run(method, 2, cohorts=COHORTS["partial"], data=data, local_fit=engine())
+    federation = run(method, 2, cohorts=COHORTS["partial"], data=data, engine=engine())
     plain = replay(COHORTS["partial"], data)
 
     def loss(net, x, y):
@@ -153,7 +153,7 @@ def test_fine_tuning_is_on_the_plain_loss_of_what_predicts(engine):
     for client in (4, 0, 2):
         net = copy_of(plain.nets[client])
         sgd(net, batches(data, client, 1, "personalize/0", 2), list(net.parameters()), LR, loss)
-        assert_same(named(federation.client(client)), named(net), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(net), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.plain_calibre import PlainCalibre
 from _helpers.resume import play
 from _helpers.toy import CLIENTS, LABELS, SMALL_SIMCLR, assert_same, for_toy, run, whole_state
 from _helpers.views import ToyViews, flat_encoder
 
-from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.client import Phase
 from pfl_lightning.errors import CheckpointError, ConfigurationError
@@ -56,7 +56,7 @@ def fit(objective, epochs=2):
 
 
 def options():
-    """Batches of four, and none of one sample: the heads have batch normalisation."""
+    """Batches of four, and none of one sample: the heads have batch normalization."""
     return {"data": ToyViews(drop_last=True), "encoder": flat_encoder, "cohorts": COHORTS}
 
 
@@ -120,10 +120,10 @@ def test_a_target_starts_from_the_received_networks_or_from_the_clients_own(obje
 
 
 ENGINES = {
-    "TrainerFit": (lambda patch: TrainerFit(), 0.0),
-    "RayFit": (lambda patch: fake_ray_fit(patch, 2)[0], 0.0),
-    "VectorizedFit": (lambda patch: VectorizedFit(forward="vmap"), 1e-8),
-    "VectorizedFit, looped": (lambda patch: VectorizedFit(forward="loop"), 1e-8),
+    "TrainerEngine": (lambda patch: TrainerEngine(), 0.0),
+    "RayEngine": (lambda patch: fake_ray_engine(patch, 2)[0], 0.0),
+    "VectorizedEngine": (lambda patch: VectorizedEngine(forward="vmap"), 1e-8),
+    "VectorizedEngine, looped": (lambda patch: VectorizedEngine(forward="loop"), 1e-8),
 }
 
 
@@ -131,15 +131,15 @@ ENGINES = {
 @pytest.mark.parametrize(("make", "atol"), ENGINES.values(), ids=ENGINES)
 def test_engines_agree(objective, shared, kept, make, atol, monkeypatch):
     more = {"precision": "64-true"}
-    got = run(fit(objective), 2, local_fit=make(monkeypatch), **options(), **more)
-    expected = run(fit(objective), 2, local_fit=FabricFit(), **options(), **more)
+    got = run(fit(objective), 2, engine=make(monkeypatch), **options(), **more)
+    expected = run(fit(objective), 2, engine=SequentialEngine(), **options(), **more)
     assert_same(whole_state(got), whole_state(expected), atol=atol)
 
 
 @OBJECTIVE
-def test_every_objective_is_vectorised(objective, shared, kept):
-    engine = VectorizedFit(forward="vmap")
-    run(fit(objective, epochs=1), 2, local_fit=engine, **options())
+def test_every_objective_is_vectorized(objective, shared, kept):
+    engine = VectorizedEngine(forward="vmap")
+    run(fit(objective, epochs=1), 2, engine=engine, **options())
     assert engine._said == set()
     assert not engine._reasons
 
@@ -168,7 +168,7 @@ def test_the_encoder_and_the_objective_train_and_the_head_does_not():
     client = PFLSSL(flat_encoder(()), 5, objective=SMALL_SIMCLR, epochs=3)
     assert client.phases() == (Phase("self_supervised", ("encoder.*", "objective.*"), 3),)
     federation = run(fit(SMALL_SIMCLR), data=ToyViews(), encoder=flat_encoder)
-    heads = [federation.client(k).head.weight for k in range(CLIENTS)]
+    heads = [federation.client_model(k).head.weight for k in range(CLIENTS)]
     assert all(torch.equal(head, heads[0]) for head in heads)
 
 
@@ -203,9 +203,9 @@ def test_novel_clients_may_have_fewer_samples():
     assert federation.personal.written(trains)
 
 
-def test_one_sample_in_a_projector_with_batch_normalisation():
+def test_one_sample_in_a_projector_with_batch_normalization():
     """SMoG's predictor sees one view; the other heads see two views of the one sample."""
-    message = r"client 1, round 0: batch normalisation cannot train on a batch of one sample.*set drop_last"
+    message = r"client 1, round 0: batch normalization cannot train on a batch of one sample.*set drop_last"
     with pytest.raises(ConfigurationError, match=message):
         run(fit(CASES["smog"][0]), data=ToyViews(), encoder=flat_encoder)
 

@@ -28,7 +28,7 @@ class SymmetricPlainMoCo(PlainMoCo):
 RESTATED = {
     "simclr": PlainSimCLR,
     "byol": PlainBYOL,
-    "byol without normalisation": PlainBYOL,
+    "byol without normalization": PlainBYOL,
     "byol by distances": PlainBYOLByDistances,
     "simsiam": PlainSimSiam,
     "mocov2": PlainMoCo,
@@ -36,7 +36,7 @@ RESTATED = {
     "swav": PlainSwAV,
     "smog": PlainSMoG,
 }
-TOGETHER = ("simclr", "swav")  # in the others batch normalisation sees one view at a time
+TOGETHER = ("simclr", "swav")  # in the others batch normalization sees one view at a time
 NAMES = pytest.mark.parametrize("name", SMALL)
 
 
@@ -111,7 +111,7 @@ def test_all_parameters_train_and_nothing_else_has_a_gradient(name):
     assert not any(buffer.requires_grad for buffer in objective.buffers())
 
 
-# Linear layers, and whether each is followed by normalisation, as the papers have them.
+# Linear layers, and whether each is followed by normalization, as the papers have them.
 HEADS = {
     "simclr": ({"projector": [(512, 2048), (2048, 256)]}, {"projector": 2}),
     "byol": ({"projector": [(512, 2048), (2048, 256)], "predictor": [(256, 2048), (2048, 256)]}, {"projector": 1}),

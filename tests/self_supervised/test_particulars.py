@@ -36,7 +36,7 @@ def test_swav_descends_as_the_published_code_up_to_the_second_order_of_the_learn
 
 @pytest.mark.parametrize("name", ["mocov2", "smog"])
 def test_a_loss_of_one_direction_has_no_gradient_for_the_other_view(name):
-    """Nor by the statistics of batch normalisation, in the encoder or in a head."""
+    """Nor by the statistics of batch normalization, in the encoder or in a head."""
     network, objective = built(SMALL[name], normed_encoder)
     objective.before_fit(network, context())
     [(first, second)] = views(1)

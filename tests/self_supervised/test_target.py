@@ -86,7 +86,7 @@ def test_it_has_no_gradient_and_does_as_its_originals():
     output = target(inputs)
     assert not output.requires_grad
     assert torch.equal(output, projector(encoder(inputs)))
-    # In training mode it normalises by the batch, and keeps running statistics of its own.
+    # In training mode it normalizes by the batch, and keeps running statistics of its own.
     assert torch.equal(tensors(target)["0.1.running_mean"], encoder[1].running_mean)
 
 

@@ -69,7 +69,7 @@ def test_dealing(encoder, expected):
     assert federation.clients.architecture_of == expected
     widths = {0: 5, 1: 7, 2: FEATURES}  # of the first layer
     for client, architecture in enumerate(expected):
-        assert federation.client(client).encoder[0].out_features == widths[architecture]
+        assert federation.client_model(client).encoder[0].out_features == widths[architecture]
         assert federation.clients.model_of(client) is federation.models[architecture]
 
 
@@ -105,21 +105,21 @@ def test_a_deal_for_another_number_of_clients_is_refused():
 
 def test_the_first_architecture_starts_as_if_it_were_the_only_one():
     alone, among = set_up(LocalOnly, tiny_encoder), set_up(LocalOnly, BOTH)
-    assert_same(among.client(2).state_dict(), alone.client(2).state_dict())
-    assert_same(among.client(2).state_dict(), first_net().state_dict())
-    assert_same(among.client(0).state_dict(), alone.client(0).state_dict())  # trained
+    assert_same(among.client_model(2).state_dict(), alone.client_model(2).state_dict())
+    assert_same(among.client_model(2).state_dict(), first_net().state_dict())
+    assert_same(among.client_model(0).state_dict(), alone.client_model(0).state_dict())  # trained
 
 
 def test_the_second_architecture_does_not_depend_on_the_first():
     torch.manual_seed(derive_seed(SEED, "initial weights", 1))
     expected = other_encoder((INPUTS,)).state_dict()
     for first in (tiny_encoder, normed_encoder):
-        assert_same(set_up(LocalOnly, [first, other_encoder]).client(1).encoder.state_dict(), dict(expected))
+        assert_same(set_up(LocalOnly, [first, other_encoder]).client_model(1).encoder.state_dict(), dict(expected))
 
 
 def test_one_encoder_twice_is_two_architectures():
     federation = set_up(LocalOnly, [tiny_encoder, tiny_encoder])
-    assert not torch.equal(federation.client(1).encoder[0].weight, federation.client(2).encoder[0].weight)
+    assert not torch.equal(federation.client_model(1).encoder[0].weight, federation.client_model(2).encoder[0].weight)
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -221,9 +221,9 @@ class TestGroupedStates:
         ("initials", "groups", "message"),
         [
             (initials, (1, 0, 1), "holds 4 clients, this federation has 3"),
-            (initials, (1, 0, 1, 0), r"deals its architectures to \[1, 3\] clients, this federation to \[2, 2\]"),
+            (initials, (1, 0, 1, 0), r"assigns its architectures to \[1, 3\] clients, this federation to \[2, 2\]"),
             (initials, (1, 1, 0, 1), r"to \[1, 3\] clients, this federation to \[1, 3\], and not to the same ones"),
-            ((*initials, {}), groups, "deals its architectures"),
+            ((*initials, {}), groups, "assigns its architectures"),
             (initials[::-1], groups, "personal state has shapes"),
         ],
     )

@@ -20,7 +20,7 @@ from _helpers.toy import (
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from pfl_lightning import FabricFit, Federation, TrainerFit
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine
 from pfl_lightning.encoders import ByClient
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.methods import DCPFL, FedClassAvg, FedGH, FedProto, LGFedAvg, LocalOnly
@@ -65,14 +65,14 @@ def test_a_client_stores_the_state_of_its_own_architecture(method):
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_engines_agree_bit_by_bit(method):
-    tight = play(method, local_fit=FabricFit(cache_features=False))
-    full = play(method, local_fit=TrainerFit())
+    tight = play(method, engine=SequentialEngine(cache_features=False))
+    full = play(method, engine=TrainerEngine())
     assert_same(whole_state(full), whole_state(tight))
     assert full.test_scores == tight.test_scores
     assert len(tight.test_scores) == CLIENTS
 
 
-class InGroups(FabricFit):
+class InGroups(SequentialEngine):
     """Takes several clients at once; says whom it was given together, each time of one architecture."""
 
     clients_per_batch = 4
@@ -89,7 +89,7 @@ class InGroups(FabricFit):
 @pytest.mark.parametrize("method", [LGFedAvg, DCPFL], ids=["LGFedAvg", "DCPFL"])
 def test_groups_of_clients_are_split_by_architecture(method):
     engine = InGroups()
-    together = play(method, 3, local_fit=engine)
+    together = play(method, 3, engine=engine)
     assert engine.given == [[0, 2], [3], [1], [2], [0, 2], [1, 3]]
     assert_same(whole_state(together), whole_state(play(method, 3)))
 
@@ -107,9 +107,9 @@ def test_clients_of_both_architectures_train_as_they_would_alone():
     fresh = Federation(LocalOnly, [tiny_encoder, plain_encoder], seed=SEED)
     quiet_trainer(1).validate(fresh, data, verbose=False)
     for client in (0, 1, 3):
-        net = fresh.client(client)
+        net = fresh.client_model(client)
         sgd(net, batches(data, client, 0, "fit/0", 2), list(net.parameters()), 0.05)
-        assert_same(named(federation.client(client)), named(net), atol=1e-6)
+        assert_same(named(federation.client_model(client)), named(net), atol=1e-6)
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -144,7 +144,7 @@ def wider_encoder(input_shape):
 
 
 OTHERS = {
-    "another dealing": (ByClient(BOTH, [0, 1, 0, 1, 1]), "deals its architectures to"),
+    "another assignment": (ByClient(BOTH, [0, 1, 0, 1, 1]), "assigns its architectures to"),
     "swapped": (BOTH[::-1], "of another encoder"),
     "the first alone": (tiny_encoder, "of another encoder: it has .*models.1"),
     "one more": ([*BOTH, tiny_encoder], "of another encoder: models.2"),
@@ -184,4 +184,4 @@ def test_an_architecture_without_clients_is_saved_and_restored(tmp_path):
     whole = play(LGFedAvg, 2, deal(), **saving(tmp_path))
     resumed = play(LGFedAvg, 2, deal(), ckpt_path=str(tmp_path / "epoch=0.ckpt"))
     assert_same(whole_state(resumed), whole_state(whole))
-    assert not torch.equal(whole.client(0).head.weight, whole.models[1].head.weight)
+    assert not torch.equal(whole.client_model(0).head.weight, whole.models[1].head.weight)

@@ -18,25 +18,25 @@ def test_a_clients_model_has_the_scored_accuracy(method):
     federation = run(method, 2)
     for client, score in federation.test_scores.items():
         inputs, labels = Toy().tensors(client, "test")
-        right = federation.client(client)(inputs).argmax(1) == labels
+        right = federation.client_model(client)(inputs).argmax(1) == labels
         assert right.float().mean().item() == pytest.approx(score.accuracy, abs=1e-6)
 
 
 def test_models_are_copies_that_can_be_trained():
     federation = run(FedPAC, 1)
-    first, second = federation.client(0), federation.client(1)
+    first, second = federation.client_model(0), federation.client_model(1)
     assert first is not second
     assert all(parameter.requires_grad for parameter in first.parameters())
-    before = federation.client(1).state_dict()
+    before = federation.client_model(1).state_dict()
     with torch.no_grad():
         first.head.weight.zero_()
         second.head.weight.zero_()
-    assert torch.equal(federation.client(1).state_dict()["head.weight"], before["head.weight"])
+    assert torch.equal(federation.client_model(1).state_dict()["head.weight"], before["head.weight"])
 
 
 def test_there_are_no_models_before_a_fit():
     with pytest.raises(FederationError, match=r"before trainer\.fit"):
-        Federation(FedAvg, tiny_encoder).client(0)
+        Federation(FedAvg, tiny_encoder).client_model(0)
 
 
 def test_a_method_by_name_is_refused():
@@ -77,5 +77,5 @@ def test_a_fine_tuning_that_diverges_is_left_out_of_the_evaluation():
 def test_fine_tuning_the_head_means_all_that_classifies(method, moved):
     federation = run(partial(method, lr=0.1, epochs=1, fine_tune="head"))
     received = {n: t.clone() for n, t in federation.load_client(0, federation.round).state_dict().items()}
-    tuned = federation.client(0).state_dict()
+    tuned = federation.client_model(0).state_dict()
     assert {name.partition(".")[0] for name, value in tuned.items() if not torch.equal(value, received[name])} == moved

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_lightning.errors import CheckpointError, FederationError
-from pfl_lightning.state.client_states import ClientStates, rest_on_disk_beyond
+from pfl_lightning.state.client_states import ClientStates, spill_to_disk
 
 INITIAL = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}  # 16 bytes a row
 PLACES = ["memory", "disk"]
@@ -223,20 +223,20 @@ def test_no_more_room_is_an_error_that_says_what_to_do(tmp_path):
     with files_up_to(3 * 4000 + 500), pytest.raises(FederationError) as error:
         fill(range(5))
     text = str(error.value)
-    for part in ("File too large", str(tmp_path), "GB are free", "store_folder", "store_limit_gb", "4e-05 GB"):
+    for part in ("File too large", str(tmp_path), "GB are free", "spill_dir", "client_state_memory_gb", "4e-05 GB"):
         assert part in text
     assert [states.written(k) for k in range(5)] == [True] * 3 + [False] * 2
     assert [float(states.get(k)["w"].sum()) for k in range(4)] == [0, 1000, 2000, 0]
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FederationError, match=r"cannot rest in .*nowhere: No such file.*store_folder"):
+    with pytest.raises(FederationError, match=r"cannot rest in .*nowhere: No such file.*spill_dir"):
         make("disk", folder=str(tmp_path / "nowhere"))
 
 
 def test_more_than_any_memory():
     states = ClientStates({"w": torch.zeros(1000)}, 2**48)
-    with pytest.raises(FederationError, match=r"no memory for the state .* GB.*store_limit_gb"):
+    with pytest.raises(FederationError, match=r"no memory for the state .* GB.*client_state_memory_gb"):
         states.set(0, {"w": torch.zeros(1000)})
 
 
@@ -256,12 +256,12 @@ def two_stores():
 )
 def test_all_stores_together_count(tmp_path, limit, expected):
     stores = two_stores()
-    rest_on_disk_beyond(limit, stores, str(tmp_path))
+    spill_to_disk(limit, stores, str(tmp_path))
     assert [store.on_disk for store in stores] == [expected, expected, False]
 
 
 def test_too_little_free_space_is_said_at_the_start(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=19_999)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.warns(UserWarning, match=r"rests in .*, where 2e-05 GB are free; .*to 2e-05 GB .*store_folder"):
-        rest_on_disk_beyond(0.0, two_stores(), str(tmp_path))
+    with pytest.warns(UserWarning, match=r"rests in .*, where 2e-05 GB are free; .*to 2e-05 GB .*spill_dir"):
+        spill_to_disk(0.0, two_stores(), str(tmp_path))

@@ -32,19 +32,19 @@ def test_encoder_and_head(tmp_path):
     )
     for client, path in enumerate(written):
         state, about = read(path)
-        assert_same(state, dict(federation.client(client).state_dict()))
+        assert_same(state, dict(federation.client_model(client).state_dict()))
         assert about == {"method": "FedRep", "round": 1, "client": client, "model": "tiny_encoder"}
         plain = nn.ModuleDict({"encoder": tiny_encoder((6,)), "head": nn.Linear(4, 5)})
         plain.load_state_dict(state)
         inputs = torch.randn(3, 6)
-        torch.testing.assert_close(plain["head"](plain["encoder"](inputs)), federation.client(client)(inputs))
+        torch.testing.assert_close(plain["head"](plain["encoder"](inputs)), federation.client_model(client)(inputs))
 
 
 def test_what_a_fine_tuning_makes_of_it_is_written(tmp_path):
     federation = run(partial(FedAvg, fine_tune="head", fine_tune_lr=0.5), 1)
     [path] = export_clients(federation, tmp_path, [2])
     state, _ = read(path)
-    assert_same(state, dict(federation.client(2).state_dict()))
+    assert_same(state, dict(federation.client_model(2).state_dict()))
     assert not torch.equal(state["head.weight"], federation.server.weights.as_state()["head.weight"])
 
 
@@ -61,7 +61,7 @@ def test_a_project_s_own_names(tmp_path):
         assert about["model"] == "Net"
         own = Net()
         own.load_state_dict(state)
-        assert_same(dict(own.state_dict()), dict(federation.client(client).state_dict()))
+        assert_same(dict(own.state_dict()), dict(federation.client_model(client).state_dict()))
     assert not torch.equal(
         read(tmp_path / "client_0.pt")[0]["fc.weight"], read(tmp_path / "client_1.pt")[0]["fc.weight"]
     )

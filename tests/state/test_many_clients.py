@@ -15,9 +15,9 @@ from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import METHODS, DualFed, FedBN, FedClassAvg, FedEMA, FedPAC, FedPer, LocalOnly
 from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*compares 2 augmented views", "ignore:.*has no batch normalisation")
+pytestmark = pytest.mark.filterwarnings("ignore:.*compares 2 augmented views", "ignore:.*has no batch normalization")
 
-ON_DISK, IN_MEMORY = {"store_limit_gb": 0}, {"store_limit_gb": None}
+ON_DISK, IN_MEMORY = {"client_state_memory_gb": 0}, {"client_state_memory_gb": None}
 
 
 def stores(federation):
@@ -45,7 +45,7 @@ def test_results_are_the_same_on_disk(tmp_path, method, encoder, options):
     fit, cohorts = for_toy(method, lr=0.05, epochs=1), ([0, 2, 3], [1, 2], [0, 3])
     options |= {"encoder": encoder, "cohorts": cohorts, "data": Toy(batch_size=9)}
     memory = run(fit, 3, store=IN_MEMORY, **options)
-    disk = run(fit, 3, store=ON_DISK | {"store_folder": str(tmp_path)}, **options)
+    disk = run(fit, 3, store=ON_DISK | {"spill_dir": str(tmp_path)}, **options)
     assert stores(disk)
     assert all(store.on_disk for store in stores(disk))
     assert not any(store.on_disk for store in stores(memory))
@@ -75,13 +75,13 @@ def test_small_states_rest_in_memory_unless_told_otherwise():
 
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
 def test_limits_without_meaning_are_refused(limit):
-    with pytest.raises(ValueError, match="store_limit_gb must be a finite number of at least 0"):
-        run(FedPer, store={"store_limit_gb": limit})
+    with pytest.raises(ValueError, match="client_state_memory_gb must be a finite number of at least 0"):
+        run(FedPer, store={"client_state_memory_gb": limit})
 
 
 def test_a_folder_that_is_not_there_is_said_before_the_first_round(tmp_path):
-    with pytest.raises(FederationError, match=r"cannot rest in .*nowhere: No such file.*store_folder"):
-        run(FedPer, store=ON_DISK | {"store_folder": str(tmp_path / "nowhere")})
+    with pytest.raises(FederationError, match=r"cannot rest in .*nowhere: No such file.*spill_dir"):
+        run(FedPer, store=ON_DISK | {"spill_dir": str(tmp_path / "nowhere")})
 
 
 def test_a_checkpoint_that_is_read_as_needed_outlives_its_file(tmp_path):

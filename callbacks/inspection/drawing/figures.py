@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["client_map", "colours", "new_figure", "render", "thin_ticks"]
+__all__ = ["client_map", "colors", "new_figure", "render", "thin_ticks"]
 
 _MOST_TICKS = 40
 
@@ -48,8 +48,8 @@ def client_map(
         clients: Their numbers, m.
         title: What stands above it.
         across: What the columns are.
-        label: What the colours are.
-        top: The value of the brightest colour.
+        label: What the colors are.
+        top: The value of the brightest color.
     """
     size = float(np.clip(2.5 + 0.2 * len(clients), 5, 12))
     figure = new_figure(size + 1.2, size)
@@ -62,8 +62,8 @@ def client_map(
     return figure, axes
 
 
-def colours(count: int) -> NDArray[np.float64]:
-    """Colours that tell ``count`` things apart, as far as that is possible, (count, 4)."""
+def colors(count: int) -> NDArray[np.float64]:
+    """Colors that tell ``count`` things apart, as far as that is possible, (count, 4)."""
     from matplotlib import colormaps
 
     if count <= 10:

@@ -1,5 +1,5 @@
 """Clients trained in worker processes."""
 
-from pfl_lightning.engines.ray.engine import RayFit
+from pfl_lightning.engines.ray.engine import RayEngine
 
-__all__ = ["RayFit"]
+__all__ = ["RayEngine"]

@@ -27,7 +27,7 @@ def require_ray() -> Any:
         import ray
     except ImportError as error:
         raise ConfigurationError(
-            "RayFit needs Ray, which is not installed: pip install 'pfl-lightning[ray]'"
+            "RayEngine needs Ray, which is not installed: pip install 'pfl-lightning[ray]'"
         ) from error
     return ray
 

@@ -13,17 +13,17 @@ from typing import Any
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
-from pfl_lightning.engines.base import LocalFit
+from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.ray.cluster import Cluster, require_ray
 from pfl_lightning.engines.ray.packing import Packed, pack, unpack
 from pfl_lightning.engines.ray.parcels import HostCopies, Parcels
 from pfl_lightning.engines.ray.pool import Job, WorkerPool
 from pfl_lightning.engines.ray.worker import ClientWork, Notice, Reply, Setup, TorchSwitches
-from pfl_lightning.engines.sequential import FabricFit
+from pfl_lightning.engines.sequential import SequentialEngine
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment, FitResult, FitTask, Losses
 from pfl_lightning.errors import ConfigurationError, FederationError
 
-__all__ = ["RayFit"]
+__all__ = ["RayEngine"]
 
 EVALUATED_TOGETHER = 4
 """Clients in a parcel of an evaluation without fine-tuning, which takes less time than a fit."""
@@ -31,7 +31,7 @@ EVALUATED_TOGETHER = 4
 _log = logging.getLogger(__name__)
 
 
-class RayFit(LocalFit):
+class RayEngine(Engine):
     """Trains and evaluates clients in worker processes of Ray (``pip install 'pfl-lightning[ray]'``).
 
     A worker gets the data and the architectures once. For a local fit it gets what the server sends and the client's
@@ -51,8 +51,8 @@ class RayFit(LocalFit):
         cpus_per_worker: Cores, and threads, of a worker.
         gpus_per_worker: GPUs of a worker, also a fraction; ``None`` divides the GPUs there are among the workers if the
             outer Trainer is on a GPU, and takes none otherwise.
-        engine: What trains inside a worker: ``FabricFit`` (``None``), ``VectorizedFit`` or ``TrainerFit``, with its own
-            options, such as clipping.
+        engine: What trains inside a worker: ``SequentialEngine`` (``None``), ``VectorizedEngine`` or
+            ``TrainerEngine``, with its own options, such as clipping.
         start_timeout: Seconds to wait for a first worker.
         runtime_env: Ray's runtime environment of the workers (environment variables, packages to install).
     """
@@ -63,7 +63,7 @@ class RayFit(LocalFit):
         address: str | None = None,
         cpus_per_worker: int = 1,
         gpus_per_worker: float | None = None,
-        engine: LocalFit | None = None,
+        engine: Engine | None = None,
         start_timeout: float = 120.0,
         runtime_env: dict[str, Any] | None = None,
     ) -> None:
@@ -73,12 +73,12 @@ class RayFit(LocalFit):
         check_at_least("cpus_per_worker", cpus_per_worker, 1)
         if gpus_per_worker is not None and gpus_per_worker < 0:
             raise ValueError(f"gpus_per_worker must be at least 0, or null, got {gpus_per_worker}")
-        if isinstance(engine, RayFit):
-            raise ConfigurationError("engine is what trains inside a worker: it cannot be a RayFit itself")
+        if isinstance(engine, RayEngine):
+            raise ConfigurationError("engine is what trains inside a worker: it cannot be a RayEngine itself")
         require_ray()
         self.workers, self.address = workers, address
         self.cpus_per_worker, self.gpus_per_worker = cpus_per_worker, gpus_per_worker
-        self.engine = engine or FabricFit()
+        self.engine = engine or SequentialEngine()
         self.start_timeout, self.runtime_env = start_timeout, runtime_env
         self.clients_per_batch = self.engine.clients_per_batch
         self.bytes_sent, self.bytes_received = 0, 0  # between this process and the workers, data sets not counted
@@ -142,7 +142,7 @@ class RayFit(LocalFit):
     # ------------------------------------------------------------------ rounds and evaluations
 
     def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
-        """Run the local fits of a round on the workers; see :meth:`LocalFit.run`."""
+        """Run the local fits of a round on the workers; see :meth:`Engine.run`."""
         copies = HostCopies()
         work = (ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal) for model, task in tasks)
         for result in self._spread(work, "fit", self.clients_per_batch):
@@ -153,7 +153,7 @@ class RayFit(LocalFit):
     def evaluate(
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
-        """Evaluate clients on the workers; see :meth:`LocalFit.evaluate`."""
+        """Evaluate clients on the workers; see :meth:`Engine.evaluate`."""
         copies = HostCopies()
         work = (
             ClientWork(
@@ -172,7 +172,7 @@ class RayFit(LocalFit):
     def fit(
         self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment
     ) -> Iterator[FitResult]:
-        """Run tasks of one architecture on the workers; see :meth:`LocalFit.fit`."""
+        """Run tasks of one architecture on the workers; see :meth:`Engine.fit`."""
         yield from self.run(((client, task) for task in tasks), environment)
 
     def run_phase(
@@ -217,5 +217,5 @@ def _packed(what: str, value: Any) -> Packed:
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigurationError(
             f"{what} cannot be sent to worker processes: {error}. Leave out what cannot be pickled (open files, "
-            "connections, locks) by a __getstate__ of its class, or use FabricFit or VectorizedFit"
+            "connections, locks) by a __getstate__ of its class, or use SequentialEngine or VectorizedEngine"
         ) from error

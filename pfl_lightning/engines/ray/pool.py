@@ -133,7 +133,7 @@ class WorkerPool:
             try:
                 self._ray.get(answer)
             except self._ray.exceptions.RayError as error:
-                _log.warning("RayFit: an idle worker died; another one takes its place (%s)", _first_line(error))
+                _log.warning("RayEngine: an idle worker died; another one takes its place (%s)", _first_line(error))
                 self._renew(seat)
 
     def _hand_out(self, run: _Run) -> None:
@@ -201,7 +201,9 @@ class WorkerPool:
         self._seats.remove(seat)
         self._failed_starts = 0
         _log.warning(
-            "RayFit: a worker keeps dying while it starts; going on with %d (%s)", len(self._seats), _first_line(error)
+            "RayEngine: a worker keeps dying while it starts; going on with %d (%s)",
+            len(self._seats),
+            _first_line(error),
         )
 
     def _replace(self, seat: _Seat, error: Exception) -> None:
@@ -214,7 +216,7 @@ class WorkerPool:
                 f"{job.about}: {job.deaths} workers in turn have died on it, the last: {_first_line(error)}; "
                 "if the system killed them for want of memory, ask for fewer workers"
             ) from error
-        _log.warning("RayFit: a worker died on %s, which runs again elsewhere (%s)", job.about, _first_line(error))
+        _log.warning("RayEngine: a worker died on %s, which runs again elsewhere (%s)", job.about, _first_line(error))
         for run, number, again in reversed(lost):
             run.waiting.appendleft((number, again))
         self._renew(seat)

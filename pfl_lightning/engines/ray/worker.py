@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.engines.base import LocalFit, with_own_state
+from pfl_lightning.engines.base import Engine, with_own_state
 from pfl_lightning.engines.ray.packing import Packed, pack, unpack
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask, fit_data
 from pfl_lightning.errors import ConfigurationError
@@ -69,7 +69,7 @@ class Setup:
     """
 
     models: tuple[FederatedClient, ...]
-    engine: LocalFit
+    engine: Engine
     environment: FitEnvironment
     switches: TorchSwitches
 
@@ -162,7 +162,7 @@ class Worker:
         self._get = get or _ray_get
         self._models: tuple[FederatedClient, ...]
         self._data: FederatedData
-        self._engine: LocalFit
+        self._engine: Engine
         self._environment: FitEnvironment
 
     def prepare(self, setup: Sequence[Any], data: Sequence[Any], device: str, expected: dict[str, str]) -> Reply:

@@ -1,5 +1,5 @@
 """Clients of one architecture trained together by torch.func."""
 
-from pfl_lightning.engines.vectorized.engine import VectorizedFit
+from pfl_lightning.engines.vectorized.engine import VectorizedEngine
 
-__all__ = ["VectorizedFit"]
+__all__ = ["VectorizedEngine"]

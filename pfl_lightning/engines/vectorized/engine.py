@@ -14,7 +14,7 @@ from torch import nn
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import conclude, enter_phase, trains
-from pfl_lightning.engines.sequential import FabricFit, frozen_features
+from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, Losses
 from pfl_lightning.engines.vectorized.computation.choice import Computations
 from pfl_lightning.engines.vectorized.evaluation import VectorizedEvaluation
@@ -24,7 +24,7 @@ from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepa
 from pfl_lightning.errors import ClientError
 from pfl_lightning.seeding import derive_seed, torch_seed
 
-__all__ = ["VectorizedFit"]
+__all__ = ["VectorizedEngine"]
 
 SMALL = 50_000
 """Parameters up to which a forward pass on a CPU takes longer to arrange than to compute."""
@@ -32,26 +32,26 @@ SMALL = 50_000
 _log = logging.getLogger(__name__)
 
 
-class VectorizedFit(VectorizedEvaluation):
+class VectorizedEngine(VectorizedEvaluation):
     """Trains and evaluates many clients of one architecture at once, by ``torch.func``.
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
-    other engines call is vectorised over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
+    other engines call is vectorized over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
     over the stacked parameters; it must be elementwise (SGD, Adam, AdamW and their like). Schedules, clipping by norm,
-    batch-normalisation statistics and dropout are each client's own, and so are the order and the number of its
+    batch-normalization statistics and dropout are each client's own, and so are the order and the number of its
     batches: clients with batches of different sizes are computed in turn, and one that has finished stays as it is.
 
-    The results are those of :class:`~pfl_lightning.engines.FabricFit` up to rounding. Where the forward pass is
+    The results are those of :class:`~pfl_lightning.engines.SequentialEngine` up to rounding. Where the forward pass is
     random (dropout), they are equally distributed, but the draws are others, and they depend on which clients are
     trained together. (So are those of the model that ``Federation.client`` fine-tunes, alone.)
 
-    An evaluation fine-tunes clients together, where their method does so, and vectorises ``forward`` over pieces of
+    An evaluation fine-tunes clients together, where their method does so, and vectorizes ``forward`` over pieces of
     their parts of ``eval_batch_size`` samples at most; what is equal for all clients is not stacked. Smaller pieces are
     filled up, unless a sample's scores depend on the others of its batch, and as many samples go together as a training
     step has, or an evaluation batch.
 
-    A client that cannot be vectorised runs as under ``FabricFit``, and the reason is logged once: it overrides hooks,
-    optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
+    A client that cannot be vectorized runs as under ``SequentialEngine``, and the reason is logged once: it overrides
+    hooks, optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
     the batches that are computed together, or returns a loss term in some steps, only. So does a client alone in its
     group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
@@ -61,13 +61,13 @@ class VectorizedFit(VectorizedEvaluation):
     Args:
         clients_per_batch: How many clients are trained, or evaluated, together at most. Memory on the device grows with
             it; after an out-of-memory error the group is halved and starts again.
-        gradient_clip_val: See :class:`~pfl_lightning.engines.LocalFit`; each client's gradients are clipped alone.
-        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.LocalFit`.
-        cache_features: See :class:`~pfl_lightning.engines.FabricFit`.
-        forward: ``"vmap"`` vectorises the forward and backward pass; ``"loop"`` goes client by client and vectorises
+        gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`; each client's gradients are clipped alone.
+        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
+        cache_features: See :class:`~pfl_lightning.engines.SequentialEngine`.
+        forward: ``"vmap"`` vectorizes the forward and backward pass; ``"loop"`` goes client by client and vectorizes
             the optimizer alone; ``"auto"`` is ``"vmap"``, except that on a CPU models with convolutions, and large
-            ones, are trained one by one as under ``FabricFit``, which takes no longer there and a fraction of the
-            memory (``python benchmarks/engines.py --forward vmap loop`` times the other choices).
+            ones, are trained one by one as under ``SequentialEngine``, which takes no longer there and a fraction of
+            the memory (``python benchmarks/engines.py --forward vmap loop`` times the other choices).
         compile: Whether steps that come often are compiled by ``torch.compile``, forward and backward pass as one
             graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each module, the
             first eight combinations of a number of clients and a batch size are compiled, each at its tenth step; the
@@ -96,7 +96,7 @@ class VectorizedFit(VectorizedEvaluation):
         if forward == "loop" and (compile or cuda_graphs):
             raise ValueError("compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'")
         self.forward = forward
-        self._one_by_one = FabricFit(gradient_clip_val, gradient_clip_algorithm, cache_features)
+        self._one_by_one = SequentialEngine(gradient_clip_val, gradient_clip_algorithm, cache_features)
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
         self._at_once = clients_per_batch  # less after an out-of-memory error
         self._said: set[str] = set()
@@ -113,13 +113,13 @@ class VectorizedFit(VectorizedEvaluation):
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> Losses:
-        """Train a single client, as ``FabricFit`` does."""
+        """Train a single client, as ``SequentialEngine`` does."""
         return self._one_by_one.run_phase(client, phase, context, environment, purpose)
 
     def fit(
         self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment
     ) -> Iterator[FitResult]:
-        """Run tasks, as many at once as allowed, and yield their results in order; see :meth:`LocalFit.fit`."""
+        """Run tasks, as many at once as allowed, and yield their results in order; see :meth:`Engine.fit`."""
         rest = list(tasks)
         while rest:
             group, rest = rest[: self._at_once], rest[self._at_once :]
@@ -137,7 +137,7 @@ class VectorizedFit(VectorizedEvaluation):
             except CannotVectorizeError as error:
                 self._reasons[client] = error.reason
                 if not error.silent:
-                    self._say(f"{error.reason}. Its clients are trained one by one, as under FabricFit")
+                    self._say(f"{error.reason}. Its clients are trained one by one, as under SequentialEngine")
             except torch.OutOfMemoryError:
                 self._at_once = (len(group) + 1) // 2
                 self._say(f"{len(group)} clients at once need too much memory; going on with {self._at_once} at once")
@@ -158,13 +158,13 @@ class VectorizedFit(VectorizedEvaluation):
             if reason is None:
                 return False
             self._reasons[client] = reason
-            self._say(f"{reason}. Its clients are trained one by one, as under FabricFit")
+            self._say(f"{reason}. Its clients are trained one by one, as under SequentialEngine")
         return True
 
     def _say(self, message: str) -> None:
         if message not in self._said:
             self._said.add(message)
-            _log.warning("VectorizedFit: %s", message)
+            _log.warning("VectorizedEngine: %s", message)
 
     # ------------------------------------------------------------------ a group
 
@@ -187,7 +187,7 @@ class VectorizedFit(VectorizedEvaluation):
         return together
 
     def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
-        """Whether forward passes are vectorised, or only the rest."""
+        """Whether forward passes are vectorized, or only the rest."""
         if self.forward != "auto":
             return self.forward == "vmap"
         if environment.device.type != "cpu":

@@ -11,8 +11,8 @@ from weakref import WeakSet
 import torch
 
 from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.engines.base import LocalFit, enter_phase
-from pfl_lightning.engines.evaluation import PartScores, load_own_state, score_parts
+from pfl_lightning.engines.base import Engine, enter_phase
+from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state, score_parts
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
@@ -23,16 +23,16 @@ from pfl_lightning.errors import ClientError
 __all__ = ["VectorizedEvaluation"]
 
 
-class VectorizedEvaluation(LocalFit):
-    """The half of :class:`~pfl_lightning.engines.VectorizedFit` that evaluates.
+class VectorizedEvaluation(Engine):
+    """The half of :class:`~pfl_lightning.engines.VectorizedEngine` that evaluates.
 
     Clients of one architecture are fine-tuned together, where their method does so, as they are trained together; and
-    then their forward passes are vectorised. Either may go client by client without the other.
+    then their forward passes are vectorized. Either may go client by client without the other.
 
     Args:
-        clients_per_batch: See :class:`~pfl_lightning.engines.VectorizedFit`.
-        gradient_clip_val: See :class:`~pfl_lightning.engines.LocalFit`.
-        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.LocalFit`.
+        clients_per_batch: See :class:`~pfl_lightning.engines.VectorizedEngine`.
+        gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`.
+        gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
     """
 
     cache_features: bool
@@ -47,11 +47,11 @@ class VectorizedEvaluation(LocalFit):
 
     @abstractmethod
     def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
-        """Whether forward passes are vectorised, or only the rest."""
+        """Whether forward passes are vectorized, or only the rest."""
 
     @abstractmethod
     def _must_run_alone(self, client: FederatedClient) -> bool:
-        """Whether the client's training cannot be vectorised; says why, once."""
+        """Whether the client's training cannot be vectorized; says why, once."""
 
     @abstractmethod
     def _train_stack(
@@ -71,7 +71,7 @@ class VectorizedEvaluation(LocalFit):
     def evaluate(
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
-        """Judge clients, as many at once as allowed; results in the tasks' order; see :meth:`LocalFit.evaluate`."""
+        """Judge clients, as many at once as allowed; results in the tasks' order; see :meth:`Engine.evaluate`."""
         waiting = iter(tasks)
         while chunk := list(islice(waiting, self.clients_per_batch)):
             models = {id(model): model for model, _ in chunk}
@@ -123,21 +123,21 @@ class VectorizedEvaluation(LocalFit):
 
     def _say_why(self, error: CannotVectorizeError) -> None:
         if not error.silent:
-            self._say(f"{error.reason}. Its clients are evaluated one by one, as under FabricFit")
+            self._say(f"{error.reason}. Its clients are evaluated one by one, as under SequentialEngine")
 
     def _goes_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> bool:
         own = client.step_module is client  # somebody's LightningModule is judged by its own steps
-        if len(group) == 1 or not own or client in self._evaluated_alone or client.is_judged_by_neighbours():
+        if len(group) == 1 or not own or client in self._evaluated_alone or client.uses_knn_evaluation():
             return False
         if client.personalization_phases():
-            # Where forward passes are not vectorised, "auto" tunes one by one: an optimizer shared gains nothing.
+            # Where forward passes are not vectorized, "auto" tunes one by one: an optimizer shared gains nothing.
             return self.forward == "loop" or self.vectorizes_forward(client, environment)
         return self._vectorizes_scores(client, environment)
 
     def _vectorizes_scores(self, client: FederatedClient, environment: FitEnvironment) -> bool:
-        """Whether the forward passes without gradients are vectorised.
+        """Whether the forward passes without gradients are vectorized.
 
         On a CPU they take about as long one by one, unless they are very small: there is neither a backward pass nor
         an optimizer's step to share.
@@ -151,9 +151,9 @@ class VectorizedEvaluation(LocalFit):
     def _evaluate_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> list[EvaluationResult] | None:
-        """Results in order; ``None`` if the forward pass cannot be vectorised, which may have changed the states."""
+        """Results in order; ``None`` if the forward pass cannot be vectorized, which may have changed the states."""
         members = self._own_models(client, group, environment)
-        scores: dict[Member, PartScores] = {}
+        scores: dict[Member, SplitMetrics] = {}
         for alike in by_kind(members):
             try:
                 scores |= zip(alike, self._scores(client, alike, environment), strict=True)
@@ -168,7 +168,7 @@ class VectorizedEvaluation(LocalFit):
     def _own_models(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> list[Member]:
-        """The clients' own models, fine-tuned; see :meth:`LocalFit.load_own_model`."""
+        """The clients' own models, fine-tuned; see :meth:`Engine.load_own_model`."""
         members = list[Member]()
         with guarded_attributes(client) as refuse_changes:
             for task in group:
@@ -191,7 +191,7 @@ class VectorizedEvaluation(LocalFit):
         member = Member(task, context, tuple(client.personalization_phases()))
         if member.phases:
             if self._must_run_alone(client):
-                raise CannotVectorizeError("its training is not vectorised", silent=True)
+                raise CannotVectorizeError("its training is not vectorized", silent=True)
             if self.cache_features:
                 enter_phase(client, member.phases[0])
                 with environment.fit_context():
@@ -199,7 +199,9 @@ class VectorizedEvaluation(LocalFit):
         member.state = full_state(client)
         return member
 
-    def _scores(self, client: FederatedClient, members: list[Member], environment: FitEnvironment) -> list[PartScores]:
+    def _scores(
+        self, client: FederatedClient, members: list[Member], environment: FitEnvironment
+    ) -> list[SplitMetrics]:
         """Scores of members of one kind, in order."""
         client.eval()
         if len(members) > 1 and self._vectorizes_scores(client, environment):

@@ -1,4 +1,4 @@
-"""What cannot be vectorised, and how to say why."""
+"""What cannot be vectorized, and how to say why."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class NoLogs(dict[str, list[Tensor]]):
 
 
 def reason_against(client: FederatedClient) -> str | None:
-    """Why this client's fits are not vectorised, as far as can be seen beforehand."""
+    """Why this client's fits are not vectorized, as far as can be seen beforehand."""
     name = type(client).__name__
     if client.step_module is not client:
         return f"{name} trains a LightningModule of its own ({type(client.step_module).__name__})"
@@ -93,8 +93,9 @@ def check_elementwise(optimizer: Optimizer) -> None:
         if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(known.step):
             return
     raise ConfigurationError(
-        f"VectorizedFit steps stacked parameters of many clients at once, which is right for elementwise optimizers "
-        f"({', '.join(ELEMENTWISE)}); {type(optimizer).__name__} is not known to be one. Use FabricFit (or TrainerFit)"
+        f"VectorizedEngine steps stacked parameters of many clients at once, which is right for elementwise optimizers "
+        f"({', '.join(ELEMENTWISE)}); {type(optimizer).__name__} is not known to be one. Use SequentialEngine "
+        f"(or TrainerEngine)"
     )
 
 
@@ -233,13 +234,13 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def explain(error: Exception, client: FederatedClient, method: str = "training_step") -> Exception:
-    """What to raise in place of an error inside a vectorised method of the client; it names the user's line."""
+    """What to raise in place of an error inside a vectorized method of the client; it names the user's line."""
     name = type(client).__name__
     frame = _users_frame(error.__traceback__)
     if isinstance(error, _LoggedError):
         return ConfigurationError(
-            f"{name}.training_step logs {error.args[0]!r} by side effect ({frame}), which VectorizedFit cannot take "
-            "for many clients at once; return it in training_step's dictionary instead, or use FabricFit"
+            f"{name}.training_step logs {error.args[0]!r} by side effect ({frame}), which VectorizedEngine cannot take "
+            "for many clients at once; return it in training_step's dictionary instead, or use SequentialEngine"
         )
     if isinstance(error, ConfigurationError):
         return error

@@ -51,8 +51,8 @@ def run_stacked_phase(
         environment: What the outer Trainer gives.
         purpose: What batch orders and augmentations are drawn for.
         clipping: How gradients are clipped.
-        vectorize: Whether the forward pass is vectorised, or goes client by client.
-        computations: Makes what computes a vectorised step; by default it is neither compiled nor captured.
+        vectorize: Whether the forward pass is vectorized, or goes client by client.
+        computations: Makes what computes a vectorized step; by default it is neither compiled nor captured.
     """
     optimizer = StackedOptimizer(client, len(stack.members))  # of the client as it is, with its encoder
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfl_lightning.data import PartSource
+from pfl_lightning.data import SplitSource
 from pfl_lightning.engines.tasks import EvaluationTask
 
 __all__ = ["Piece", "PieceBatch", "gather", "groups_of", "pieces_of"]
@@ -30,7 +30,7 @@ class Piece:
 
     row: int
     part: int
-    samples: PartSource
+    samples: SplitSource
     size: int
 
 

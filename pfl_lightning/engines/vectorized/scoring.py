@@ -13,12 +13,12 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.evaluation import PartScores
+from pfl_lightning.engines.evaluation import SplitMetrics
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
 from pfl_lightning.engines.vectorized.pieces import Piece, PieceBatch, gather, groups_of, pieces_of
 from pfl_lightning.engines.vectorized.stack import Member, Stack, places_of
-from pfl_lightning.metrics import PartScore
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import torch_seed
 
 __all__ = ["score_stack"]
@@ -30,7 +30,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @torch.no_grad()
-def score_stack(client: FederatedClient, members: Sequence[Member], environment: FitEnvironment) -> list[PartScores]:
+def score_stack(client: FederatedClient, members: Sequence[Member], environment: FitEnvironment) -> list[SplitMetrics]:
     """Scores of clients on their parts; the same as those of :func:`score_parts`, up to rounding.
 
     Args:
@@ -39,7 +39,7 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
         environment: What the outer Trainer gives.
 
     Raises:
-        CannotVectorizeError: The client's forward pass cannot be vectorised.
+        CannotVectorizeError: The client's forward pass cannot be vectorized.
     """
     tasks = [cast(EvaluationTask, member.task) for member in members]
     states = _States(members)
@@ -99,7 +99,7 @@ class _StackedEvaluation:
         self._client, self._states, self._environment = client, states, environment
         self._module, self._places = _Forward(client), places_of(client)
 
-    def scores(self, tasks: Sequence[EvaluationTask]) -> list[PartScores]:
+    def scores(self, tasks: Sequence[EvaluationTask]) -> list[SplitMetrics]:
         """Scores of the clients, in order."""
         device, places = self._environment.device, 2 * len(tasks)
         right = torch.zeros(places, dtype=torch.int64, device=device)
@@ -111,7 +111,7 @@ class _StackedEvaluation:
                     total.index_add_(0, index, found)
         numbers = zip(right.tolist(), losses.tolist(), strict=True)
         sizes = [0 if part is None else len(part) for task in tasks for part in (task.validation, task.test)]
-        every = [PartScore(r / n, loss / n, n) if n else None for (r, loss), n in zip(numbers, sizes, strict=True)]
+        every = [EvalMetrics(r / n, loss / n, n) if n else None for (r, loss), n in zip(numbers, sizes, strict=True)]
         return list(zip(every[::2], every[1::2], strict=True))
 
     def _groups(self, tasks: Sequence[EvaluationTask]) -> Iterator[list[Piece]]:
@@ -174,7 +174,7 @@ class _StackedEvaluation:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Name the line of the user's code that cannot be vectorised."""
+        """Name the line of the user's code that cannot be vectorized."""
         try:
             yield
         except (torch.OutOfMemoryError, CannotVectorizeError):

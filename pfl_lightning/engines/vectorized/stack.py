@@ -23,7 +23,7 @@ __all__ = ["Member", "Stack", "by_kind", "full_state", "places_of", "prepare", "
 
 @dataclass(eq=False)
 class Member:
-    """A client on its way through a vectorised fit, or through the fine-tuning before a vectorised evaluation.
+    """A client on its way through a vectorized fit, or through the fine-tuning before a vectorized evaluation.
 
     Attributes:
         task: What is to be fitted or evaluated.

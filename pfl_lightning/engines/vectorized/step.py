@@ -109,7 +109,7 @@ class StackedStep(ABC):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Name the line of the user's code that cannot be vectorised."""
+        """Name the line of the user's code that cannot be vectorized."""
         try:
             yield
         except (torch.OutOfMemoryError, CannotVectorizeError):
@@ -161,7 +161,7 @@ class VectorizedStep(StackedStep):
         for name, buffer in buffers.items():
             if name in found.assigned:
                 _write(self._tensors[name], rows, found.assigned[name])
-            # The kernels of batch normalisation change statistics without telling autograd.
+            # The kernels of batch normalization change statistics without telling autograd.
             elif rows is not None and (name in self._statistics or buffer._version != versions[name]):
                 _write(self._tensors[name], rows, buffer)
         return found.terms

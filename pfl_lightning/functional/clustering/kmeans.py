@@ -71,7 +71,7 @@ def kmeans(
         _check_noise(noise, points, num_clusters, starts, generator)
         noise = noise.to(points.device) if points.ndim == 3 else noise.to(points.device).unsqueeze(0)
     with without_autocast(points.device):
-        around_origin, mean = _centre(batched)
+        around_origin, mean = _center(batched)
         centroids = choose_starts(around_origin, noise)
         for _ in range(iterations):
             centroids = improve(around_origin, centroids)
@@ -120,7 +120,7 @@ def fit_kmeans(
     batched = points.unsqueeze(0)
     noise = _draw(batched, num_clusters, starts, generator)
     with without_autocast(points.device):
-        around_origin, mean = _centre(batched)
+        around_origin, mean = _center(batched)
         bound = tolerance * around_origin.square_norms.mean() / points.shape[1]
         centroids = choose_starts(around_origin, noise)
         moving = torch.arange(starts, device=points.device)
@@ -135,7 +135,7 @@ def fit_kmeans(
     return Clustering(*(part.squeeze(0) for part in found))
 
 
-def _centre(batched: Tensor) -> tuple[Points, Tensor]:
+def _center(batched: Tensor) -> tuple[Points, Tensor]:
     """Move data sets to the origin, for the sake of precision; also their means (B, 1, d)."""
     values = at_least_single(batched)
     mean = values.mean(1, keepdim=True)

@@ -3,7 +3,7 @@
 Clusters come from :func:`~pfl_lightning.functional.clustering.kmeans.kmeans` on the encodings of both views
 of a batch, so that some may have no sample in one of the views.
 The losses leave these out by masks, not by shapes, so that `torch.func`
-can differentiate and vectorise them over clients.
+can differentiate and vectorize them over clients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many quadratic programs over the simplex that share one Hessian, by active sets.
 
-Each row minimises f(a) = a^T Q a - 2 q^T a over a >= 0, sum(a) = 1. With t the multiplier of the equality, the optimum
+Each row minimizes f(a) = a^T Q a - 2 q^T a over a >= 0, sum(a) = 1. With t the multiplier of the equality, the optimum
 is characterised by y = Q a - q - t 1 >= 0, a >= 0, a^T y = 0. An active-set method guesses which weights are positive
 (the passive set), solves the equality-constrained problem there, and corrects the guess by the signs.
 

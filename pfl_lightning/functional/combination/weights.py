@@ -29,16 +29,16 @@ def combination_weights(
 ) -> Tensor:
     """Weights with which each client combines the heads of a cohort (FedPAC, eqs. 11, 45 and 46).
 
-    Row i minimises, over the simplex,
+    Row i minimizes, over the simplex,
     sum_j a_j^2 V_j / n_j + sum_jl a_j a_l <h_i - h_j, h_i - h_l>, whose second term is ||h_i - sum_j a_j h_j||^2 there.
-    Weights below the threshold are then set to zero and the row is renormalised. Computed in double precision on one
+    Weights below the threshold are then set to zero and the row is renormalized. Computed in double precision on one
     thread of the CPU. Where the minimum is not unique (equal clients without variance) equal clients get equal weights.
 
     Args:
         weighted_means: (m, C, d) rows P_k(y) mu_ky of each client, see `weighted_class_means`.
         variances: (m,) V_k, eq. (44), see `feature_variance`; rounding below zero is clamped.
         sizes: (m,) number of samples n_k, all positive.
-        threshold: weights below it become zero, the paper's code has 1e-3; 0 gives the minimiser itself. A row whose
+        threshold: weights below it become zero, the paper's code has 1e-3; 0 gives the minimizer itself. A row whose
             weights are all below it stays as it is. In [0, 1).
         solver: "active_set" solves all rows together and exactly, up to rounding; "cvxpy" solves one program after
             another with an interior-point method. Either is checked by its optimality gap, and rows that fail it are
@@ -70,8 +70,8 @@ def combination_weights(
 def _programs(means: Tensor, variances: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Build Q, q_i and c_i with objective_i(a) = scale * (a^T Q a - 2 q_i^T a + c_i) on the simplex."""
     # On the simplex the objective does not change when all h move together; around their mean less is lost to rounding.
-    centred = means - means.mean(dim=0)
-    gram = centred @ centred.T
+    centerd = means - means.mean(dim=0)
+    gram = centerd @ centerd.T
     ratio = variances / sizes  # V_j / n_j of (11)
     scale = torch.maximum(gram.diagonal().max(), ratio.max())
     if not bool(scale > 0):  # all clients equal and without variance: any weights do, take the uniform ones

@@ -231,10 +231,10 @@ class ClassStatistics:
                 mine += theirs.to(shifts.device)
             self._scatters[y] = mine.addr_(shifts[y], shifts[y])
 
-    def _scatter(self, centred: Tensor, labels: Tensor) -> dict[int, Tensor]:
+    def _scatter(self, centerd: Tensor, labels: Tensor) -> dict[int, Tensor]:
         if not self.with_covariances:
             return {}
-        by_class = centred[labels.argsort()].split(torch.bincount(labels, minlength=self.num_classes).tolist())
+        by_class = centerd[labels.argsort()].split(torch.bincount(labels, minlength=self.num_classes).tolist())
         # the scatter of one sample is zero exactly
         return {y: rows.T @ rows for y, rows in enumerate(by_class) if len(rows) > 1}
 

@@ -81,7 +81,7 @@ def test_without_any_evaluation(tmp_path):
 
 
 def test_a_sample_of_the_clients_and_clients_without_data(tmp_path):
-    found, watch = play(tmp_path, loop=FederatedLoop(evaluated=4), data=Toy(test=[8, 0, 0, 3, 0], validation=0))
+    found, watch = play(tmp_path, loop=FederatedLoop(eval_cohort=4), data=Toy(test=[8, 0, 0, 3, 0], validation=0))
     assert 1 <= len(watch.test[0]) < 4
     assert {event.histogram_value.num for event in found.Histograms("clients/test_accuracy")} == {len(watch.test[0])}
     assert "accuracy/lower" not in found.Tags()["scalars"]

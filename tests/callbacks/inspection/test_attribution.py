@@ -24,7 +24,7 @@ def test_ranks_of_the_sample_that_most_clients_know(tmp_path):
     found = events(tmp_path)
     assert rounds(found, "attribution_ranks") == [0, 1, 2]
     assert_drawn(picture(found, "attribution_ranks", 2))
-    models = [federation.client(client).eval() for client in range(CLIENTS)]
+    models = [federation.client_model(client).eval() for client in range(CLIENTS)]
     got = callback.attribute(federation)
     inputs, labels = callback._probe.common_samples(federation, 10)
     with torch.no_grad():

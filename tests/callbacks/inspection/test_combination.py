@@ -10,7 +10,7 @@ import torch
 from _helpers.events import assert_drawn, board, charts, events, picture, rounds, scalars
 from _helpers.toy import run
 
-from pfl_lightning import Mixture
+from pfl_lightning import AggregationWeights
 from pfl_lightning.callbacks import CombinationWeights
 from pfl_lightning.callbacks.inspection.combination import draw_mixture
 from pfl_lightning.callbacks.inspection.groups import ClientGroups, group_clients
@@ -24,7 +24,7 @@ class _Watch(L.Callback):
         self.seen = {}
 
     def on_train_epoch_end(self, trainer, pl_module):
-        self.seen[trainer.current_epoch] = pl_module.server.mixture
+        self.seen[trainer.current_epoch] = pl_module.server.aggregation_weights
 
 
 def play(tmp_path, **options):
@@ -74,7 +74,7 @@ def test_what_a_client_gets_of_its_group(tmp_path):
 def test_clients_of_a_group_stand_side_by_side():
     weights = torch.arange(16.0).reshape(4, 4) / 100
     groups = ClientGroups(("a", "b", "c"), np.array([1, 0, 2, 0, 1, 0]))
-    figure = draw_mixture(Mixture((0, 1, 4, 5), weights), groups, 7)
+    figure = draw_mixture(AggregationWeights((0, 1, 4, 5), weights), groups, 7)
     axes = figure.axes[0]
     [image] = axes.images
     order = [1, 3, 0, 2]  # clients 1 and 5 of group a, then 0 and 4 of group b
@@ -91,7 +91,7 @@ def test_clients_of_a_group_stand_side_by_side():
 def test_a_large_cohort_can_be_drawn():
     weights = torch.full((300, 300), 1 / 300)
     groups = ClientGroups(("",), np.zeros(300, dtype=np.int64))
-    assert len(draw_mixture(Mixture(tuple(range(300)), weights), groups, 0).axes[0].get_xticks()) <= 40
+    assert len(draw_mixture(AggregationWeights(tuple(range(300)), weights), groups, 0).axes[0].get_xticks()) <= 40
 
 
 def test_a_method_without_combination_is_named_once(tmp_path):

@@ -54,7 +54,7 @@ def test_the_projector_has_the_features_of_the_last_round_with_class_client_and_
     for client in range(CLIENTS):
         inputs, labels = data.tensors(client, "test")
         with torch.no_grad():
-            expected.append(federation.client(client).eval().encoder(inputs))
+            expected.append(federation.client_model(client).eval().encoder(inputs))
         label = ("tiny_encoder", "linear_encoder")[client % 2]
         metadata += [["abcde"[c], str(client), label] for c in labels.tolist()]
     assert rows[1:] == metadata
@@ -121,7 +121,7 @@ def test_too_few_samples_are_named():
 
 
 @pytest.mark.parametrize("width", [2, 80])
-def test_neighbours_stay_neighbours(width):
+def test_neighbors_stay_neighbors(width):
     torch.manual_seed(0)
     cluster = torch.arange(60) % 3
     points = 20 * torch.randn(3, width)[cluster] + torch.randn(60, width)
@@ -147,10 +147,10 @@ def test_points_are_coloured_by_class_and_by_client():
         for dots in axes.collections:
             for place in dots.get_offsets():
                 seen[tuple(place)] = tuple(dots.get_facecolor()[0])
-        colour_of = [seen[tuple(row)] for row in plane]
+        color_of = [seen[tuple(row)] for row in plane]
         for i in range(4):
             for j in range(4):
-                assert (colour_of[i] == colour_of[j]) == (values[i] == values[j])
+                assert (color_of[i] == color_of[j]) == (values[i] == values[j])
 
 
 # ---------------------------------------------------------------------- the projector's files

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from _helpers.events import board, events, rounds, scalars
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.toy import (
     CLIENTS,
     Toy,
@@ -24,7 +24,7 @@ from _helpers.toy import (
     wide_encoder,
 )
 
-from pfl_lightning import FabricFit, TrainerFit, VectorizedFit
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import ClientAccuracy, FederatedLoop, Inspection, UnitAttribution
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.errors import ConfigurationError
@@ -32,13 +32,13 @@ from pfl_lightning.methods import PFLSSL, DualFed, FedAvg, FedBN, FedClassAvg, F
 
 COHORTS = [[0, 2, 3], [1, 2, 4]]
 ENGINES = {
-    "FabricFit": lambda patch: FabricFit(),
-    "TrainerFit": lambda patch: TrainerFit(),
-    "VectorizedFit": lambda patch: VectorizedFit(forward="vmap"),
-    "RayFit": lambda patch: fake_ray_fit(patch, 2)[0],
+    "SequentialEngine": lambda patch: SequentialEngine(),
+    "TrainerEngine": lambda patch: TrainerEngine(),
+    "VectorizedEngine": lambda patch: VectorizedEngine(forward="vmap"),
+    "RayEngine": lambda patch: fake_ray_engine(patch, 2)[0],
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 
 def quick(**options):
@@ -51,7 +51,7 @@ def everything(federation):
     found = {"torch": torch.get_rng_state(), "python": torch.tensor(random.getstate()[1])}
     found["numpy"] = torch.from_numpy(np.random.get_state()[1].astype(np.int64))  # noqa: NPY002
     found |= {f"module {name}": value.detach().clone() for name, value in federation.models.named_parameters()}
-    # Lightly leaves the pointer of a memory bank that is not used uninitialised.
+    # Lightly leaves the pointer of a memory bank that is not used uninitialized.
     buffers = {name: value for name, value in federation.models.named_buffers() if not name.endswith("bank_ptr")}
     found |= {f"module {name}": value.clone() for name, value in buffers.items()}
     return found | whole_state(federation)  # which loads all clients in turn
@@ -64,7 +64,7 @@ def compare(tmp_path, callbacks, method, make=lambda: None, loop=None, **options
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
-        settings = {"cohorts": COHORTS, **options, "local_fit": make()}
+        settings = {"cohorts": COHORTS, **options, "engine": make()}
         if loop is not None:
             settings["loop"] = loop()
         runs.append(run(method, 2, callbacks=own, logger=board(tmp_path, version), **settings))
@@ -92,7 +92,7 @@ def test_every_engine_trains_as_without(tmp_path, monkeypatch, make):
     assert {"combination_weights", "features/features", "attribution_ranks", "partition"} <= set(found.Tags()["images"])
 
 
-def test_fine_tuned_models_batch_normalisation_and_precision(tmp_path):
+def test_fine_tuned_models_batch_normalization_and_precision(tmp_path):
     method = for_toy(FedAvg, epochs=1, fine_tune="all")
     found = compare(tmp_path, quick(), method, encoder=normed_encoder, precision="bf16-mixed", data=Toy(drop_last=True))
     assert rounds(found, "cka_matrix/features") == [0, 1]
@@ -110,7 +110,7 @@ def test_a_sample_is_evaluated_novel_clients_and_clients_without_test_samples(tm
     data = Toy(novel_clients=1, test=[8, 8, 0, 8, 8], validation=[5, 0, 5, 5, 0])
     callbacks = quick()
     found = compare(
-        tmp_path, callbacks, partial(FedPAC, epochs=1), loop=partial(FederatedLoop, 2, evaluated=3), data=data
+        tmp_path, callbacks, partial(FedPAC, epochs=1), loop=partial(FederatedLoop, 2, eval_cohort=3), data=data
     )
     assert rounds(found, "combination_weights") == [0, 1]
     assert not [tag for tag in found.Tags()["scalars"] if "novel" in tag]
@@ -123,7 +123,7 @@ def test_without_evaluations_and_with_states_on_disk(tmp_path):
         quick(),
         partial(FedClassAvg, epochs=1),
         limit_val_batches=0,
-        store={"store_limit_gb": 0},
+        store={"client_state_memory_gb": 0},
         encoder=[tiny_encoder, linear_encoder],
     )
     assert "clients/test_accuracy" not in found.Tags()["histograms"]

@@ -23,7 +23,7 @@ def everything(models):
 
 def of_client(federation, client, inputs):
     """The features of a client's own model, by the model alone."""
-    model = federation.client(client).eval()
+    model = federation.client_model(client).eval()
     with torch.no_grad():
         return model, model.encoder(inputs)
 
@@ -113,9 +113,9 @@ def test_only_clients_that_are_evaluated_in_the_fit_are_looked_at():
     class Watch(FederatedLoop):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.evaluated_clients()))
+            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.eval_clients_clients()))
 
-    run(QUICK, loop=Watch(evaluated=3), data=Toy(novel_clients=1))
+    run(QUICK, loop=Watch(eval_cohort=3), data=Toy(novel_clients=1))
     [(clients, evaluated)] = chosen
     assert clients == evaluated
     assert len(clients) == 3

@@ -19,7 +19,7 @@ def play(tmp_path, method, number=3, **options):
 
 
 def pre_and_post(federation, client, inputs):
-    model = federation.client(client).eval()
+    model = federation.client_model(client).eval()
     with torch.no_grad():
         features = model.encoder(inputs)
         return {"pre_projection": features, "post_projection": model.projector(features)}

@@ -8,7 +8,7 @@ from _helpers.toy import GivenCohorts, run, tiny_encoder
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from pfl_lightning import VectorizedFit
+from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import ResultsWriter, RunSettings
 from pfl_lightning.callbacks.inspection.settings import constructor_values
 from pfl_lightning.datamodules import DominantClasses
@@ -33,7 +33,7 @@ def value_of(one):
 
 
 def test_hyper_parameters_beside_the_final_figures(tmp_path):
-    play(tmp_path, local_fit=VectorizedFit(2))
+    play(tmp_path, engine=VectorizedEngine(2))
     found = events(tmp_path)
     got = {name: value_of(one) for name, one in plugin(found, "session_start_info").session_start_info.hparams.items()}
     expected = {
@@ -51,8 +51,8 @@ def test_hyper_parameters_beside_the_final_figures(tmp_path):
         "loop/cohort": 1.0,
         "seed": 11,
         "rounds": 2,
-        "local_fit": "VectorizedFit",
-        "local_fit/clients_per_batch": 2,
+        "engine": "VectorizedEngine",
+        "engine/clients_per_batch": 2,
     }
     assert {name: got[name] for name in expected} == expected
     metrics = [one.name.tag for one in plugin(found, "experiment").experiment.metric_infos]

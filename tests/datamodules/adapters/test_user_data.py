@@ -39,13 +39,13 @@ def test_tensors_are_read_in_order():
 
 
 def test_pictures_and_arrays_keep_their_bytes():
-    colour = Image.new("RGB", (4, 3), (1, 2, 3))
-    samples = load(Items(*[(colour, 0)] * 3, (colour, np.int64(1))))
+    color = Image.new("RGB", (4, 3), (1, 2, 3))
+    samples = load(Items(*[(color, 0)] * 3, (color, np.int64(1))))
     assert samples.train_inputs.shape == (4, 3, 3, 4)
     assert samples.train_inputs.dtype == torch.uint8
     assert samples.train_inputs[0, :, 0, 0].tolist() == [1, 2, 3]
-    grey = load(Items((Image.new("L", (4, 3), 7), torch.tensor(1)), (Image.new("L", (4, 3), 8), torch.tensor([0]))))
-    assert grey.train_inputs.shape == (2, 1, 3, 4)
+    gray = load(Items((Image.new("L", (4, 3), 7), torch.tensor(1)), (Image.new("L", (4, 3), 8), torch.tensor([0]))))
+    assert gray.train_inputs.shape == (2, 1, 3, 4)
     arrays = load(Items((np.zeros((2, 5)), 0), (np.ones((2, 5)), 1)))
     assert arrays.train_inputs.dtype == torch.float32
 

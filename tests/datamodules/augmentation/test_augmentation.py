@@ -33,7 +33,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def picture(side: int = 6) -> torch.Tensor:
-    """Smooth colours with some noise: neither flat nor without neighbourhood."""
+    """Smooth colors with some noise: neither flat nor without neighborhood."""
     y, x = torch.meshgrid(torch.linspace(0, 1, side), torch.linspace(0, 1, side), indexing="ij")
     smooth = torch.stack([0.2 + 0.6 * x, 0.8 - 0.5 * y, 0.3 + 0.4 * x * y])
     return (smooth + 0.1 * torch.rand(3, side, side, generator=seeded())).clamp_(0, 1)
@@ -44,9 +44,9 @@ def assert_same_distribution(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
     def moments(draws):
         draws = draws.double().flatten(1)
-        centred = draws - draws.mean(dim=0)
-        variance = centred.square().mean(dim=0)
-        return draws.mean(dim=0), variance, variance / len(draws), centred.square().var(dim=0) / len(draws)
+        centerd = draws - draws.mean(dim=0)
+        variance = centerd.square().mean(dim=0)
+        return draws.mean(dim=0), variance, variance / len(draws), centerd.square().var(dim=0) / len(draws)
 
     mean, variance, mean_error, variance_error = moments(ours)
     mean_2, variance_2, mean_error_2, variance_error_2 = moments(theirs)
@@ -144,8 +144,8 @@ def test_orders_and_amounts_of_the_jitter_are_uniform_and_independent():
         counts = torch.histc(row, 20, 0, 1)
         assert ((counts - 1200).square() / 1200).sum() < 43.9  # 19 degrees of freedom
     every = torch.cat([unit, drawn.order[:1], drawn.tones_before[None] >= 0])
-    neighbours = torch.corrcoef(torch.cat([every[:, :-1], every[:4, 1:]])) - torch.eye(10)
-    assert neighbours.abs().max() < 5 / 24000**0.5
+    neighbors = torch.corrcoef(torch.cat([every[:, :-1], every[:4, 1:]])) - torch.eye(10)
+    assert neighbors.abs().max() < 5 / 24000**0.5
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_orders_and_amounts_of_the_jitter_are_uniform_and_independent():
             ),
         ),
     ],
-    ids=["jitter", "brightness", "grey", "rotation", "crop", "strong"],
+    ids=["jitter", "brightness", "gray", "rotation", "crop", "strong"],
 )
 def test_pixels_are_distributed_as_torchvisions(own, theirs):
     image = picture()
@@ -203,8 +203,8 @@ def test_settings_at_their_bounds_change_nothing():
     whole = RandomResizedCrop((1.0, 1.0), (1.0, 1.0))
     torch.testing.assert_close(whole(images, seeded()), images, atol=1e-5, rtol=0)
     torch.testing.assert_close(RandomRotation(0)(images, seeded()), images, atol=1e-5, rtol=0)
-    grey = RandomGrayscale(1.0)(images, seeded())
-    assert torch.equal(grey[:, 0], grey[:, 2])
+    gray = RandomGrayscale(1.0)(images, seeded())
+    assert torch.equal(gray[:, 0], gray[:, 2])
     only_hue = ColorJitter(hue=0.5)(images, seeded())
     torch.testing.assert_close(only_hue.amax(1), images.amax(1), atol=1e-5, rtol=0)
 

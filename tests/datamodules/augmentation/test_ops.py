@@ -11,7 +11,7 @@ from pfl_lightning.datamodules.augmentation.ops import (
     resize_boxes,
     rotate,
     shift_hue_,
-    to_grey_,
+    to_gray_,
     unit_floats,
 )
 
@@ -24,7 +24,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture
 def images() -> torch.Tensor:
-    """Random colours, and the cases in which channels are equal, at their bounds, or nearly grey."""
+    """Random colors, and the cases in which channels are equal, at their bounds, or nearly gray."""
     images = torch.rand(COUNT, 3, 9, 13, generator=seeded())
     images[1] = images[1].round()
     images[2] = 0.5
@@ -63,10 +63,10 @@ def test_hue(images):
 def test_grey(images):
     torch.testing.assert_close(luma(images), functional.rgb_to_grayscale(images, 1), atol=1e-6, rtol=0)
     chosen = torch.arange(COUNT) % 3 == 0
-    grey = to_grey_(images.clone(), chosen)
-    torch.testing.assert_close(grey[chosen], functional.rgb_to_grayscale(images[chosen], 3), atol=1e-6, rtol=0)
-    assert torch.equal(grey[~chosen], images[~chosen])
-    assert torch.equal(to_grey_(images[:, :1].clone(), chosen), images[:, :1])
+    gray = to_gray_(images.clone(), chosen)
+    torch.testing.assert_close(gray[chosen], functional.rgb_to_grayscale(images[chosen], 3), atol=1e-6, rtol=0)
+    assert torch.equal(gray[~chosen], images[~chosen])
+    assert torch.equal(to_gray_(images[:, :1].clone(), chosen), images[:, :1])
 
 
 def test_boxes(images):

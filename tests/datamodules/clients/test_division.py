@@ -40,7 +40,7 @@ def ready(*args, **kwargs) -> Toy:
 
 
 class Pictures(FederatedDataModule):
-    """Six grey values, one a sample; a test set of its own if asked for."""
+    """Six gray values, one a sample; a test set of its own if asked for."""
 
     def __init__(self, partition, published, **kwargs):
         super().__init__(partition, **kwargs)

@@ -4,18 +4,18 @@ import lightning as L
 import pytest
 import torch
 
-from pfl_lightning.datamodules.clients.parts import Part
+from pfl_lightning.datamodules.clients.parts import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform, RandomCrop, RandomFlip
 
 NORMALISE = BatchTransform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 AUGMENT = BatchTransform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), (RandomCrop(2), RandomFlip()))
 
 
-def make_part(size: int = 23, transform: BatchTransform = NORMALISE) -> Part:
+def make_part(size: int = 23, transform: BatchTransform = NORMALISE) -> ClientSplit:
     random = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, 256, (100, 3, 6, 6), dtype=torch.uint8, generator=random)
     targets = torch.randint(0, 5, (100,), generator=random)
-    return Part(inputs, targets, torch.randperm(100, generator=random)[:size], transform)
+    return ClientSplit(inputs, targets, torch.randperm(100, generator=random)[:size], transform)
 
 
 def seeded(seed: int = 7) -> torch.Generator:
@@ -125,7 +125,7 @@ def test_parts_share_the_stored_samples_and_count_their_classes():
     part = make_part()
     assert part.class_counts(6).tolist() == [int((part.targets == c).sum()) for c in range(6)]
     inputs = torch.zeros(10, 2)
-    parts = [Part(inputs, torch.zeros(10, dtype=torch.int64), torch.tensor([k]), NORMALISE) for k in range(3)]
+    parts = [ClientSplit(inputs, torch.zeros(10, dtype=torch.int64), torch.tensor([k]), NORMALISE) for k in range(3)]
     assert all(part._inputs is inputs for part in parts)
 
 
@@ -160,7 +160,7 @@ def test_views_without_augmentation_are_the_same_sample_again(shuffle):
     assert torch.equal(loader.tensors()[0], plain.tensors()[0])
 
 
-def test_views_are_augmented_as_one_batch_in_which_those_of_a_sample_are_neighbours():
+def test_views_are_augmented_as_one_batch_in_which_those_of_a_sample_are_neighbors():
     part = make_part(transform=AUGMENT)
     loader = part.loader(10, generator=seeded(), shuffle=True, augment=True, views=2)
     assert loader.augmented
@@ -190,10 +190,10 @@ def test_other_inputs_keep_the_views():
     assert_same(other, [(features[b][:, None].expand(-1, 2, -1), part.targets[b]) for b in order])
 
 
-def test_the_stored_samples_survive_normalisation_in_place():
+def test_the_stored_samples_survive_normalization_in_place():
     inputs = torch.rand(30, 3, 6, 6)
     before = inputs.clone()
-    part = Part(inputs, torch.zeros(30, dtype=torch.int64), torch.arange(30), AUGMENT)
+    part = ClientSplit(inputs, torch.zeros(30, dtype=torch.int64), torch.arange(30), AUGMENT)
     for _ in range(2):
         list(part.loader(10, generator=seeded(), augment=True, views=2))
     assert torch.equal(inputs, before)

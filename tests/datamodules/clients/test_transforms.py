@@ -51,7 +51,7 @@ def test_crop_offsets_are_uniform_and_independent_as_in_torchvision():
     ours = offsets_of(RandomCrop(2)(picture.expand(5000, 1, 8, 8), seeded(0)), 2)
     counts = torch.bincount(ours, minlength=25).double()
     assert ((counts - 200).square() / 200).sum() < 52.6  # chi-square, 24 degrees of freedom, 0.1 per cent
-    # A sample's draw tells nothing about its neighbour's.
+    # A sample's draw tells nothing about its neighbor's.
     pairs = np.corrcoef(ours[:-1].numpy(), ours[1:].numpy())[0, 1]
     assert abs(pairs) < 0.06
     crop = v2.RandomCrop(8, padding=2)
@@ -82,7 +82,7 @@ def test_the_generator_alone_decides():
     assert torch.equal(images, before)
 
 
-def test_normalisation_is_bit_for_bit_torchvisions():
+def test_normalization_is_bit_for_bit_torchvisions():
     images = torch.randint(0, 256, (7, 3, 5, 4), dtype=torch.uint8)
     mean, std = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
     arrays = images.permute(0, 2, 3, 1).numpy()

@@ -30,12 +30,12 @@ def test_images_and_classes_are_those_of_torchvision(folder, monkeypatch):
     train, test, further = (torchvisions(monkeypatch, folder, split) for split in ("train", "test", "unlabeled"))
     assert torch.equal(samples.train_inputs, torch.from_numpy(train.data))
     assert torch.equal(samples.test_inputs, torch.from_numpy(test.data))
-    assert torch.equal(samples.unlabelled_inputs, torch.from_numpy(further.data))
+    assert torch.equal(samples.unlabeled_inputs, torch.from_numpy(further.data))
     assert samples.train_targets.tolist() == train.labels.tolist()
     assert samples.test_targets.tolist() == test.labels.tolist()
     assert list(samples.class_names) == train.classes == NAMES
     assert samples.train_inputs.shape == (40, 3, 96, 96)
-    assert samples.train_inputs.dtype == samples.unlabelled_inputs.dtype == torch.uint8
+    assert samples.train_inputs.dtype == samples.unlabeled_inputs.dtype == torch.uint8
 
 
 def test_the_folder_itself_may_be_named_and_names_of_classes_may_be_missing(folder):
@@ -46,7 +46,7 @@ def test_the_folder_itself_may_be_named_and_names_of_classes_may_be_missing(fold
 
 def test_images_of_another_size(folder):
     whole, small = load(folder), load(folder, image_size=32)
-    for name in ("train_inputs", "test_inputs", "unlabelled_inputs"):
+    for name in ("train_inputs", "test_inputs", "unlabeled_inputs"):
         images, resized = getattr(whole, name), getattr(small, name)
         assert resized.shape == (len(images), 3, 32, 32)
         assert resized.dtype == torch.uint8
@@ -54,26 +54,26 @@ def test_images_of_another_size(folder):
             picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
             expected = np.asarray(picture.resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
             assert np.abs(found.permute(1, 2, 0).numpy() - expected).max() <= 1
-    assert torch.equal(load(folder, image_size=96).unlabelled_inputs, whole.unlabelled_inputs)
+    assert torch.equal(load(folder, image_size=96).unlabeled_inputs, whole.unlabeled_inputs)
 
 
 @pytest.mark.parametrize(("asked", "count"), [(None, 30), (7, 7), (0.5, 15), (1.0, 30), (1, 1), (30, 30)])
 @pytest.mark.parametrize("image_size", [None, 8])
 def test_some_of_the_images_without_labels(folder, asked, count, image_size):
-    found = load(folder, unlabelled=asked, image_size=image_size).unlabelled_inputs
-    assert torch.equal(found, load(folder, image_size=image_size).unlabelled_inputs[:count])
+    found = load(folder, unlabeled=asked, image_size=image_size).unlabeled_inputs
+    assert torch.equal(found, load(folder, image_size=image_size).unlabeled_inputs[:count])
     assert len(found) == count
 
 
 @pytest.mark.parametrize("none", [0, 0.0])
 def test_without_them_their_file_is_not_needed(folder, none):
     (folder / "unlabeled_X.bin").unlink()
-    assert load(folder, unlabelled=none).unlabelled_inputs is None
+    assert load(folder, unlabeled=none).unlabeled_inputs is None
 
 
 def test_the_file_is_not_changed_through_the_images(folder):
     before = (folder / "unlabeled_X.bin").read_bytes()
-    load(folder).unlabelled_inputs.zero_()
+    load(folder).unlabeled_inputs.zero_()
     assert (folder / "unlabeled_X.bin").read_bytes() == before
 
 
@@ -83,7 +83,7 @@ def cut(path, size):
 
 DAMAGES = {
     "a file is missing": (lambda f: (f / "test_y.bin").unlink(), FileNotFoundError, r"no test_y.bin in .*get it anew"),
-    "no unlabelled images": (lambda f: (f / "unlabeled_X.bin").unlink(), FileNotFoundError, "no unlabeled_X.bin"),
+    "no unlabeled images": (lambda f: (f / "unlabeled_X.bin").unlink(), FileNotFoundError, "no unlabeled_X.bin"),
     "cut within an image": (
         lambda f: cut(f / "unlabeled_X.bin", 3 * 27648 - 5),
         ValueError,
@@ -124,13 +124,13 @@ def test_no_folder(tmp_path):
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, -0.5, True, "all", float("nan")])
 def test_what_is_no_number_of_images(wrong):
-    with pytest.raises(ValueError, match=r"unlabelled must be a number of images, a share of them in \[0, 1\]"):
-        STL10(IID(2), unlabelled=wrong)
+    with pytest.raises(ValueError, match=r"unlabeled must be a number of images, a share of them in \[0, 1\]"):
+        STL10(IID(2), unlabeled=wrong)
 
 
 def test_more_images_than_there_are(folder):
-    with pytest.raises(ValueError, match="unlabelled is 31, the file has 30 images without labels"):
-        load(folder, unlabelled=31)
+    with pytest.raises(ValueError, match="unlabeled is 31, the file has 30 images without labels"):
+        load(folder, unlabeled=31)
 
 
 def test_an_image_needs_pixels():

@@ -1,4 +1,4 @@
-"""RayFit with real worker processes."""
+"""RayEngine with real worker processes."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ import pytest
 from _helpers.ray_helpers import DiesOnce
 from _helpers.toy import assert_same, linear_encoder, run, tiny_encoder, whole_state
 
-from pfl_lightning import FabricFit, RayFit
+from pfl_lightning import RayEngine, SequentialEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedProto
 
@@ -46,11 +46,11 @@ def left_behind(monkeypatch):
 
 
 def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, caplog, left_behind):
-    engine = RayFit(workers=2, engine=DiesOnce(tmp_path, client=2))
-    got = run(FIT, 3, encoder=ENCODERS, local_fit=engine)
+    engine = RayEngine(workers=2, engine=DiesOnce(tmp_path, client=2))
+    got = run(FIT, 3, encoder=ENCODERS, engine=engine)
     assert (tmp_path / "died-0").exists()
     assert sum("a worker died on client" in line for line in caplog.messages) == 1
-    expected = run(FIT, 3, encoder=ENCODERS, local_fit=FabricFit())
+    expected = run(FIT, 3, encoder=ENCODERS, engine=SequentialEngine())
     assert_same(whole_state(got), whole_state(expected))
     assert got.test_scores == expected.test_scores
     assert not ray.is_initialized()
@@ -61,18 +61,18 @@ def test_a_connection_of_the_users_stays(tmp_path):
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     try:
         with pytest.warns(UserWarning, match=r"connected to Ray already; address='auto' is not used"):
-            got = run(FIT, 1, encoder=ENCODERS, local_fit=RayFit(workers=1, address="auto"))
+            got = run(FIT, 1, encoder=ENCODERS, engine=RayEngine(workers=1, address="auto"))
         assert ray.is_initialized()
         assert_same(whole_state(got), whole_state(run(FIT, 1, encoder=ENCODERS)))
         (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pfl_lightning'] = None")
         missing = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
         with pytest.raises(ConfigurationError, match=r"a worker cannot import what it needs; install pfl-lightning"):
-            run(FIT, 1, encoder=ENCODERS, local_fit=RayFit(workers=1, runtime_env=missing))
+            run(FIT, 1, encoder=ENCODERS, engine=RayEngine(workers=1, runtime_env=missing))
         with (
             pytest.warns(UserWarning, match="3 workers of 2 cores each were asked for, there are 2 cores"),
             pytest.raises(ConfigurationError, match=r"gpus_per_worker is 1.5, Ray finds 0 GPUs"),
         ):
-            run(FIT, 1, local_fit=RayFit(workers=3, cpus_per_worker=2, gpus_per_worker=1.5))
+            run(FIT, 1, engine=RayEngine(workers=3, cpus_per_worker=2, gpus_per_worker=1.5))
     finally:
         ray.shutdown()
 
@@ -93,8 +93,8 @@ def test_a_cluster_by_address_that_loses_a_node(monkeypatch):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     goes = NodeGoes(cluster, cluster.add_node(num_cpus=1))
     try:
-        engine = RayFit(workers=2, address=cluster.address)
-        got = run(LONG, 3, local_fit=engine, callbacks=[goes])
+        engine = RayEngine(workers=2, address=cluster.address)
+        got = run(LONG, 3, engine=engine, callbacks=[goes])
         goes.remove.join()
     finally:
         cluster.shutdown()
@@ -103,7 +103,7 @@ def test_a_cluster_by_address_that_loses_a_node(monkeypatch):
 
 def test_an_address_that_nobody_answers():
     with pytest.raises(ConfigurationError, match=r"no Ray cluster can be reached at address='127.0.0.1:9'.*ray start"):
-        run(FIT, 1, local_fit=RayFit(address="127.0.0.1:9"))
+        run(FIT, 1, engine=RayEngine(address="127.0.0.1:9"))
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
@@ -113,9 +113,9 @@ import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
 from _helpers.ray_helpers import Sleeps
 from _helpers.toy import run
-from pfl_lightning import RayFit
+from pfl_lightning import RayEngine
 from pfl_lightning.methods import FedAvg
-run(FedAvg, 1, local_fit=RayFit(workers=2, engine=Sleeps({str(tmp_path)!r})))
+run(FedAvg, 1, engine=RayEngine(workers=2, engine=Sleeps({str(tmp_path)!r})))
 """
     path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(

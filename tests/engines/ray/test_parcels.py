@@ -1,4 +1,4 @@
-"""What travels to workers, who gets it when one dies, and what comes back: RayFit without processes."""
+"""What travels to workers, who gets it when one dies, and what comes back: RayEngine without processes."""
 
 import itertools
 import logging
@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.ray_helpers import FakeRay, Raises
 from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, whole_state
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.ray.cluster import gpu_share
 from pfl_lightning.engines.ray.packing import pack, unpack
 from pfl_lightning.engines.ray.parcels import HostCopies, Parcels
@@ -25,7 +25,7 @@ FIT = partial(FedPAC, lr=0.05, epochs=1)
 
 @pytest.fixture(scope="module")
 def expected():
-    return whole_state(run(FIT, 2, local_fit=FabricFit()))
+    return whole_state(run(FIT, 2, engine=SequentialEngine()))
 
 
 # ---------------------------------------------------------------------- parcels
@@ -71,8 +71,8 @@ def test_bytes_are_counted_and_shared_weights_travel_once_a_round(monkeypatch):
         net.out_features = 4
         return net
 
-    engine, _ = fake_ray_fit(monkeypatch)
-    federation = run(partial(FedAvg, epochs=1), 2, local_fit=engine, encoder=encoder, limit_val_batches=0)
+    engine, _ = fake_ray_engine(monkeypatch)
+    federation = run(partial(FedAvg, epochs=1), 2, engine=engine, encoder=encoder, limit_val_batches=0)
     size = sum(tensor.nbytes for tensor in federation.server.weights.as_state().values())
     assert 2 * 2 * size < engine.bytes_sent < 2 * 2 * size + 2 * CLIENTS * 3000  # alone, then as a bundle, two rounds
     assert 2 * CLIENTS * size < engine.bytes_received < 2 * CLIENTS * (size + 5000)
@@ -84,8 +84,8 @@ def test_bytes_are_counted_and_shared_weights_travel_once_a_round(monkeypatch):
 @pytest.mark.parametrize("deaths", [[1], [2, 3], [5, 11], [1, 6, 9, 14]])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_dead_worker_costs_time_alone(deaths, workers, expected, monkeypatch, caplog):
-    engine, ray = fake_ray_fit(monkeypatch, workers, deaths)
-    assert_same(whole_state(run(FIT, 2, local_fit=engine)), expected)
+    engine, ray = fake_ray_engine(monkeypatch, workers, deaths)
+    assert_same(whole_state(run(FIT, 2, engine=engine)), expected)
     assert ray.actors == workers + len(deaths)
     assert not ray.deaths
     assert len(ray.used) >= min(workers, 2)
@@ -93,9 +93,9 @@ def test_a_dead_worker_costs_time_alone(deaths, workers, expected, monkeypatch, 
 
 
 def test_a_parcel_on_which_every_worker_dies_ends_the_run(monkeypatch):
-    engine, _ = fake_ray_fit(monkeypatch, 1, [1, 2, 3])
+    engine, _ = fake_ray_engine(monkeypatch, 1, [1, 2, 3])
     with pytest.raises(FederationError, match=r"client 0, round 0: 3 workers in turn have died on it.*fewer workers"):
-        run(FIT, 1, local_fit=engine)
+        run(FIT, 1, engine=engine)
     assert engine._pool is None
 
 
@@ -104,33 +104,33 @@ def test_workers_that_do_not_start(monkeypatch):
         raise FakeRay.exceptions.RayError("out of memory\nmore")
 
     monkeypatch.setattr(Worker, "prepare", dies)
-    engine, _ = fake_ray_fit(monkeypatch, 2)
+    engine, _ = fake_ray_engine(monkeypatch, 2)
     with pytest.raises(FederationError, match="3 workers in turn have died while they started: RayError: out of mem"):
-        run(FIT, 1, local_fit=engine)
+        run(FIT, 1, engine=engine)
 
 
 def test_no_worker_in_time(monkeypatch):
     monkeypatch.setattr(FakeRay, "wait", lambda self, references, num_returns, timeout: ([], references))
-    engine, _ = fake_ray_fit(monkeypatch, 2, start_timeout=7.0)
+    engine, _ = fake_ray_engine(monkeypatch, 2, start_timeout=7.0)
     with pytest.raises(
         FederationError, match=r"no worker has started within 7 s; 2 workers with .*num_cpus.*raise star"
     ):
-        run(FIT, 1, local_fit=engine)
+        run(FIT, 1, engine=engine)
 
 
 def test_a_round_that_ends_early_leaves_nothing_for_the_next(monkeypatch):
     options = {"limit_train_batches": 2, "limit_val_batches": 3, "num_sanity_val_steps": 1}
     reference = run(FIT, 2, **options)
-    engine, ray = fake_ray_fit(monkeypatch, 3)
-    federation = run(FIT, 2, local_fit=engine, **options)
+    engine, ray = fake_ray_engine(monkeypatch, 3)
+    federation = run(FIT, 2, engine=engine, **options)
     assert_same(whole_state(federation), whole_state(reference))
     assert list(federation.validation_scores) == [0, 1, 2]
     assert ray.calls == 2 * 2 + 1 + 2  # fits, the sanity check, evaluations: nobody is asked for in vain
 
 
 def test_what_was_in_hand_at_an_error_is_not_taken_for_the_next_rounds(monkeypatch):
-    engine, ray = fake_ray_fit(monkeypatch, 2)
-    federation = run(FIT, 1, local_fit=engine)
+    engine, ray = fake_ray_engine(monkeypatch, 2)
+    federation = run(FIT, 1, engine=engine)
     engine.start(federation.clients.models, federation.trainer.datamodule, federation.environment)
     for _ in range(2):
         federation.start_round(lambda client: federation.server.broadcast(client, 1))
@@ -144,9 +144,9 @@ def test_what_was_in_hand_at_an_error_is_not_taken_for_the_next_rounds(monkeypat
 
 
 def test_an_error_in_a_worker_is_raised_here(monkeypatch):
-    engine, _ = fake_ray_fit(monkeypatch, 2, engine=Raises())
+    engine, _ = fake_ray_engine(monkeypatch, 2, engine=Raises())
     with pytest.raises(RuntimeError, match="Unlucky: wind and rain") as caught:
-        run(FIT, 1, local_fit=engine)
+        run(FIT, 1, engine=engine)
     assert "in a worker process" in str(caught.value.__cause__)
     assert "ray_helpers.py" in str(caught.value.__cause__)
     assert "in the local fit of client 2, round 0" in caught.value.__notes__
@@ -159,9 +159,9 @@ def test_a_client_that_diverges_is_left_out_as_under_fabric_fit(monkeypatch):
 
     def go(engine):
         with pytest.warns(UserWarning, match="left out of the aggregation: client 1, round 0: the encoder's features"):
-            return run(FIT, 1, local_fit=engine, data=Toy(change=garbage), limit_val_batches=0)
+            return run(FIT, 1, engine=engine, data=Toy(change=garbage), limit_val_batches=0)
 
-    assert_same(whole_state(go(fake_ray_fit(monkeypatch, 2)[0])), whole_state(go(FabricFit())))
+    assert_same(whole_state(go(fake_ray_engine(monkeypatch, 2)[0])), whole_state(go(SequentialEngine())))
 
 
 class Talks(FedAvg):
@@ -172,25 +172,25 @@ class Talks(FedAvg):
 
 
 def test_warnings_and_log_lines_of_workers_appear_here_once(monkeypatch, caplog):
-    engine, _ = fake_ray_fit(monkeypatch, 2)
+    engine, _ = fake_ray_engine(monkeypatch, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        run(partial(Talks, epochs=1), 2, local_fit=engine)
+        run(partial(Talks, epochs=1), 2, engine=engine)
     slow = [warning for warning in caught if "this client is slow" in str(warning.message)]
     assert len(slow) == 1
     assert slow[0].filename == __file__
     assert caplog.messages.count("a line of the log") == 1
 
 
-def test_the_reason_against_vectorising_is_said_once(monkeypatch, caplog):
+def test_the_reason_against_vectorizing_is_said_once(monkeypatch, caplog):
     class Prints(FedAvg):
         def training_step(self, batch, batch_idx):
             found = super().training_step(batch, batch_idx)
             found["loss"].item()
             return found
 
-    engine, _ = fake_ray_fit(monkeypatch, 2, engine=VectorizedFit(2, forward="vmap"))
-    run(partial(Prints, epochs=1), 2, local_fit=engine)
+    engine, _ = fake_ray_engine(monkeypatch, 2, engine=VectorizedEngine(2, forward="vmap"))
+    run(partial(Prints, epochs=1), 2, engine=engine)
     assert sum("trained one by one" in line for line in caplog.messages) == 1
 
 
@@ -202,8 +202,8 @@ def test_the_reason_against_vectorising_is_said_once(monkeypatch, caplog):
 def test_whatever_the_order_of_the_replies_and_deaths(method, seed, monkeypatch):
     """What is shared is of this round: weights of the last one have other names."""
     fit = for_toy(method, lr=0.05)
-    engine, ray = fake_ray_fit(monkeypatch, 3, deaths=[4, 11], seed=seed)
-    got, want = run(fit, 4, local_fit=engine), run(fit, 4)
+    engine, ray = fake_ray_engine(monkeypatch, 3, deaths=[4, 11], seed=seed)
+    got, want = run(fit, 4, engine=engine), run(fit, 4)
     assert_same(whole_state(got), whole_state(want))
     assert got.test_scores == want.test_scores
     assert len(ray.used) > 2
@@ -212,8 +212,8 @@ def test_whatever_the_order_of_the_replies_and_deaths(method, seed, monkeypatch)
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_validation_in_the_middle_of_a_round(every, monkeypatch):
     options = {"val_check_interval": every}
-    engine, _ = fake_ray_fit(monkeypatch, 2)
-    got, want = run(FIT, 3, local_fit=engine, **options), run(FIT, 3, **options)
+    engine, _ = fake_ray_engine(monkeypatch, 2)
+    got, want = run(FIT, 3, engine=engine, **options), run(FIT, 3, **options)
     assert_same(whole_state(got), whole_state(want))
     assert got.test_scores == want.test_scores
 
@@ -222,11 +222,11 @@ def test_workers_that_die_while_idle_are_nobodys_fault(monkeypatch, caplog):
     class Kills(GivenCohorts):
         def on_train_epoch_start(self, trainer, pl_module):
             super().on_train_epoch_start(trainer, pl_module)
-            for seat in pl_module.local_fit._pool._seats:
+            for seat in pl_module.engine._pool._seats:
                 seat.actor.dead = True
 
-    engine, _ = fake_ray_fit(monkeypatch, 3)
-    got = run(FIT, 4, loop=Kills([0, 2], [1], [2], [0]), local_fit=engine)
+    engine, _ = fake_ray_engine(monkeypatch, 3)
+    got = run(FIT, 4, loop=Kills([0, 2], [1], [2], [0]), engine=engine)
     assert_same(whole_state(got), whole_state(run(FIT, 4, cohorts=[[0, 2], [1], [2], [0]])))
     assert sum("an idle worker died" in line for line in caplog.messages) >= 6
     assert not any("died on client" in line for line in caplog.messages)
@@ -234,8 +234,8 @@ def test_workers_that_die_while_idle_are_nobodys_fault(monkeypatch, caplog):
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 def test_precisions(precision, monkeypatch):
-    engine, _ = fake_ray_fit(monkeypatch, 2)
-    got, want = (run(FIT, 2, local_fit=one, precision=precision) for one in (engine, FabricFit()))
+    engine, _ = fake_ray_engine(monkeypatch, 2)
+    got, want = (run(FIT, 2, engine=one, precision=precision) for one in (engine, SequentialEngine()))
     assert_same(whole_state(got), whole_state(want))
     assert got.test_scores == want.test_scores
 

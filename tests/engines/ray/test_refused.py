@@ -1,14 +1,14 @@
-"""What RayFit refuses: data and modules that cannot travel, other versions, arguments without a meaning."""
+"""What RayEngine refuses: data and modules that cannot travel, other versions, arguments without a meaning."""
 
 from functools import partial
 
 import pytest
 import torch
-from _helpers.fake_cluster import fake_ray_fit
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.ray_helpers import Locked, NotHere
 from _helpers.toy import Toy, run, tiny_encoder
 
-from pfl_lightning import RayFit
+from pfl_lightning import RayEngine
 from pfl_lightning.engines.ray import worker as _ray_worker
 from pfl_lightning.engines.ray.packing import pack, unpack
 from pfl_lightning.errors import ConfigurationError, FederationError
@@ -24,9 +24,9 @@ class Unpicklable(Toy):
 
 
 def test_data_that_cannot_be_sent_are_named(monkeypatch):
-    engine, _ = fake_ray_fit(monkeypatch)
+    engine, _ = fake_ray_engine(monkeypatch)
     with pytest.raises(ConfigurationError, match=r"the data \(Unpicklable\) cannot be sent.*'lock'.*__getstate__.*Fab"):
-        run(FIT, 1, local_fit=engine, data=Unpicklable())
+        run(FIT, 1, engine=engine, data=Unpicklable())
 
 
 def test_a_module_that_cannot_be_sent_is_named(monkeypatch):
@@ -35,9 +35,9 @@ def test_a_module_that_cannot_be_sent_is_named(monkeypatch):
         net.lock = Locked()
         return net
 
-    engine, _ = fake_ray_fit(monkeypatch)
+    engine, _ = fake_ray_engine(monkeypatch)
     with pytest.raises(ConfigurationError, match="the clients' module or the engine cannot be sent"):
-        run(FIT, 1, local_fit=engine, encoder=encoder)
+        run(FIT, 1, engine=engine, encoder=encoder)
 
 
 def test_a_worker_without_a_module_that_it_needs(monkeypatch):
@@ -46,16 +46,16 @@ def test_a_worker_without_a_module_that_it_needs(monkeypatch):
         net.extra = NotHere()
         return net
 
-    engine, _ = fake_ray_fit(monkeypatch)
+    engine, _ = fake_ray_engine(monkeypatch)
     with pytest.raises(ConfigurationError, match=r"cannot import what it needs; install pfl-lightning.*a_module"):
-        run(FIT, 1, local_fit=engine, encoder=encoder)
+        run(FIT, 1, engine=engine, encoder=encoder)
 
 
 def test_workers_of_another_version_are_refused(monkeypatch):
     monkeypatch.setattr(_ray_worker, "versions", lambda: {"torch": "1.0"})
-    engine, _ = fake_ray_fit(monkeypatch)
+    engine, _ = fake_ray_engine(monkeypatch)
     with pytest.raises(ConfigurationError, match=r"a worker has other versions.*Install the same on all nodes"):
-        run(FIT, 1, local_fit=engine)
+        run(FIT, 1, engine=engine)
 
 
 def test_the_trainer_and_read_data_sets_stay_here():
@@ -77,32 +77,32 @@ def test_the_trainer_and_read_data_sets_stay_here():
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"cpus_per_worker": 0}, "cpus_per_worker must be at least 1, got 0"),
         ({"gpus_per_worker": -0.5}, "gpus_per_worker must be at least 0, or null, got -0.5"),
-        ({"engine": "RayFit"}, "it cannot be a RayFit itself"),
+        ({"engine": "RayEngine"}, "it cannot be a RayEngine itself"),
     ],
 )
 def test_arguments_are_checked(options, error):
-    options = {key: RayFit() if value == "RayFit" else value for key, value in options.items()}
+    options = {key: RayEngine() if value == "RayEngine" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=error):
-        RayFit(**options)
+        RayEngine(**options)
 
 
 def test_workers_that_were_not_started():
     federation = run(FIT, 1)
     with pytest.raises(FederationError, match="workers have not been started"):
-        next(RayFit().run(iter(()), federation.environment))
+        next(RayEngine().run(iter(()), federation.environment))
 
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(
-        ConfigurationError, match=r"RayFit needs Ray, which is not .* pip install 'pfl-lightning\[ray\]'"
+        ConfigurationError, match=r"RayEngine needs Ray, which is not .* pip install 'pfl-lightning\[ray\]'"
     ):
-        RayFit()
+        RayEngine()
 
 
 def test_an_engine_travels_without_its_workers(monkeypatch):
-    engine, _ = fake_ray_fit(monkeypatch, 2)
-    federation = run(FIT, 1, local_fit=engine)
+    engine, _ = fake_ray_engine(monkeypatch, 2)
+    federation = run(FIT, 1, engine=engine)
     engine.start(federation.clients.models, federation.trainer.datamodule, federation.environment)
     assert engine._pool is not None
     assert unpack(pack(engine))._pool is None

@@ -1,4 +1,4 @@
-"""What the tests of vectorised evaluations share."""
+"""What the tests of vectorized evaluations share."""
 
 import logging
 

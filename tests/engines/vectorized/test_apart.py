@@ -11,7 +11,7 @@ from _helpers.engines import FORWARDS, assert_agree
 from _helpers.toy import CLIENTS, Toy, normed_encoder, run
 from torch import nn
 
-from pfl_lightning import VectorizedFit
+from pfl_lightning import VectorizedEngine
 from pfl_lightning.engines.vectorized import batches as _stacked_batches
 from pfl_lightning.engines.vectorized import stack as _stack
 from pfl_lightning.engines.vectorized.limits import uses_batch_index
@@ -113,7 +113,7 @@ def test_stacks_and_pools_end_with_their_group(method, forward, monkeypatch):
     gc.disable()
     try:
         with pytest.warns(UserWarning, match="left out of the aggregation"):
-            run(method, 1, data=Toy(change=poison), local_fit=VectorizedFit(2, forward=forward))
+            run(method, 1, data=Toy(change=poison), engine=VectorizedEngine(2, forward=forward))
         assert len(alive) > CLIENTS
         assert not any(reference() is not None for reference in alive)
     finally:

@@ -13,7 +13,7 @@ import torch
 from _helpers.toy import FEATURES, Toy, assert_same, normed_encoder, run, whole_state
 from torch import nn
 
-from pfl_lightning import VectorizedFit
+from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.engines.vectorized.computation import compiled as _compiled_step
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
@@ -39,18 +39,18 @@ def dropout_and_norm(input_shape):
 
 def trained(method, rounds=2, **options):
     """The engine and all states, under compiled steps."""
-    engine = VectorizedFit(forward="vmap", compile=True)
+    engine = VectorizedEngine(forward="vmap", compile=True)
     return engine, states(method, rounds, engine, **options)
 
 
 def plain(method, rounds=2, **options):
     """The same under steps that are not compiled; the draws of dropout are the same, too."""
-    return states(method, rounds, VectorizedFit(forward="vmap"), **options)
+    return states(method, rounds, VectorizedEngine(forward="vmap"), **options)
 
 
 def states(method, rounds, engine, **options):
     options.setdefault("data", Toy(LABELS))
-    return whole_state(run(method, rounds, local_fit=engine, loop=FederatedLoop(), **options))
+    return whole_state(run(method, rounds, engine=engine, loop=FederatedLoop(), **options))
 
 
 def number_of_graphs(engine):
@@ -100,8 +100,8 @@ def test_graphs_serve_all_rounds(early):
 
 
 def test_graphs_end_with_their_module(early):
-    engine = VectorizedFit(forward="vmap", compile=True)
-    federation = run(partial(FedPAC, lr=0.01), 2, local_fit=engine)
+    engine = VectorizedEngine(forward="vmap", compile=True)
+    federation = run(partial(FedPAC, lr=0.01), 2, engine=engine)
     assert number_of_graphs(engine) > 0
     alive = weakref.ref(federation.clients.models[0])
     del federation

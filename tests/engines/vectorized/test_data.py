@@ -8,7 +8,7 @@ import torch
 from _helpers.toy import CLIENTS, FEATURES, Toy, assert_same, run, whole_state
 from torch import nn
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.data import FitData
 from pfl_lightning.datamodules import Augmentation
 from pfl_lightning.methods import DualFed, FedAvg, FedClassAvg, FedPAC
@@ -31,7 +31,7 @@ class ToyImages(Toy):
 
 
 def convolution(input_shape):
-    """A convolution in the channels-last layout, batch normalisation, and a linear layer."""
+    """A convolution in the channels-last layout, batch normalization, and a linear layer."""
     convolution = nn.Conv2d(1, 4, 2, padding=1, bias=False).to(memory_format=torch.channels_last)
     norm, pool = nn.BatchNorm2d(4), nn.MaxPool2d(2)
     encoder = nn.Sequential(convolution, norm, nn.LeakyReLU(), pool, nn.Flatten(), nn.Linear(8, FEATURES))
@@ -46,10 +46,10 @@ def test_images_with_one_view_or_two_agree(method, augment, forward):
     def go(engine):
         data = ToyImages(augment=[Noise()] if augment else False, batch_size=9)
         fit = partial(method, lr=0.01, epochs=2)
-        return run(fit, 2, local_fit=engine, data=data, encoder=convolution, precision="64-true")
+        return run(fit, 2, engine=engine, data=data, encoder=convolution, precision="64-true")
 
-    got, expected = go(VectorizedFit(forward=forward)), go(FabricFit())
-    assert not got.local_fit._said
+    got, expected = go(VectorizedEngine(forward=forward)), go(SequentialEngine())
+    assert not got.engine._said
     assert_same(whole_state(got), whole_state(expected), atol=1e-9)
 
 

@@ -148,6 +148,6 @@ def test_parameters_and_terms_of_some_clients_only(method, reason, forward):
 
 
 @FORWARDS
-def test_a_parameter_of_every_second_step_of_all_clients_is_vectorised(forward):
+def test_a_parameter_of_every_second_step_of_all_clients_is_vectorized(forward):
     data = Toy([[0, 1] * 4, [1, 2] * 4, [0, 2] * 4])
     assert assert_agree(partial(Alternates, weight_decay=0.1, epochs=3), forward, cohorts=[range(3)], data=data) == ""

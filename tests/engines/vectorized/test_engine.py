@@ -1,4 +1,4 @@
-"""VectorizedFit gives what FabricFit gives, for every method and whatever clients differ in."""
+"""VectorizedEngine gives what SequentialEngine gives, for every method and whatever clients differ in."""
 
 from functools import partial
 
@@ -19,30 +19,30 @@ from _helpers.toy import (
 )
 from torch import nn
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines import FitEnvironment
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedBN, FedClassAvg, FedGH, FedPAC, FedProto, FedProx, FedRep
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 COHORTS = [[0, 2, 3], [1, 2]]  # of clients with 3, 5, 4, 4 and 2 batches, the last ones incomplete
 StepLR = torch.optim.lr_scheduler.StepLR
 
 
 def assert_vectorized(federation):
-    """Nothing fell back to FabricFit."""
-    assert not federation.local_fit._reasons
-    assert not federation.local_fit._said
+    """Nothing fell back to SequentialEngine."""
+    assert not federation.engine._reasons
+    assert not federation.engine._said
 
 
 def assert_agree(
     fit, rounds=2, *, atol=1e-5, clip=None, group=32, cache=True, forward="vmap", cohorts=COHORTS, **options
 ):
-    """Train under both engines and compare; returns the vectorised federation."""
+    """Train under both engines and compare; returns the vectorized federation."""
     both = {"cache_features": cache, **(clip or {})}
-    engines = VectorizedFit(group, forward=forward, **both), FabricFit(**both)
-    got, expected = (run(fit, rounds, local_fit=engine, cohorts=cohorts, **options) for engine in engines)
+    engines = VectorizedEngine(group, forward=forward, **both), SequentialEngine(**both)
+    got, expected = (run(fit, rounds, engine=engine, cohorts=cohorts, **options) for engine in engines)
     assert_vectorized(got)
     assert_same(whole_state(got), whole_state(expected), atol=atol)
     for client, score in expected.test_scores.items():  # of scores that are made single
@@ -80,14 +80,14 @@ def test_on_a_cpu_only_small_models_without_convolutions_are_trained_together():
     for encoder, expected in ((nn.Linear(4, 4), True), (nn.Conv2d(1, 4, 3), False), (nn.Linear(20_000, 4), False)):
         encoder.out_features = 4
         client = FedAvg(encoder, 3)
-        assert VectorizedFit().vectorizes_forward(client, environment) is expected
-        assert VectorizedFit().trains_together(client, environment) is expected
-        assert VectorizedFit(forward="loop").trains_together(client, environment)
-        assert VectorizedFit(forward="vmap").vectorizes_forward(client, environment)
-        assert not VectorizedFit(forward="loop").vectorizes_forward(client, environment)
+        assert VectorizedEngine().vectorizes_forward(client, environment) is expected
+        assert VectorizedEngine().trains_together(client, environment) is expected
+        assert VectorizedEngine(forward="loop").trains_together(client, environment)
+        assert VectorizedEngine(forward="vmap").vectorizes_forward(client, environment)
+        assert not VectorizedEngine(forward="loop").vectorizes_forward(client, environment)
         on_gpu = FitEnvironment(device=torch.device("cuda"))
-        assert VectorizedFit().vectorizes_forward(client, on_gpu)
-        assert VectorizedFit().trains_together(client, on_gpu)
+        assert VectorizedEngine().vectorizes_forward(client, on_gpu)
+        assert VectorizedEngine().trains_together(client, on_gpu)
 
 
 def wide_encoder(input_shape):
@@ -98,8 +98,8 @@ def wide_encoder(input_shape):
 
 
 def test_other_models_are_trained_on_a_cpu_as_by_fabric_fit():
-    engine = VectorizedFit(compile=True)
-    got, expected = (whole_state(run(FedAvg, encoder=wide_encoder, local_fit=e)) for e in (engine, FabricFit()))
+    engine = VectorizedEngine(compile=True)
+    got, expected = (whole_state(run(FedAvg, encoder=wide_encoder, engine=e)) for e in (engine, SequentialEngine()))
     assert_same(got, expected)
     (line,) = engine._said
     assert "trains such clients one by one, and compile and cuda_graphs do nothing" in line
@@ -108,7 +108,7 @@ def test_other_models_are_trained_on_a_cpu_as_by_fabric_fit():
 def test_a_loop_over_the_clients_is_not_accelerated():
     for option in ("compile", "cuda_graphs"):
         with pytest.raises(ValueError, match="compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'"):
-            VectorizedFit(forward="loop", **{option: True})
+            VectorizedEngine(forward="loop", **{option: True})
 
 
 OPTIMIZERS = {
@@ -166,11 +166,11 @@ def test_clipping_is_each_clients_own(algorithm):
 @pytest.mark.parametrize(
     ("precision", "batch_size", "rounds", "atol"), [("32-true", 11, 1, 1e-5), ("64-true", 9, 2, 1e-9)]
 )
-def test_batch_normalisation_agrees(fit, cache, precision, batch_size, rounds, atol):
+def test_batch_normalization_agrees(fit, cache, precision, batch_size, rounds, atol):
     """Batches of two samples (of size 9, the last ones) have small variances, which enlarge rounding."""
     options = {"encoder": normed_encoder, "data": Toy(batch_size=batch_size), "precision": precision}
     got = assert_agree(partial(fit, lr=0.005, epochs=rounds), rounds, cache=cache, atol=atol, **options)
-    counts = {int(got.client(c).encoder[1].num_batches_tracked) for c in (0, 1)}
+    counts = {int(got.client_model(c).encoder[1].num_batches_tracked) for c in (0, 1)}
     assert counts != {0}
 
 
@@ -218,8 +218,8 @@ class Unused(FedAvg):
 
 def test_what_no_loss_reaches_stays_as_it_is():
     got = assert_agree(partial(Unused, lr=0.05, weight_decay=0.5))
-    start = run(partial(Unused, lr=1e-9), 1, cohorts=[[4]], local_fit=FabricFit())
-    assert torch.equal(got.client(0).spare.weight, start.client(0).spare.weight)
+    start = run(partial(Unused, lr=1e-9), 1, cohorts=[[4]], engine=SequentialEngine())
+    assert torch.equal(got.client_model(0).spare.weight, start.client_model(0).spare.weight)
 
 
 class Counts(FedAvg):
@@ -244,8 +244,8 @@ def test_own_buffers_and_batch_numbers_agree():
 
 def test_losses_agree():
     losses = []
-    for engine in (FabricFit(), VectorizedFit()):
-        federation = run(FedPAC, 2, cohorts=[range(CLIENTS)], local_fit=engine)
+    for engine in (SequentialEngine(), VectorizedEngine()):
+        federation = run(FedPAC, 2, cohorts=[range(CLIENTS)], engine=engine)
         losses.append({k: float(v) for k, v in federation.trainer.callback_metrics.items() if "train/" in k})
     assert losses[0].keys() == losses[1].keys() >= {"train/loss", "train/cross_entropy", "train/alignment"}
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
@@ -253,9 +253,9 @@ def test_losses_agree():
 
 def test_bfloat16_is_near():
     options = {"precision": "bf16-mixed", "cohorts": [range(CLIENTS)]}
-    got = run(partial(FedPAC, lr=0.05), 2, local_fit=VectorizedFit(), **options)
-    expected = run(partial(FedPAC, lr=0.05), 2, local_fit=FabricFit(), **options)
-    exact = run(partial(FedPAC, lr=0.05), 2, local_fit=FabricFit(), cohorts=[range(CLIENTS)])
+    got = run(partial(FedPAC, lr=0.05), 2, engine=VectorizedEngine(), **options)
+    expected = run(partial(FedPAC, lr=0.05), 2, engine=SequentialEngine(), **options)
+    exact = run(partial(FedPAC, lr=0.05), 2, engine=SequentialEngine(), cohorts=[range(CLIENTS)])
     assert_vectorized(got)
     assert_same(whole_state(got), whole_state(expected), atol=2e-2)
     assert any(not torch.equal(t, whole_state(exact)[n]) for n, t in whole_state(got).items())
@@ -270,7 +270,7 @@ def test_every_client_has_its_own_dropout():
 
         data = Toy([[0] * 8] * 3, batch_size=8, change=equal)
         fit = type("Personal", (FedAvg,), {"shared": ()})
-        return run(fit, 1, data=data, cohorts=[range(3)], encoder=dropout_encoder, local_fit=VectorizedFit(), seed=seed)
+        return run(fit, 1, data=data, cohorts=[range(3)], encoder=dropout_encoder, engine=VectorizedEngine(), seed=seed)
 
     got, again, other = go(), go(), go(seed=2)
     assert_vectorized(got)

@@ -1,4 +1,4 @@
-"""Clients that are evaluated together get the scores that FabricFit gives them one by one."""
+"""Clients that are evaluated together get the scores that SequentialEngine gives them one by one."""
 
 from functools import partial
 
@@ -8,11 +8,11 @@ from _helpers.engines import FORWARDS, UNEQUAL, assert_evaluations_agree, assert
 from _helpers.plain import score
 from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, normed_encoder, run, tiny_encoder
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.methods import METHODS, FedAvg, FedBABU, FedClassAvg, FedProto, LGFedAvg, LocalOnly
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
@@ -22,7 +22,7 @@ def test_every_method_agrees(method, stacked):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_every_method_agrees_with_batch_normalisation(method, stacked):
+def test_every_method_agrees_with_batch_normalization(method, stacked):
     assert_evaluations_agree(
         for_toy(method, lr=0.01, epochs=1), encoder=normed_encoder, data=Toy(batch_size=9, **UNEQUAL)
     )
@@ -30,8 +30,8 @@ def test_every_method_agrees_with_batch_normalisation(method, stacked):
 
 
 def together(method):
-    """How many clients are evaluated at once: all under "vmap"; none that are judged by neighbours."""
-    return [CLIENTS] if method.judged_by == "classifier" else []
+    """How many clients are evaluated at once: all under "vmap"; none that are judged by neighbors."""
+    return [CLIENTS] if method.evaluation == "classifier" else []
 
 
 @pytest.mark.parametrize("encoder", [tiny_encoder, normed_encoder])
@@ -51,11 +51,11 @@ def test_schedules_and_clipping_of_a_fine_tuning_agree():
     assert_evaluations_agree(partial(FedBABU, lr=0.1, lr_scheduler=scheduler), engine={"gradient_clip_val": 0.1})
 
 
-@pytest.mark.parametrize("evaluated", ["trained", "aggregated"])
+@pytest.mark.parametrize("eval_model", ["trained", "aggregated"])
 @pytest.mark.parametrize("method", [FedClassAvg, LGFedAvg, FedAvg], ids=lambda method: method.__name__)
-def test_either_model_of_a_client_agrees(method, evaluated):
+def test_either_model_of_a_client_agrees(method, eval_model):
     """Client 4 has not trained: it has no trained model of its own."""
-    assert_evaluations_agree(partial(method, lr=0.02, evaluated=evaluated, fine_tune="head"), cohorts=[range(4)])
+    assert_evaluations_agree(partial(method, lr=0.02, eval_model=eval_model, fine_tune="head"), cohorts=[range(4)])
 
 
 @FORWARDS
@@ -64,8 +64,8 @@ def test_scores_of_a_fit_agree(forward, rounds):
     """Two architectures, taken in turn, in groups that do not end with the clients."""
     options = {"encoder": [tiny_encoder, linear_encoder], "data": Toy(**UNEQUAL)}
     fit = partial(FedProto, lr=0.02, epochs=1, fine_tune="all")
-    engines = VectorizedFit(4, forward=forward), FabricFit()
-    got, expected = (run(fit, rounds, local_fit=engine, **options) for engine in engines)
+    engines = VectorizedEngine(4, forward=forward), SequentialEngine()
+    got, expected = (run(fit, rounds, engine=engine, **options) for engine in engines)
     for scores, wanted in (
         (got.validation_scores, expected.validation_scores),
         (got.test_scores, expected.test_scores),
@@ -80,8 +80,8 @@ def test_scores_of_a_fit_agree(forward, rounds):
 @pytest.mark.parametrize("limit", [2, 3])
 def test_fewer_clients_agree(limit):
     options = {"limit_val_batches": limit, "cohorts": [range(CLIENTS)]}
-    engines = VectorizedFit(forward="vmap"), FabricFit()
-    got, expected = (run(partial(FedBABU, lr=0.02), local_fit=engine, **options) for engine in engines)
+    engines = VectorizedEngine(forward="vmap"), SequentialEngine()
+    got, expected = (run(partial(FedBABU, lr=0.02), engine=engine, **options) for engine in engines)
     assert list(got.test_scores) == list(range(limit))
     for client, wanted in expected.test_scores.items():
         assert got.test_scores[client].accuracy == wanted.accuracy
@@ -92,8 +92,8 @@ def test_scores_are_those_of_the_clients_own_models():
     """By hand, on samples that no loader has seen."""
     data = Toy(**UNEQUAL)
     federation = trained(partial(LocalOnly, lr=0.05), data=data)
-    for result in evaluate(federation, VectorizedFit(forward="vmap")):
-        model = federation.client(result.client)
+    for result in evaluate(federation, VectorizedEngine(forward="vmap")):
+        model = federation.client_model(result.client)
         for part, found in (("validation", result.validation), ("test", result.test)):
             if found is None:
                 assert len(data.tensors(result.client, part)[1]) == 0
@@ -102,10 +102,10 @@ def test_scores_are_those_of_the_clients_own_models():
 
 
 def test_small_groups_agree(stacked):
-    """The client that is left alone goes as under FabricFit."""
+    """The client that is left alone goes as under SequentialEngine."""
     federation = trained(LocalOnly, data=Toy(**UNEQUAL))
-    expected = evaluate(federation, FabricFit())
+    expected = evaluate(federation, SequentialEngine())
     for group, sizes in ((2, [2, 2]), (3, [3, 2]), (4, [4])):
         stacked.clear()
-        assert_scores_agree(evaluate(federation, VectorizedFit(group, forward="vmap")), expected)
+        assert_scores_agree(evaluate(federation, VectorizedEngine(group, forward="vmap")), expected)
         assert stacked == sizes

@@ -1,4 +1,4 @@
-"""What a vectorised evaluation leaves behind: what FabricFit's does."""
+"""What a vectorized evaluation leaves behind: what SequentialEngine's does."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ from _helpers.engines import FORWARDS, UNEQUAL, evaluate, trained
 from _helpers.plain import score
 from _helpers.toy import CLIENTS, Toy, assert_same, normed_encoder, run, whole_state
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.methods import FedAvg, FedBABU, FedBN, FedClassAvg, FedProto
 
 
@@ -24,7 +24,7 @@ def flags(model):
 def test_the_module_is_left_as_by_fabric_fit(method, forward):
     federation = trained(partial(method, lr=0.02), encoder=normed_encoder, data=Toy(batch_size=9))
     model, left = federation.clients.models[0], []
-    for engine in (VectorizedFit(forward=forward), FabricFit()):
+    for engine in (VectorizedEngine(forward=forward), SequentialEngine()):
         model.requires_grad_(True).train()
         evaluate(federation, engine)
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -44,9 +44,9 @@ def test_an_evaluation_changes_nothing_for_the_next_round(method, forward):
     def go(**options):
         data = Toy(batch_size=9)
         cohorts = [[1, 3], range(CLIENTS), [0, 2, 4]]
-        engine = VectorizedFit(forward=forward)
+        engine = VectorizedEngine(forward=forward)
         return run(
-            partial(method, lr=0.02), 3, encoder=normed_encoder, data=data, cohorts=cohorts, local_fit=engine, **options
+            partial(method, lr=0.02), 3, encoder=normed_encoder, data=data, cohorts=cohorts, engine=engine, **options
         )
 
     assert_same(whole_state(go()), whole_state(go(limit_val_batches=0)))
@@ -55,11 +55,11 @@ def test_an_evaluation_changes_nothing_for_the_next_round(method, forward):
 @FORWARDS
 def test_clients_can_be_had_after_an_evaluation(forward):
     federation = trained(partial(FedBABU, lr=0.02), data=Toy(**UNEQUAL))
-    expected = [federation.client(client).state_dict() for client in range(CLIENTS)]
-    federation.local_fit = VectorizedFit(forward=forward)
-    results = evaluate(federation, federation.local_fit)
+    expected = [federation.client_model(client).state_dict() for client in range(CLIENTS)]
+    federation.engine = VectorizedEngine(forward=forward)
+    results = evaluate(federation, federation.engine)
     for client, state in enumerate(expected):
-        model = federation.client(client)
+        model = federation.client_model(client)
         assert_same(dict(model.state_dict()), dict(state))
         assert all(flags(model))
         assert results[client].test.loss == pytest.approx(score(model, federation.data, client, "test")[1], abs=1e-5)

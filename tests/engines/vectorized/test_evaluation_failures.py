@@ -1,4 +1,4 @@
-"""Fine-tunings that fail before a vectorised evaluation."""
+"""Fine-tunings that fail before a vectorized evaluation."""
 
 import gc
 import math
@@ -9,7 +9,7 @@ import pytest
 from _helpers.engines import FORWARDS, assert_scores_agree, evaluate, trained
 from _helpers.toy import CLIENTS, Toy, normed_encoder, run, tiny_encoder
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.vectorized import stack as _stack
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.methods import FedAvg, FedBABU, LGFedAvg
@@ -33,19 +33,19 @@ def poisoned(at):
 def test_a_client_whose_fine_tuning_diverges_is_evaluated_without_it(fine_tune, encoder, forward):
     fit = partial(LGFedAvg, lr=0.02, fine_tune=fine_tune, fine_tune_epochs=2)
     federation = trained(fit, data=poisoned(3), encoder=encoder, cohorts=[[0, 1, 3]])
-    got, expected = (evaluate(federation, engine) for engine in (VectorizedFit(forward=forward), FabricFit()))
+    got, expected = (evaluate(federation, engine) for engine in (VectorizedEngine(forward=forward), SequentialEngine()))
     assert_scores_agree(got, expected)
-    assert [result.client for result in got if result.not_tuned is not None] == [BAD]
-    assert str(got[BAD].not_tuned).startswith("client 2, round 0: the loss is nan at step ")
+    assert [result.client for result in got if result.finetune_failures is not None] == [BAD]
+    assert str(got[BAD].finetune_failures).startswith("client 2, round 0: the loss is nan at step ")
     federation.clients.models[0].fine_tune = None
-    untuned = evaluate(federation, FabricFit(), [BAD])
+    untuned = evaluate(federation, SequentialEngine(), [BAD])
     assert got[BAD].test.loss == pytest.approx(untuned[0].test.loss, abs=1e-5)
 
 
 def test_the_user_is_warned_of_it():
     fit = partial(FedBABU, lr=0.02)
     with pytest.warns(UserWarning, match="evaluated without fine-tuning: client 2, round 0: the loss is nan at step"):
-        run(fit, data=poisoned(0), cohorts=[[0, 1, 3]], local_fit=VectorizedFit())
+        run(fit, data=poisoned(0), cohorts=[[0, 1, 3]], engine=VectorizedEngine())
 
 
 class Refuses(FedAvg):
@@ -60,18 +60,18 @@ class Refuses(FedAvg):
 @FORWARDS
 def test_a_client_error_before_the_first_step_is_each_clients_own(forward, said):
     federation = trained(partial(Refuses, fine_tune="all"))
-    got, expected = (evaluate(federation, engine) for engine in (VectorizedFit(forward=forward), FabricFit()))
+    got, expected = (evaluate(federation, engine) for engine in (VectorizedEngine(forward=forward), SequentialEngine()))
     assert_scores_agree(got, expected)
-    assert all("no optimizer" in str(result.not_tuned) for result in got)
+    assert all("no optimizer" in str(result.finetune_failures) for result in got)
     assert said() == []
 
 
-def test_batches_of_one_sample_under_normalisation_are_named(said):
+def test_batches_of_one_sample_under_normalization_are_named(said):
     fit = partial(FedBABU, lr=0.01)
     federation = trained(fit, encoder=normed_encoder, data=Toy(batch_size=9))
     federation.data.batch_size = 8
-    for engine in (VectorizedFit(), FabricFit()):
-        with pytest.raises(ConfigurationError, match="client 1, round 0: batch normalisation cannot train on a batch"):
+    for engine in (VectorizedEngine(), SequentialEngine()):
+        with pytest.raises(ConfigurationError, match="client 1, round 0: batch normalization cannot train on a batch"):
             evaluate(federation, engine)
     assert said() == []
 
@@ -93,8 +93,8 @@ def test_stacks_end_with_their_group(fine_tune, forward, monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        results = evaluate(federation, VectorizedFit(3, forward=forward))
-        assert (results[BAD].not_tuned is not None) is (fine_tune is not None)
+        results = evaluate(federation, VectorizedEngine(3, forward=forward))
+        assert (results[BAD].finetune_failures is not None) is (fine_tune is not None)
         assert (len(alive) > CLIENTS) is (forward == "vmap" or fine_tune is not None)
         assert not any(reference() is not None for reference in alive)
     finally:

@@ -1,4 +1,4 @@
-"""Evaluations that cannot be vectorised, and those that need too much memory."""
+"""Evaluations that cannot be vectorized, and those that need too much memory."""
 
 import pickle
 import re
@@ -9,13 +9,13 @@ import torch
 from _helpers.engines import FORWARDS, assert_scores_agree, evaluate, trained
 from _helpers.toy import CLIENTS, linear_encoder, run, tiny_encoder
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.vectorized import engine as vectorized
 from pfl_lightning.engines.vectorized import evaluation as _vectorized_evaluation
 from pfl_lightning.engines.vectorized import phase as _stacked_phase
 from pfl_lightning.methods import FedAvg, FedBABU, LocalOnly
 
-# ---------------------------------------------------------------------- left to FabricFit
+# ---------------------------------------------------------------------- left to SequentialEngine
 
 
 class Branches(FedAvg):
@@ -74,17 +74,17 @@ REASONS = [
 
 @pytest.mark.parametrize(("method", "reason"), REASONS, ids=lambda value: getattr(value, "__name__", ""))
 @pytest.mark.parametrize("fine_tune", [None, "all"])
-def test_a_forward_that_cannot_be_vectorised_says_why_once(method, reason, fine_tune, said):
-    """And goes one by one, twice; the fine-tuning and the fits stay vectorised."""
+def test_a_forward_that_cannot_be_vectorized_says_why_once(method, reason, fine_tune, said):
+    """And goes one by one, twice; the fine-tuning and the fits stay vectorized."""
     federation = trained(partial(method, lr=0.02, fine_tune=fine_tune))
-    engine, results = VectorizedFit(3, forward="vmap"), []
-    for used in (engine, FabricFit()):
+    engine, results = VectorizedEngine(3, forward="vmap"), []
+    for used in (engine, SequentialEngine()):
         torch.manual_seed(1)
         results.append((evaluate(federation, used), evaluate(federation, used)))
     for got, expected in zip(*results, strict=True):
         assert_scores_agree(got, expected, atol=1e-5 if fine_tune else 0)
     (line,) = said()
-    assert line.endswith("Its clients are evaluated one by one, as under FabricFit")
+    assert line.endswith("Its clients are evaluated one by one, as under SequentialEngine")
     assert re.search(reason, line), line
     assert not engine._reasons
     assert not engine._evaluated_alone
@@ -105,7 +105,7 @@ class OwnScale(FedAvg):
 
 def test_attributes_that_a_broadcast_sets_are_found(said):
     federation = trained(partial(OwnScale, lr=0.02))
-    results = [evaluate(federation, engine) for engine in (VectorizedFit(forward="vmap"), FabricFit())]
+    results = [evaluate(federation, engine) for engine in (VectorizedEngine(forward="vmap"), SequentialEngine())]
     assert_scores_agree(*results, atol=0)
     (line,) = said()
     assert "OwnScale changes the attribute 'scale' in receive or personalization_phases" in line
@@ -135,13 +135,13 @@ class Steps(FedAvg):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_fine_tuning_that_cannot_be_vectorised_goes_one_by_one(method, forward, reason, said):
+def test_a_fine_tuning_that_cannot_be_vectorized_goes_one_by_one(method, forward, reason, said):
     federation = trained(partial(method, lr=0.02, fine_tune="all"))
-    engine = VectorizedFit(forward=forward)
+    engine = VectorizedEngine(forward=forward)
     for _ in range(2):
-        assert_scores_agree(evaluate(federation, engine), evaluate(federation, FabricFit()), atol=0)
+        assert_scores_agree(evaluate(federation, engine), evaluate(federation, SequentialEngine()), atol=0)
     (line,) = said()
-    assert re.search(f"{reason} one by one, as under FabricFit$", line), line
+    assert re.search(f"{reason} one by one, as under SequentialEngine$", line), line
 
 
 def test_a_bug_is_raised_as_it_is():
@@ -150,25 +150,25 @@ def test_a_bug_is_raised_as_it_is():
             return self.head(features if self.training else features[:, :2])
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        run(Broken, local_fit=VectorizedFit(forward="vmap"))
+        run(Broken, engine=VectorizedEngine(forward="vmap"))
 
 
 def test_what_is_evaluated_together_on_a_cpu(stacked, monkeypatch):
     """Under "auto" the fine-tunings of small networks alone."""
     tuned = []
 
-    def counted(self, *args, start=VectorizedFit._train_stack):
+    def counted(self, *args, start=VectorizedEngine._train_stack):
         tuned.append(len(args[1]))
         return start(self, *args)
 
-    monkeypatch.setattr(VectorizedFit, "_train_stack", counted)
+    monkeypatch.setattr(VectorizedEngine, "_train_stack", counted)
     federation = trained(partial(FedBABU, lr=0.02))
-    expected = evaluate(federation, FabricFit())
+    expected = evaluate(federation, SequentialEngine())
     for forward, small, together in (("auto", True, 1), ("auto", False, 0), ("loop", True, 1), ("vmap", True, 2)):
         tuned.clear()
         stacked.clear()
         monkeypatch.setattr(vectorized, "SMALL", 50_000 if small else 1)
-        assert_scores_agree(evaluate(federation, VectorizedFit(forward=forward)), expected)
+        assert_scores_agree(evaluate(federation, VectorizedEngine(forward=forward)), expected)
         assert tuned == [CLIENTS] * (together > 0)
         assert stacked == [CLIENTS] * (together > 1)
 
@@ -188,8 +188,8 @@ def test_an_out_of_memory_error_halves_the_group(most, sizes, lines, monkeypatch
 
     monkeypatch.setattr(_vectorized_evaluation, "score_stack", limited)
     federation = trained(partial(FedBABU, lr=0.02))
-    engine = VectorizedFit(forward="vmap")
-    assert_scores_agree(evaluate(federation, engine), evaluate(federation, FabricFit()))
+    engine = VectorizedEngine(forward="vmap")
+    assert_scores_agree(evaluate(federation, engine), evaluate(federation, SequentialEngine()))
     assert found == sizes
     assert len(said()) == lines
     assert "5 clients at once need too much memory in the evaluation; going on with 3 at once" in said()[0]
@@ -210,14 +210,16 @@ def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(forward, mon
 
     monkeypatch.setattr(_stacked_phase._Run, "train", limited)
     federation = trained(partial(LocalOnly, lr=0.02, fine_tune="all"), encoder=[tiny_encoder, linear_encoder])
-    assert_scores_agree(evaluate(federation, VectorizedFit(forward=forward)), evaluate(federation, FabricFit()))
+    assert_scores_agree(
+        evaluate(federation, VectorizedEngine(forward=forward)), evaluate(federation, SequentialEngine())
+    )
     assert said() == [
-        "VectorizedFit: 3 clients at once need too much memory in the evaluation; going on with 2 at once"
+        "VectorizedEngine: 3 clients at once need too much memory in the evaluation; going on with 2 at once"
     ]
 
 
 def test_the_engine_can_be_pickled():
-    engine = VectorizedFit(7, forward="vmap")
+    engine = VectorizedEngine(7, forward="vmap")
     evaluate(trained(Branches), engine)
     assert len(engine._forward_alone) == 1
     pickled = pickle.dumps(engine)
@@ -229,5 +231,5 @@ def test_the_engine_can_be_pickled():
 def test_clients_alone_are_left_to_the_base(monkeypatch):
     monkeypatch.setattr(_vectorized_evaluation.VectorizedEvaluation, "_evaluate_together", None)
     federation = trained(partial(LocalOnly, lr=0.02), encoder=[tiny_encoder, linear_encoder])
-    got = evaluate(federation, VectorizedFit(2, forward="vmap"))  # one client of each encoder in a chunk
-    assert_scores_agree(got, evaluate(federation, FabricFit()), atol=0)
+    got = evaluate(federation, VectorizedEngine(2, forward="vmap"))  # one client of each encoder in a chunk
+    assert_scores_agree(got, evaluate(federation, SequentialEngine()), atol=0)

@@ -11,17 +11,17 @@ from _helpers.toy import FEATURES, Toy, dropout_encoder, for_toy, tiny_encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.vectorized import scoring as _stacked_evaluation
 from pfl_lightning.engines.vectorized.pieces import WIDEST, Piece, groups_of
 from pfl_lightning.methods import DualFed, FedAvg, FedBABU, FedBN, FedProto, LocalOnly
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalisation. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
 
 
 def batch_statistics(input_shape):
-    """Normalises by the batch in evaluation mode, too."""
+    """Normalizes by the batch in evaluation mode, too."""
     norm = torch.nn.BatchNorm1d(FEATURES, track_running_stats=False)
     encoder = torch.nn.Sequential(torch.nn.Linear(input_shape[0], FEATURES), norm, torch.nn.Tanh())
     encoder.out_features = FEATURES
@@ -41,7 +41,7 @@ class Centred(torch.nn.Module):
         return self.linear((inputs > inputs.mean(0)).float())
 
 
-def centred(input_shape):
+def centerd(input_shape):
     return Centred(input_shape[0])
 
 
@@ -54,7 +54,7 @@ def convolution(input_shape):
     return encoder
 
 
-@pytest.mark.parametrize("encoder", [batch_statistics, centred], ids=lambda encoder: encoder.__name__)
+@pytest.mark.parametrize("encoder", [batch_statistics, centerd], ids=lambda encoder: encoder.__name__)
 @pytest.mark.parametrize("method", [FedAvg, LocalOnly], ids=lambda method: method.__name__)
 def test_samples_that_depend_on_their_batch_are_not_padded(encoder, method, monkeypatch):
     padded = []
@@ -99,9 +99,9 @@ def test_mixed_precision_agrees(method):
 
 def test_fine_tuning_in_mixed_precision_is_near():
     federation = trained(partial(FedBABU, lr=0.02), precision="bf16-mixed", data=Toy(**UNEQUAL))
-    expected = evaluate(federation, FabricFit())
+    expected = evaluate(federation, SequentialEngine())
     for forward in ("vmap", "loop"):
-        for one, other in zip(evaluate(federation, VectorizedFit(forward=forward)), expected, strict=True):
+        for one, other in zip(evaluate(federation, VectorizedEngine(forward=forward)), expected, strict=True):
             assert one.test.loss == pytest.approx(other.test.loss, abs=1e-2)
 
 

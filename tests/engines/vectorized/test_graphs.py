@@ -9,7 +9,7 @@ from _helpers.toy import FEATURES, Toy, assert_same, dropout_encoder, normed_enc
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 
-from pfl_lightning import VectorizedFit
+from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.engines.vectorized.computation import choice as _computations
 from pfl_lightning.engines.vectorized.computation import compiled as _compiled_step
@@ -37,9 +37,9 @@ def trained(method, rounds=2, labels=LABELS, engine_options=None, **options):
     """The engine and all states, under captured steps and under plain ones."""
     found = []
     for captured in (True, False):
-        engine = VectorizedFit(forward="vmap", cuda_graphs=captured, **(engine_options or {}))
+        engine = VectorizedEngine(forward="vmap", cuda_graphs=captured, **(engine_options or {}))
         loop = FederatedLoop()
-        federation = run(method, rounds, local_fit=engine, loop=loop, data=Toy(labels), **options)
+        federation = run(method, rounds, engine=engine, loop=loop, data=Toy(labels), **options)
         found += [engine, whole_state(federation)]
     engine, got, _, expected = found
     return engine, got, expected

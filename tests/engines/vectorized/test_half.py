@@ -1,4 +1,4 @@
-"""Precision 16-mixed: every client's loss has a scale of its own, as under FabricFit's GradScaler."""
+"""Precision 16-mixed: every client's loss has a scale of its own, as under SequentialEngine's GradScaler."""
 
 from functools import partial
 
@@ -7,12 +7,12 @@ import torch
 from _helpers.toy import CLIENTS, assert_same, run, whole_state
 from lightning.pytorch.plugins.precision import MixedPrecision
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.vectorized.gradients import LossScaling
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.methods import FedAvg, FedPAC
 
-# FabricFit's optimizers of clients that skip their first steps.
+# SequentialEngine's optimizers of clients that skip their first steps.
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 
 SHAPES = {"encoder.weight": (4, 4), "encoder.bias": (4,), "head.weight": (3, 4), "head.bias": (3,)}
@@ -55,7 +55,7 @@ def quick_scaler(monkeypatch):
 
 def states(method, engine, *plugins, **options):
     """All states under an engine, and what it said."""
-    federation = run(method, 1, cohorts=[range(CLIENTS)], local_fit=engine, plugins=list(plugins), **options)
+    federation = run(method, 1, cohorts=[range(CLIENTS)], engine=engine, plugins=list(plugins), **options)
     return whole_state(federation), getattr(engine, "_said", set())
 
 
@@ -79,11 +79,11 @@ CASES = {
 def test_clients_that_overflow_skip_their_steps_alone(optimizer, schedule, forward, quick_scaler):
     """Parameters, momenta and numbers of steps of the skipping clients stay as they are, and their schedules go on."""
     method = partial(Steep, epochs=3, optimizer=optimizer, lr_scheduler=schedule)
-    got, said = states(method, VectorizedFit(forward=forward), Scaled())
-    expected, _ = states(method, FabricFit(), Scaled())
+    got, said = states(method, VectorizedEngine(forward=forward), Scaled())
+    expected, _ = states(method, SequentialEngine(), Scaled())
     assert not said
     assert_same(got, expected, atol=1e-5)
-    unscaled, _ = states(method, FabricFit())
+    unscaled, _ = states(method, SequentialEngine())
     differ = {n.split()[1] for n, t in unscaled.items() if not torch.allclose(t, expected[n], atol=1e-4)}
     assert differ == {str(client) for client in STEEP}  # who skipped, and nobody else
 
@@ -92,21 +92,21 @@ def test_clients_that_overflow_skip_their_steps_alone(optimizer, schedule, forwa
 def test_gradients_are_clipped_after_the_unscaling(algorithm, forward, quick_scaler):
     clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
     method = partial(Steep, lr=0.05, momentum=0.9)
-    got, said = states(method, VectorizedFit(forward=forward, **clip), Scaled())
+    got, said = states(method, VectorizedEngine(forward=forward, **clip), Scaled())
     assert not said
-    assert_same(got, states(method, FabricFit(**clip), Scaled())[0], atol=1e-5)
+    assert_same(got, states(method, SequentialEngine(**clip), Scaled())[0], atol=1e-5)
 
 
 def test_half_precision_is_fabric_fits():
     """One client after the other computes the very same halves; all at once, the sums are rounded elsewhere."""
     half = MixedPrecision("16-mixed", "cpu")
     method = partial(FedPAC, lr=0.05)
-    expected, _ = states(method, FabricFit(), half)
+    expected, _ = states(method, SequentialEngine(), half)
     for forward, atol in (("loop", 1e-6), ("vmap", 1e-2)):
-        got, said = states(method, VectorizedFit(forward=forward), half)
+        got, said = states(method, VectorizedEngine(forward=forward), half)
         assert not said
         assert_same(got, expected, atol=atol)
-    exact, _ = states(method, FabricFit())
+    exact, _ = states(method, SequentialEngine())
     assert any(not torch.allclose(t, exact[n], atol=1e-5) for n, t in expected.items())
 
 
@@ -117,9 +117,9 @@ def test_an_optimizer_of_some_parameters_sees_their_gradients_alone(quick_scaler
         def configure_optimizers(self):
             return torch.optim.SGD(self.head.parameters(), lr=0.1, momentum=0.5)
 
-    got, _ = states(HeadAlone, VectorizedFit(), Scaled())
-    assert_same(got, states(HeadAlone, FabricFit(), Scaled())[0], atol=1e-5)
-    assert_same(got, states(HeadAlone, FabricFit())[0], atol=1e-5)
+    got, _ = states(HeadAlone, VectorizedEngine(), Scaled())
+    assert_same(got, states(HeadAlone, SequentialEngine(), Scaled())[0], atol=1e-5)
+    assert_same(got, states(HeadAlone, SequentialEngine())[0], atol=1e-5)
 
 
 def test_scales_follow_torchs_scaler():

@@ -1,4 +1,4 @@
-"""What VectorizedFit refuses, what it leaves to FabricFit, and what happens when something goes wrong."""
+"""What VectorizedEngine refuses, what it leaves to SequentialEngine, and what happens when something goes wrong."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ import torch
 from _helpers.resume import play
 from _helpers.toy import CLIENTS, Toy, assert_same, dropout_encoder, normed_encoder, run, whole_state
 
-from pfl_lightning import FabricFit, VectorizedFit
+from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.vectorized import engine as vectorized
 from pfl_lightning.engines.vectorized import phase as _stacked_phase
 from pfl_lightning.errors import ConfigurationError
@@ -35,7 +35,7 @@ class LogsByTheWay(FedAvg):
 
 def test_a_step_that_logs_is_refused_with_its_line():
     with pytest.raises(ConfigurationError, match=r"(?s)LogsByTheWay.*'width'.*test_vectorized_limits.py.*self.log\("):
-        run(LogsByTheWay, local_fit=VectorizedFit())
+        run(LogsByTheWay, engine=VectorizedEngine())
 
 
 class Own(torch.optim.SGD):
@@ -45,8 +45,8 @@ class Own(torch.optim.SGD):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.NAdam, Own], ids=lambda o: o.__name__)
 def test_an_optimizer_that_is_not_elementwise_is_refused(optimizer):
-    with pytest.raises(ConfigurationError, match=f"{optimizer.__name__} is not known to be one. Use FabricFit"):
-        run(partial(FedAvg, optimizer=partial(optimizer, lr=0.1)), local_fit=VectorizedFit())
+    with pytest.raises(ConfigurationError, match=f"{optimizer.__name__} is not known to be one. Use SequentialEngine"):
+        run(partial(FedAvg, optimizer=partial(optimizer, lr=0.1)), engine=VectorizedEngine())
 
 
 def test_several_optimizers_are_refused_in_no_other_engines_name():
@@ -54,16 +54,16 @@ def test_several_optimizers_are_refused_in_no_other_engines_name():
         def configure_optimizers(self):
             return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.encoder, self.head)]
 
-    with pytest.raises(ConfigurationError, match=r"(?s)^this engine takes one optimizer.*need TrainerFit"):
-        run(Two, local_fit=VectorizedFit())
+    with pytest.raises(ConfigurationError, match=r"(?s)^this engine takes one optimizer.*need TrainerEngine"):
+        run(Two, engine=VectorizedEngine())
 
 
 def test_group_sizes_are_checked():
     with pytest.raises(ValueError, match="clients_per_batch must be at least 1, got 0"):
-        VectorizedFit(0)
+        VectorizedEngine(0)
 
 
-# ---------------------------------------------------------------------- left to FabricFit
+# ---------------------------------------------------------------------- left to SequentialEngine
 
 
 class CallsItem(FedAvg):
@@ -125,10 +125,10 @@ class Foreign(FedAvg):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_cannot_be_vectorised_says_why_once_and_runs_one_by_one(method, reason, said):
-    got = run(method, 2, cohorts=ALL, local_fit=VectorizedFit())
+def test_what_cannot_be_vectorized_says_why_once_and_runs_one_by_one(method, reason, said):
+    got = run(method, 2, cohorts=ALL, engine=VectorizedEngine())
     (line,) = said()
-    assert line.endswith("Its clients are trained one by one, as under FabricFit")
+    assert line.endswith("Its clients are trained one by one, as under SequentialEngine")
     assert __import__("re").search(reason, line), line
     assert_same(whole_state(got), whole_state(run(method, 2, cohorts=ALL)))
 
@@ -139,21 +139,21 @@ def test_a_bug_is_raised_as_it_is():
             return super().loss_terms(features[:, :2], labels)
 
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
-        run(Broken, local_fit=VectorizedFit())
+        run(Broken, engine=VectorizedEngine())
     assert caught.value.__notes__ == ["in the local fit of client 0, round 0"]
 
 
-def test_batches_of_one_sample_under_normalisation_are_named(said):
-    with pytest.raises(ConfigurationError, match="client 1, round 0: batch normalisation cannot train on a batch of"):
-        run(FedAvg, cohorts=[[1, 0]], encoder=normed_encoder, data=Toy(batch_size=8), local_fit=VectorizedFit())
+def test_batches_of_one_sample_under_normalization_are_named(said):
+    with pytest.raises(ConfigurationError, match="client 1, round 0: batch normalization cannot train on a batch of"):
+        run(FedAvg, cohorts=[[1, 0]], encoder=normed_encoder, data=Toy(batch_size=8), engine=VectorizedEngine())
     assert said() == []
 
 
 def test_a_client_alone_is_trained_as_by_fabric_fit(said):
     def go(engine):
-        return whole_state(run(FedAvg, 2, cohorts=[[3], [1]], encoder=dropout_encoder, local_fit=engine))
+        return whole_state(run(FedAvg, 2, cohorts=[[3], [1]], encoder=dropout_encoder, engine=engine))
 
-    assert_same(go(VectorizedFit()), go(FabricFit()))
+    assert_same(go(VectorizedEngine()), go(SequentialEngine()))
     assert said() == []
 
 
@@ -169,9 +169,9 @@ def test_a_client_with_a_non_finite_loss_leaves_the_others_alone():
 
     def go(engine):
         with pytest.warns(UserWarning, match=r"left out of the aggregation: client 2, round 0: the loss is nan at st"):
-            return run(partial(FedRep, lr=0.05), data=Toy(change=poison), cohorts=ALL, local_fit=engine)
+            return run(partial(FedRep, lr=0.05), data=Toy(change=poison), cohorts=ALL, engine=engine)
 
-    got, expected = go(VectorizedFit()), go(FabricFit())
+    got, expected = go(VectorizedEngine()), go(SequentialEngine())
     assert not got.personal.written(bad)
     own = [{n: t for n, t in whole_state(f).items() if f"client {bad}" not in n} for f in (got, expected)]
     assert_same(*own, atol=1e-6)
@@ -190,7 +190,7 @@ def test_an_out_of_memory_error_halves_the_group(most, monkeypatch, said):
         return train(self, streams, *args)
 
     monkeypatch.setattr(_stacked_phase._Run, "train", limited)
-    got = run(partial(FedProx, lr=0.05), 2, cohorts=ALL, local_fit=VectorizedFit())
+    got = run(partial(FedProx, lr=0.05), 2, cohorts=ALL, engine=VectorizedEngine())
     assert sizes == ([5, 3, 2, 3, 2] if most == 3 else [5, 3, 2])
     assert len(said()) == (1 if most == 3 else 3)
     assert "5 clients at once need too much memory; going on with 3 at once" in said()[0]
@@ -207,7 +207,7 @@ def test_what_the_server_holds_is_not_written_into():
             super().receive(broadcast)
             type(self).seen.append([(tensor, tensor.clone()) for tensor in broadcast.weights.values()])
 
-    run(partial(Keeps, lr=0.05), cohorts=ALL, local_fit=VectorizedFit())
+    run(partial(Keeps, lr=0.05), cohorts=ALL, engine=VectorizedEngine())
     assert isinstance(Keeps.seen, list)
     assert all(torch.equal(tensor, copy) for pairs in Keeps.seen[:CLIENTS] for tensor, copy in pairs)
     assert len(TensorDict()) == 0
@@ -219,26 +219,26 @@ def test_what_the_server_holds_is_not_written_into():
 @pytest.mark.parametrize("method", [FedPAC, partial(FedClassAvg, warm_up_epochs=1)], ids=["FedPAC", "FedClassAvg"])
 @pytest.mark.parametrize("encoder", [dropout_encoder, normed_encoder])
 def test_stop_and_resume_is_exact(method, encoder, tmp_path):
-    options = {"encoder": encoder, "local_fit": VectorizedFit(), "data": Toy(batch_size=9)}
+    options = {"encoder": encoder, "engine": VectorizedEngine(), "data": Toy(batch_size=9)}
     whole = play(tmp_path / "whole", 3, method, **options)
     play(tmp_path / "parts", 1, method, **options)
-    options |= {"local_fit": VectorizedFit(), "data": Toy(batch_size=9)}
+    options |= {"engine": VectorizedEngine(), "data": Toy(batch_size=9)}
     resumed = play(tmp_path / "parts", 3, method, ckpt_path=str(tmp_path / "parts" / "last.ckpt"), **options)
     assert_same(whole_state(resumed), whole_state(whole))
 
 
 def test_a_run_may_be_resumed_under_another_engine(tmp_path):
-    whole = play(tmp_path / "whole", 2, FedPAC, local_fit=FabricFit())
-    for first, second in ((FabricFit, VectorizedFit), (VectorizedFit, FabricFit)):
+    whole = play(tmp_path / "whole", 2, FedPAC, engine=SequentialEngine())
+    for first, second in ((SequentialEngine, VectorizedEngine), (VectorizedEngine, SequentialEngine)):
         folder = tmp_path / first.__name__
-        play(folder, 1, FedPAC, local_fit=first())
-        resumed = play(folder, 2, FedPAC, ckpt_path=str(folder / "last.ckpt"), local_fit=second())
+        play(folder, 1, FedPAC, engine=first())
+        resumed = play(folder, 2, FedPAC, ckpt_path=str(folder / "last.ckpt"), engine=second())
         assert_same(whole_state(resumed), whole_state(whole), atol=1e-5)
 
 
 def test_the_engine_can_be_pickled():
-    engine = VectorizedFit(7, gradient_clip_val=0.5)
-    run(Hooked, local_fit=engine)
+    engine = VectorizedEngine(7, gradient_clip_val=0.5)
+    run(Hooked, engine=engine)
     copy = pickle.loads(pickle.dumps(engine))
     assert (copy.clients_per_batch, copy.gradient_clip_val, len(copy._reasons)) == (7, 0.5, 0)
     assert len(engine._reasons) == 1

@@ -11,7 +11,7 @@ from pfl_lightning.methods import FedAvg, LocalOnly
 
 
 class Tied(torch.nn.Module):
-    """Two layers with one weight, and a layer with normalisation that is found under two names."""
+    """Two layers with one weight, and a layer with normalization that is found under two names."""
 
     out_features = FEATURES
 

@@ -1,12 +1,11 @@
-"""A client whose loss clusters its features is trained by VectorizedFit as by FabricFit."""
+"""A client whose loss clusters its features is trained by VectorizedEngine as by SequentialEngine."""
 
 import pytest
 import torch
 from _helpers.toy import assert_same, for_toy, run, whole_state
 
-from pfl_lightning import FabricFit, VectorizedFit
-from pfl_lightning.functional import prototype_contrastive_loss, prototype_meta_loss
-from pfl_lightning.functional.clustering import kmeans
+from pfl_lightning import SequentialEngine, VectorizedEngine
+from pfl_lightning.functional import kmeans, prototype_contrastive_loss, prototype_meta_loss
 from pfl_lightning.methods import FedAvg
 
 
@@ -31,17 +30,19 @@ class Drawing(Clustered):
 
 
 def train(method, engine):
-    return run(for_toy(method, lr=0.1, epochs=2), 2, local_fit=engine, cohorts=[[0, 2, 3], [1, 2]], precision="64-true")
+    return run(for_toy(method, lr=0.1, epochs=2), 2, engine=engine, cohorts=[[0, 2, 3], [1, 2]], precision="64-true")
 
 
 @pytest.mark.parametrize("method", [Clustered, Drawing])
-def test_is_vectorised(method):
-    federation = train(method, VectorizedFit(forward="vmap"))
-    assert not federation.local_fit._reasons
-    assert not federation.local_fit._said
+def test_is_vectorized(method):
+    federation = train(method, VectorizedEngine(forward="vmap"))
+    assert not federation.engine._reasons
+    assert not federation.engine._said
     assert all(value.isfinite().all() for value in whole_state(federation).values())
 
 
 def test_engines_agree():
-    trained = [whole_state(train(Clustered, engine)) for engine in (VectorizedFit(forward="vmap"), FabricFit())]
+    trained = [
+        whole_state(train(Clustered, engine)) for engine in (VectorizedEngine(forward="vmap"), SequentialEngine())
+    ]
     assert_same(*trained, atol=1e-8)

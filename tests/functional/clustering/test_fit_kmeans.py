@@ -11,8 +11,8 @@ from sklearn.datasets import make_blobs
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 
-from pfl_lightning.functional import fit_kmeans
-from pfl_lightning.functional.clustering import kmeans, steps
+from pfl_lightning.functional import fit_kmeans, kmeans
+from pfl_lightning.functional.clustering import steps
 
 
 def seeded(seed=0):

@@ -7,7 +7,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
-from pfl_lightning.functional.clustering import kmeans, steps
+from pfl_lightning.functional import kmeans
+from pfl_lightning.functional.clustering import steps
 
 SHAPES = {"points": st.integers(6, 20), "features": st.integers(1, 4), "clusters": st.integers(1, 6)}
 

@@ -7,7 +7,7 @@ import torch
 from _helpers.kmeans_references import draw, make_noise
 from torch.func import grad, vmap
 
-from pfl_lightning.functional.clustering import kmeans
+from pfl_lightning.functional import kmeans
 
 
 def assert_close(found, expected):
@@ -16,7 +16,7 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_vectorises_over_clients(autocast):
+def test_vectorizes_over_clients(autocast):
     values, noise = (
         torch.stack([draw(20, 3, seed) for seed in range(4)]),
         torch.stack([make_noise(2, 5, seed) for seed in range(4)]),

@@ -171,7 +171,7 @@ def test_zero_vectors_give_finite_values_and_gradients(loss):
 
 @each_loss
 @pytest.mark.parametrize("autocast", [False, True])
-def test_vectorises_over_clients(loss, autocast):
+def test_vectorizes_over_clients(loss, autocast):
     e, o, first, second = (torch.stack(parts) for parts in zip(*(views(seed) for seed in range(3)), strict=True))
     first[1], second[2] = 1, torch.tensor([3] * 7)
 

@@ -174,7 +174,7 @@ def test_scale_and_common_offset_do_not_matter(solver, scale):
     torch.testing.assert_close(shifted, expected, rtol=0, atol=1e-5)
 
 
-def test_threshold_cuts_and_renormalises():
+def test_threshold_cuts_and_renormalizes():
     statistics = random_statistics(40)
     raw = combination_weights(*statistics, threshold=0.0)
     cut = combination_weights(*statistics, threshold=0.05)

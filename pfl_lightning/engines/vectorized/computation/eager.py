@@ -97,7 +97,7 @@ class Computation(Protocol):
 class EagerComputation:
     """``training_step`` under ``vmap``.
 
-    The forward pass is vectorised, and the backward pass is ordinary autograd's over stacked leaves: where
+    The forward pass is vectorized, and the backward pass is ordinary autograd's over stacked leaves: where
     ``torch.func.grad`` gives zeros, and so weight decay, to a parameter that the loss does not use, autograd gives it
     no gradient, as in every other engine; and the backward pass runs outside of autocast.
 

@@ -10,7 +10,7 @@ from pfl_lightning.encoders import (
     MLP,
     ByClient,
     ByShare,
-    EncoderDeal,
+    EncoderAssignment,
     RoundRobin,
     encoder_label,
 )
@@ -23,41 +23,41 @@ def thin(input_shape):
 
 
 def test_round_robin():
-    assert RoundRobin(NAMES).deal(6) == [0, 1, 2, 3, 0, 1]
-    assert RoundRobin(NAMES).deal(2) == [0, 1]
-    assert RoundRobin(["mlp"]).deal(3) == [0, 0, 0]
+    assert RoundRobin(NAMES).assign(6) == [0, 1, 2, 3, 0, 1]
+    assert RoundRobin(NAMES).assign(2) == [0, 1]
+    assert RoundRobin(["mlp"]).assign(3) == [0, 0, 0]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 60))
 def test_shares(weights, clients):
     shares = [weight / sum(weights) for weight in weights]
-    dealt = ByShare(["mlp"] * len(weights), shares).deal(clients)
-    assert len(dealt) == clients
-    assert set(dealt) <= set(range(len(weights)))
+    assigned = ByShare(["mlp"] * len(weights), shares).assign(clients)
+    assert len(assigned) == clients
+    assert set(assigned) <= set(range(len(weights)))
     for index, weight in enumerate(weights):
-        number = dealt.count(index)
+        number = assigned.count(index)
         assert abs(number - clients * weight / sum(weights)) < 1
         for few in range(clients):  # spread evenly: the first clients are a fair sample
-            assert abs(dealt[:few].count(index) - number * few / clients) <= max(1, len(weights) - 1)
+            assert abs(assigned[:few].count(index) - number * few / clients) <= max(1, len(weights) - 1)
 
 
 @given(st.integers(1, 6), st.integers(1, 40))
-def test_equal_shares_are_dealt_in_turn(encoders, rounds):
+def test_equal_shares_are_assigned_in_turn(encoders, rounds):
     clients = encoders * rounds
     equal = ByShare(["mlp"] * encoders, [1 / encoders] * encoders)
-    assert equal.deal(clients) == RoundRobin(["mlp"] * encoders).deal(clients)
+    assert equal.assign(clients) == RoundRobin(["mlp"] * encoders).assign(clients)
 
 
 def test_numbers_of_shares():
-    assert ByShare(["mlp", "small_cnn"], [0.75, 0.25]).deal(4) == [0, 0, 1, 0]
-    assert sorted(ByShare(["mlp"] * 3, [0.7, 0.1, 0.2]).deal(10)) == [0] * 7 + [1] + [2] * 2
-    assert ByShare(["mlp"] * 2, [0.29, 0.71]).deal(100).count(0) == 29
-    assert ByShare(["mlp"] * 2, [0.5, 0.5]).deal(3).count(0) == 2  # a tie goes to the first
+    assert ByShare(["mlp", "small_cnn"], [0.75, 0.25]).assign(4) == [0, 0, 1, 0]
+    assert sorted(ByShare(["mlp"] * 3, [0.7, 0.1, 0.2]).assign(10)) == [0] * 7 + [1] + [2] * 2
+    assert ByShare(["mlp"] * 2, [0.29, 0.71]).assign(100).count(0) == 29
+    assert ByShare(["mlp"] * 2, [0.5, 0.5]).assign(3).count(0) == 2  # a tie goes to the first
 
 
 def test_by_client():
-    deal = ByClient(["mlp", "small_cnn", DCPFLCNN], [0, "small_cnn", "DCPFLCNN", 0])
-    assert deal.deal(4) == [0, 1, 2, 0]
+    assignment = ByClient(["mlp", "small_cnn", DCPFLCNN], [0, "small_cnn", "DCPFLCNN", 0])
+    assert assignment.assign(4) == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_by_client():
         (lambda: RoundRobin("mlp"), TypeError, r"needs a list of encoders, got 'mlp': write \['mlp'\]"),
         (lambda: RoundRobin(["mpl"]), ValueError, "unknown encoder 'mpl', did you mean 'mlp'"),
         (lambda: RoundRobin(["mlp", 3]), TypeError, "encoder 1 of RoundRobin must be a registered name or a callable"),
-        (lambda: RoundRobin(["mlp"]).deal(0), ValueError, "at least one client, got num_clients=0"),
+        (lambda: RoundRobin(["mlp"]).assign(0), ValueError, "at least one client, got num_clients=0"),
         (lambda: ByShare(["mlp"], [0.5, 0.5]), ValueError, "one share an encoder: 1 encoders, 2 shares"),
         (lambda: ByShare(["mlp", "small_cnn"], [1.0, 0.0]), ValueError, "encoder small_cnn must be above 0, got 0"),
         (lambda: ByShare(["mlp", "mlp"], [1.5, -0.5]), ValueError, "must be above 0, got -0.5"),
@@ -77,8 +77,16 @@ def test_by_client():
             ValueError,
             r"must sum to 1, got .* to 0.9; RoundRobin",
         ),
-        (lambda: ByClient(["mlp"], [0, 0]).deal(3), ValueError, "for 2 clients, the federation has 3: client 2 has no"),
-        (lambda: ByClient(["mlp"], [0, 0]).deal(1), ValueError, "for 2 clients, the federation has 1; give one entry"),
+        (
+            lambda: ByClient(["mlp"], [0, 0]).assign(3),
+            ValueError,
+            "for 2 clients, the federation has 3: client 2 has no",
+        ),
+        (
+            lambda: ByClient(["mlp"], [0, 0]).assign(1),
+            ValueError,
+            "for 2 clients, the federation has 1; give one entry",
+        ),
         (lambda: ByClient(["mlp"], [0, 1]), ValueError, "client 1 of ByClient: 1 is no index from 0 to 0; .* 0: mlp"),
         (lambda: ByClient(["mlp"], [-1]), ValueError, "-1 is no index"),
         (lambda: ByClient(["mlp"], [True]), ValueError, "True is no index"),
@@ -110,22 +118,22 @@ MIXED = ["resnet18", {"class_path": "pfl_lightning.encoders.DCPFLCNN", "init_arg
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "dealt"),
+    ("name", "options", "assigned"),
     [
         ("RoundRobin", {}, [0, 1, 0]),
         ("ByShare", {"shares": [0.25, 0.75]}, [1, 0, 1]),
         ("ByClient", {"clients": [1, "resnet18", "DCPFLCNN"]}, [1, 0, 1]),
     ],
 )
-def test_from_a_config(name, options, dealt):
+def test_from_a_config(name, options, assigned):
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--deal", type=EncoderDeal)
+    parser.add_argument("--assignment", type=EncoderAssignment)
     value = {"class_path": f"pfl_lightning.encoders.{name}", "init_args": {"encoders": MIXED, **options}}
-    parsed = parser.parse_object({"deal": value})
+    parsed = parser.parse_object({"assignment": value})
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    deal = instantiate(parsed).deal
-    assert deal.deal(3) == dealt
-    assert deal.labels == ["resnet18", "DCPFLCNN"]
-    encoder = deal.encoders[1]((1, 28, 28))
+    assignment = instantiate(parsed).assignment
+    assert assignment.assign(3) == assigned
+    assert assignment.labels == ["resnet18", "DCPFLCNN"]
+    encoder = assignment.encoders[1]((1, 28, 28))
     assert isinstance(encoder, DCPFLCNN)
     assert encoder.features[1].out_features == 800

@@ -1,4 +1,4 @@
-"""Which client has which encoder: dealing a list of encoders to the clients of a federation."""
+"""Assignment of a list of encoders to the clients of a federation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from pfl_lightning.encoders.registry import encoder_class
 
-__all__ = ["ByClient", "ByShare", "EncoderDeal", "EncoderFactory", "RoundRobin", "encoder_label"]
+__all__ = ["ByClient", "ByShare", "EncoderAssignment", "EncoderFactory", "RoundRobin", "encoder_label"]
 
 EncoderFactory = Callable[[tuple[int, ...]], nn.Module]
 
@@ -36,8 +36,8 @@ def encoder_label(encoder: str | EncoderFactory) -> str:
     return str(getattr(made, "__qualname__", type(made).__qualname__))
 
 
-class EncoderDeal(ABC):
-    """Deals a list of encoders to clients; `deal` says which client gets which.
+class EncoderAssignment(ABC):
+    """Assigns a list of encoders to clients.
 
     Args:
         encoders: registered names, or what makes an encoder from the shape of a sample (a class, a
@@ -69,7 +69,7 @@ class EncoderDeal(ABC):
         return [encoder_label(encoder) for encoder in self.encoders]
 
     @abstractmethod
-    def deal(self, num_clients: int) -> list[int]:
+    def assign(self, num_clients: int) -> list[int]:
         """Return each client's encoder.
 
         Args:
@@ -79,38 +79,38 @@ class EncoderDeal(ABC):
             For each client the index of its encoder in `encoders`.
 
         Raises:
-            ValueError: if there are fewer than one client, or the deal was made for another number of clients.
+            ValueError: if there are fewer than one client, or the assignment is for another number of clients.
         """
 
 
-class RoundRobin(EncoderDeal):
+class RoundRobin(EncoderAssignment):
     """Client k has encoder k modulo the number of encoders, as FedClassAvg's clients have.
 
     With fewer clients than encoders the last encoders stay without a client.
 
     Args:
-        encoders: see :class:`EncoderDeal`.
+        encoders: see :class:`EncoderAssignment`.
     """
 
     def __init__(self, encoders: list[str | EncoderFactory]) -> None:
         super().__init__(encoders)
 
-    def deal(self, num_clients: int) -> list[int]:
-        """Return 0, 1, ... and again from 0; see :meth:`EncoderDeal.deal`."""
+    def assign(self, num_clients: int) -> list[int]:
+        """Return 0, 1, ... and again from 0; see :meth:`EncoderAssignment.assign`."""
         _check_num_clients(num_clients)
         return [client % len(self.encoders) for client in range(num_clients)]
 
 
-class ByShare(EncoderDeal):
+class ByShare(EncoderAssignment):
     """Each encoder has its share of the clients.
 
     The numbers of clients are the shares of them rounded by largest remainders (on a tie the encoder that stands
     first), so each is less than one client away from its share; an encoder with a share below one client may have none.
-    The encoders are spread evenly, not in blocks: partitions often deal neighbouring clients similar labels, and the
-    first clients of a federation are then a fair sample too. Equal shares are dealt as :class:`RoundRobin` deals.
+    The encoders are spread evenly, not in blocks: partitions often give neighboring clients similar labels, and the
+    first clients of a federation are then a fair sample too. Equal shares are assigned as by :class:`RoundRobin`.
 
     Args:
-        encoders: see :class:`EncoderDeal`.
+        encoders: see :class:`EncoderAssignment`.
         shares: for each encoder its share of the clients, positive; they sum to one.
 
     Raises:
@@ -127,21 +127,21 @@ class ByShare(EncoderDeal):
         if abs(sum(shares) - 1) > 1e-6:
             raise ValueError(
                 f"the shares must sum to 1, got {list(shares)}, which sum to {sum(shares):g}; "
-                "RoundRobin deals equal shares"
+                "RoundRobin assigns equal shares"
             )
         self.shares = list(shares)
 
-    def deal(self, num_clients: int) -> list[int]:
-        """Give each client in turn the encoder that is furthest behind its number; see :meth:`EncoderDeal.deal`."""
+    def assign(self, num_clients: int) -> list[int]:
+        """Give each client the encoder that is furthest behind its count; see :meth:`EncoderAssignment.assign`."""
         _check_num_clients(num_clients)
         counts = self._counts(num_clients)
-        dealt = [0] * len(counts)
+        assigned = [0] * len(counts)
         clients = []
         for client in range(1, num_clients + 1):
-            # In whole numbers: what is due among the first `client` clients less what was dealt, times num_clients.
-            behind = [count * client - num_clients * done for count, done in zip(counts, dealt)]
+            # In whole numbers: what is due among the first `client` clients less what was assigned, times num_clients.
+            behind = [count * client - num_clients * done for count, done in zip(counts, assigned)]
             chosen = behind.index(max(behind))
-            dealt[chosen] += 1
+            assigned[chosen] += 1
             clients.append(chosen)
         return clients
 
@@ -156,11 +156,11 @@ class ByShare(EncoderDeal):
         return counts
 
 
-class ByClient(EncoderDeal):
+class ByClient(EncoderAssignment):
     """An explicit list: for each client its encoder.
 
     Args:
-        encoders: see :class:`EncoderDeal`.
+        encoders: see :class:`EncoderAssignment`.
         clients: for each client the index of its encoder in `encoders`, or its name (of a factory: its label, see
             :func:`encoder_label`).
 
@@ -172,8 +172,8 @@ class ByClient(EncoderDeal):
         super().__init__(encoders)
         self.clients = [self._index(client, encoder) for client, encoder in enumerate(clients)]
 
-    def deal(self, num_clients: int) -> list[int]:
-        """Return the list that was given; see :meth:`EncoderDeal.deal`."""
+    def assign(self, num_clients: int) -> list[int]:
+        """Return the list that was given; see :meth:`EncoderAssignment.assign`."""
         _check_num_clients(num_clients)
         if len(self.clients) != num_clients:
             lacking = f": client {len(self.clients)} has no encoder" if len(self.clients) < num_clients else ""
@@ -199,4 +199,4 @@ class ByClient(EncoderDeal):
 
 def _check_num_clients(num_clients: int) -> None:
     if num_clients < 1:
-        raise ValueError(f"encoders are dealt to at least one client, got num_clients={num_clients}")
+        raise ValueError(f"encoders are assigned to at least one client, got num_clients={num_clients}")
