@@ -62,7 +62,9 @@ def test_every_argument_is_documented(cls):
 def test_papers():
     for method in METHODS:
         if method.citation is not None:
-            assert f"{method.citation.title}. {method.citation.venue} {method.citation.year}." in section(method.__name__)
+            assert f"{method.citation.title}. {method.citation.venue} {method.citation.year}." in section(
+                method.__name__
+            )
 
 
 class Base:
