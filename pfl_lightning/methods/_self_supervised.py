@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from pfl_lightning.client import Batch, FederatedClient, FitContext, Phase
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput, make_objective
 
 __all__ = ["SelfSupervisedClient"]
@@ -36,7 +37,12 @@ class SelfSupervisedClient(FederatedClient):
     views = 2
 
     def __init__(
-        self, encoder: nn.Module, num_classes: int, *, objective: str | ObjectiveFactory, **options: Any
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        objective: str | ObjectiveFactory,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         self.objective = make_objective(objective, encoder)

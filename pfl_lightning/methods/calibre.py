@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrast
 from pfl_lightning.messages import ClientUpdate, State, statistics_field
 from pfl_lightning.methods._class_means import finite_features
 from pfl_lightning.methods._self_supervised import SelfSupervisedClient
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import select_state
@@ -96,7 +96,7 @@ class Calibre(SelfSupervisedClient):
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(
             encoder,

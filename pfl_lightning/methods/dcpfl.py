@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from pfl_lightning.methods._class_means import (
     finite_or_before,
     spread,
 )
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import select_state
@@ -91,7 +91,7 @@ class DCPFL(FederatedClient):
         lr: float = 0.01,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         check_number("alignment (lambda)", alignment)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +9,7 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FitContext
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods._self_supervised import SelfSupervisedClient
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import BYOL, Objective, ObjectiveFactory
 from pfl_lightning.state.tensors import TensorDict
 
@@ -66,7 +65,7 @@ class FedEMA(SelfSupervisedClient):
         lr: float = 0.032,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(
             encoder,

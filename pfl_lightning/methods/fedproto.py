@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +15,7 @@ from pfl_lightning.methods._class_means import (
     ReceivedMeans,
     class_means_update,
 )
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
 
 
@@ -47,7 +46,7 @@ class FedProto(FederatedClient):
         *,
         alignment: float = 1.0,
         prediction: str = "prototype",
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from pfl_lightning.client import Citation
 from pfl_lightning.methods._self_supervised import SelfSupervisedClient
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory
 
 __all__ = ["PFLSSL"]
@@ -49,7 +48,7 @@ class PFLSSL(SelfSupervisedClient):
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(
             encoder,
