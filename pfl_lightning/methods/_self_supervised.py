@@ -50,7 +50,7 @@ class SelfSupervisedClient(FederatedClient):
 
     def phases(self) -> tuple[Phase, ...]:
         """E epochs of encoder and objective."""
-        return (Phase("self_supervised", ("encoder.*", "objective.*"), self.epochs, losses=self.loss_names),)
+        return (Phase("self_supervised", ("encoder.*", "objective.*"), self.epochs),)
 
     def personalization_phases(self) -> tuple[Phase, ...]:
         """Phases that the options ask for, on single views without augmentation."""
