@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from pfl_lightning.datamodules.clients.parts import NO_LABEL
+from pfl_lightning.datamodules.clients.splits import NO_LABEL
 from pfl_lightning.datamodules.clients.samples import Samples
 
 

@@ -16,7 +16,7 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import conclude, enter_phase, trains
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, Losses
-from pfl_lightning.engines.vectorized.computation.choice import Computations
+from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import VectorizedEvaluation
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
@@ -100,7 +100,7 @@ class VectorizedEngine(VectorizedEvaluation):
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
         self._at_once = clients_per_batch  # less after an out-of-memory error
         self._said: set[str] = set()
-        self._computations = Computations(compile, cuda_graphs, self._say)
+        self._computations = ComputationFactory(compile, cuda_graphs, self._say)
         self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state, score
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
-from pfl_lightning.engines.vectorized.scoring import score_stack
 from pfl_lightning.engines.vectorized.stack import Member, by_kind, full_state, put_state
+from pfl_lightning.engines.vectorized.stacked_evaluation import score_stack
 from pfl_lightning.errors import ClientError
 
 __all__ = ["VectorizedEvaluation"]

@@ -17,7 +17,7 @@ from pfl_lightning.engines.vectorized.computation.cuda_graph import CudaGraph, G
 from pfl_lightning.engines.vectorized.computation.eager import Computation, EagerComputation
 from pfl_lightning.engines.vectorized.limits import equal_attributes, python_state, uses_batch_index
 
-__all__ = ["Computations"]
+__all__ = ["ComputationFactory"]
 
 MOST_STATES = 4
 """Sets of Python attributes of a module for which graphs are kept: with its encoder and on features, say."""
@@ -25,7 +25,7 @@ MOST_STATES = 4
 NOWHERE = nn.Module()
 
 
-class Computations:
+class ComputationFactory:
     """Makes the computation of each phase, and keeps the compiled graphs from round to round.
 
     Args:

@@ -14,7 +14,7 @@ from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.ray.cluster import gpu_share
 from pfl_lightning.engines.ray.packing import pack, unpack
-from pfl_lightning.engines.ray.parcels import HostCopies, Parcels
+from pfl_lightning.engines.ray.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.ray.worker import ClientWork, TorchSwitches, Worker
 from pfl_lightning.errors import FederationError
 from pfl_lightning.messages import Broadcast
@@ -28,24 +28,24 @@ def expected():
     return whole_state(run(FIT, 2, engine=SequentialEngine()))
 
 
-# ---------------------------------------------------------------------- parcels
+# ---------------------------------------------------------------------- payloads
 
 
 def test_what_the_server_sends_to_all_is_sent_once():
     alike, puts = {"a": torch.randn(40_000), "b": torch.randn(3)}, []
-    parcels = Parcels(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
+    payloads = PayloadBuilder(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
     own = [torch.randn(10) for _ in range(6)]
     made = [
-        parcels.make([ClientWork(0, Broadcast(client=c, round=0, weights=alike), {"head": head})])
+        payloads.make([ClientWork(0, Broadcast(client=c, round=0, weights=alike), {"head": head})])
         for c, head in enumerate(own)
     ]
     assert len(puts) == 1
-    assert [parcel.work.num_bytes > 160_000 for parcel in made] == [True] + [False] * 5
-    assert parcels.num_bytes == sum(parcel.work.num_bytes for parcel in made) + puts[0].num_bytes
-    for client, parcel in enumerate(made):
-        bundles = {number: unpack(puts[reference]) for number, reference in parcel.bundles}
+    assert [payload.work.num_bytes > 160_000 for payload in made] == [True] + [False] * 5
+    assert payloads.num_bytes == sum(payload.work.num_bytes for payload in made) + puts[0].num_bytes
+    for client, payload in enumerate(made):
+        bundles = {number: unpack(puts[reference]) for number, reference in payload.bundles}
         assert bool(bundles) == (client > 0)
-        (work,) = unpack(parcel.work, bundles)
+        (work,) = unpack(payload.work, bundles)
         assert work.broadcast.client == client
         assert torch.equal(work.broadcast.weights["a"], alike["a"])
         assert torch.equal(work.state["head"], own[client])
@@ -53,14 +53,14 @@ def test_what_the_server_sends_to_all_is_sent_once():
 
 def test_architectures_have_bundles_of_their_own_and_small_things_none():
     big, other, small, puts = torch.randn(20_000), torch.randn(30_000), torch.randn(9), []
-    parcels = Parcels(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
+    payloads = PayloadBuilder(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
     for client in range(8):
         weights = {"w": big if client % 2 else other, "s": small}
-        parcel = parcels.make([ClientWork(client % 2, Broadcast(client=client, round=0, weights=weights), {})])
+        payload = payloads.make([ClientWork(client % 2, Broadcast(client=client, round=0, weights=weights), {})])
     assert [len(unpack(packed)) for packed in puts] == [2, 1]  # `small` is in the first
-    assert [number for number, _ in parcel.bundles] == [0, 1]
-    assert parcel.alive == {0, 1}
-    tiny = Parcels(lambda packed: pytest.fail("not worth it"), itertools.count())
+    assert [number for number, _ in payload.bundles] == [0, 1]
+    assert payload.alive == {0, 1}
+    tiny = PayloadBuilder(lambda packed: pytest.fail("not worth it"), itertools.count())
     for client in range(3):
         tiny.make([ClientWork(0, Broadcast(client=client, round=0, weights={"s": small}), {})])
 
@@ -92,7 +92,7 @@ def test_a_dead_worker_costs_time_alone(deaths, workers, expected, monkeypatch, 
     assert sum("a worker died on client" in line for line in caplog.messages) == len(deaths)
 
 
-def test_a_parcel_on_which_every_worker_dies_ends_the_run(monkeypatch):
+def test_a_payload_on_which_every_worker_dies_ends_the_run(monkeypatch):
     engine, _ = fake_ray_engine(monkeypatch, 1, [1, 2, 3])
     with pytest.raises(FederationError, match=r"client 0, round 0: 3 workers in turn have died on it.*fewer workers"):
         run(FIT, 1, engine=engine)

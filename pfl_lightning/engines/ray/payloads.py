@@ -1,4 +1,4 @@
-"""Clients made into parcels, and tensors that several parcels have in common sent once."""
+"""Clients made into payloads, and tensors that several payloads have in common sent once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.engines.ray.packing import Packed, Place, pack
-from pfl_lightning.engines.ray.worker import ClientWork, Parcel
+from pfl_lightning.engines.ray.worker import ClientWork, Payload
 from pfl_lightning.messages import Broadcast
 
-__all__ = ["HostCopies", "Parcels"]
+__all__ = ["HostCopies", "PayloadBuilder"]
 
 WORTH_SHARING = 65_536
 """Bytes from which tensors go into a bundle; fewer are sent along."""
 
 
-class Parcels:
-    """Makes the parcels of one round, or of one evaluation.
+class PayloadBuilder:
+    """Makes the payloads of one round, or of one evaluation.
 
     What the server sends to all clients alike, and what never changes, are the same tensor objects in one task after
-    the other. From the second parcel on they are kept by Ray as a bundle, which every worker gets once. Tensors are
-    told by their identity, and nothing may change them while the parcels are made: the next round has parcels anew.
+    the other. From the second payload on they are kept by Ray as a bundle, which every worker gets once. Tensors are
+    told by their identity, and nothing may change them while the payloads are made: the next round has payloads anew.
 
     Args:
         put: Hands an object to Ray and returns its reference.
@@ -33,13 +33,13 @@ class Parcels:
 
     def __init__(self, put: Callable[[Packed], Any], numbers: Iterator[int]) -> None:
         self._put, self._numbers = put, numbers
-        self._last: dict[int, dict[int, Tensor]] = {}  # by architecture: the tensors of its last parcel, by id
+        self._last: dict[int, dict[int, Tensor]] = {}  # by architecture: the tensors of its last payload, by id
         self._places: dict[int, Place] = {}
         self._bundles: dict[int, tuple[Any, list[Tensor]]] = {}
         self.num_bytes = 0
 
-    def make(self, work: Sequence[ClientWork]) -> Parcel:
-        """The parcel of some clients."""
+    def make(self, work: Sequence[ClientWork]) -> Payload:
+        """The payload of some clients."""
         own: dict[int, Tensor] = {}
         for piece in work:
             tensors = _tensors_of(piece)
@@ -50,7 +50,7 @@ class Parcels:
         self.num_bytes += content.num_bytes
         used = sorted({self._places[key][0] for key in own if key in self._places})
         bundles = tuple((number, self._bundles[number][0]) for number in used)
-        return Parcel(content, bundles, frozenset(self._bundles))
+        return Payload(content, bundles, frozenset(self._bundles))
 
     def _bundle(self, model: int, tensors: Mapping[int, Tensor]) -> None:
         before = self._last.get(model, {})
