@@ -31,8 +31,8 @@ from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFl
 from pfl_lightning.datamodules.augmentation.strong import StrongAugmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader
 from pfl_lightning.datamodules.clients.client_data import ClientData
-from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.datasets.domain_folders import DOMAINNET_10, DomainFolders
 from pfl_lightning.datamodules.datasets.image_folder import ImageFolder

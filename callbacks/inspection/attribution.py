@@ -13,7 +13,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.charts import Chart
 from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.inspection.probe import SplitName, Probe, ProbeSettings, represent
+from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, SplitName, represent
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.federation import Federation

@@ -90,7 +90,7 @@ class InspectionCallback(L.Callback):
             warnings.warn(f"{type(self).__name__} shows nothing: {self._unavailable}", stacklevel=2)
 
     def _recorder_of(self, trainer: L.Trainer) -> Recorder:
-        """Recorder of an earlier inspection callback with the same folder, so that messages appear once; else a new one."""
+        """Recorder shared with an earlier callback of the same folder, so that messages appear once; else a new one."""
         for one in self._all(trainer):
             if one is self:
                 break

@@ -15,7 +15,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.figures import colors, new_figure
 from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
-from pfl_lightning.callbacks.inspection.probe import SplitName, Probe, ProbeSettings, Representations
+from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, Representations, SplitName
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation

@@ -13,7 +13,7 @@ from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.losses import LossComponents
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
-from pfl_lightning.callbacks.inspection.probe import SplitName, ProbeSettings
+from pfl_lightning.callbacks.inspection.probe import ProbeSettings, SplitName
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 from pfl_lightning.checks import check_at_least

@@ -18,7 +18,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import derive_seed, seeded_generator, torch_seed
 
-__all__ = ["SplitName", "Probe", "ProbeSettings", "Representations", "represent"]
+__all__ = ["Probe", "ProbeSettings", "Representations", "SplitName", "represent"]
 
 SplitName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass

@@ -139,7 +139,12 @@ class ItemLoader:
     augmented = True
 
     def __init__(
-        self, split: ItemSplit, batch_size: int, device: torch.device, generator: torch.Generator | None, drop_last: bool
+        self,
+        split: ItemSplit,
+        batch_size: int,
+        device: torch.device,
+        generator: torch.Generator | None,
+        drop_last: bool,
     ) -> None:
         self.batch_size = batch_size
         self.dataset = split.source.dataset

@@ -116,7 +116,7 @@ def test_a_file_counts_the_data_sets_own_order(tmp_path):
     drawn = ready(FromFile(str(path)), validation_share=0.0, test_size=0)
     assert not seen_by(drawn, 0)[2] & {5, 3, 8, 100}
     path.write_text('{"train": [[5, 3], [8, 100]], "test": [[8], [7]]}')
-    with pytest.raises(PartitionError, match=r"1 samples are both in a training and in a test part \(the first: 8\)"):
+    with pytest.raises(PartitionError, match=r"1 samples are both in a training and in a test split \(the first: 8\)"):
         ready(FromFile(str(path)), test_size=0)
 
 

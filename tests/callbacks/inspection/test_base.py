@@ -71,13 +71,13 @@ def test_a_period_without_meaning_is_refused(period):
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"folder .*file/below.* cannot be made, since .*file is not a folder"):
+    with pytest.raises(ConfigurationError, match=r"folder .*file/below.* cannot be created, .*file is not a folder"):
         run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "file" / "below"))])
 
 
 def test_it_looks_at_federations_alone(tmp_path):
     trainer = L.Trainer(max_epochs=1, callbacks=[ClientAccuracy()], logger=False, default_root_dir=tmp_path)
-    with pytest.raises(ConfigurationError, match="ClientAccuracy looks at a Federation, got BoringModel"):
+    with pytest.raises(ConfigurationError, match="ClientAccuracy inspects a Federation, got BoringModel"):
         trainer.fit(BoringModel())
 
 

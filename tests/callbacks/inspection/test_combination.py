@@ -1,4 +1,4 @@
-"""Who gets how much of whose head, read back from the event files."""
+"""Aggregation weights between clients, read back from the event files."""
 
 import warnings
 from functools import partial
@@ -42,7 +42,7 @@ def test_a_heat_map_of_the_cohorts_weights(tmp_path):
     assert [weights.clients for weights in seen.values()] == [tuple(COHORTS[r % 2]) for r in range(5)]
 
 
-def test_what_a_client_gets_of_itself_and_how_many_clients_are_in_a_head(tmp_path):
+def test_scalars_own_weight_and_effective_number_of_clients(tmp_path):
     found, seen = play(tmp_path)
     own, number = {}, {}
     for round, weights in seen.items():
@@ -55,7 +55,7 @@ def test_what_a_client_gets_of_itself_and_how_many_clients_are_in_a_head(tmp_pat
     assert ("combination", "clients in a head") in charts(found)
 
 
-def test_what_a_client_gets_of_its_group(tmp_path):
+def test_scalar_of_the_weights_within_a_group(tmp_path):
     class Grouped(CombinationWeights):
         def before_fit(self, trainer, federation):
             self._groups = ClientGroups(("even", "odd"), np.array([0, 1, 0, 1, 0]))
@@ -97,7 +97,7 @@ def test_a_large_cohort_can_be_drawn():
 def test_a_method_without_combination_is_named_once(tmp_path):
     methods = {"FedAvg": FedAvg, "FedPAC": partial(FedPAC, combination=False)}
     for version, (name, method) in enumerate(methods.items()):
-        with pytest.warns(UserWarning, match=f"CombinationWeights shows nothing: {name}'s server makes no") as said:
+        with pytest.warns(UserWarning, match=f"CombinationWeights shows nothing: {name}'s server has no") as said:
             run(partial(method, epochs=1), 2, callbacks=[CombinationWeights(1)], logger=board(tmp_path, version))
         assert sum("CombinationWeights" in str(one.message) for one in said) == 1
         found = events(tmp_path, version)

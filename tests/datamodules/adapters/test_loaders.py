@@ -247,7 +247,7 @@ def test_a_regression_is_divided_without_classes(rule):
 
 @pytest.mark.parametrize("rule", [DirichletOverClients(4), Quantity(DirichletOverClients(4), sizes=(5,))])
 def test_a_rule_by_classes_needs_classes(rule):
-    with pytest.raises(PartitionError, match=r"goes by classes, .* regression use IID"):
+    with pytest.raises(PartitionError, match=r"needs classes, .* regression use IID"):
         divided(WithVal(train=REGRESSION, val=REGRESSION), rule)
 
 

@@ -134,7 +134,7 @@ def test_groups_as_listed():
     data = ready(FeatureShift(ConceptShift(IID(4), [1, 0, 1, 0]), [0, -90], groups=[0, 1, 1, 0]))
     assert data.client_groups == ["labels 1", "270°", "270°, labels 1", ""]
     for make in (FeatureShift, ConceptShift):
-        with pytest.raises(ValueError, match="groups lists 3 clients, the rule has 4: give one group a client"):
+        with pytest.raises(ValueError, match="groups lists 3 clients, the rule has 4: give one group per client"):
             make(IID(4), groups=[0, 1, 1])
     with pytest.raises(ValueError, match="puts client 2 into group 2, expected 0 to 1: there are 2 angles"):
         FeatureShift(IID(4), [0, 90], groups=[0, 1, 2, 0])
@@ -223,9 +223,7 @@ def test_a_file_of_other_classes_is_refused(tmp_path):
 
 
 def test_what_cannot_be_turned_is_named():
-    with pytest.raises(
-        ValueError, match=r"client 1 is to see .* 90 degrees, .*\(C, H, W\); the inputs have shape \(4,\)"
-    ):
+    with pytest.raises(ValueError, match=r"client 1 sees .* 90 degrees, .*\(C, H, W\); the inputs have shape \(4,\)"):
         ready(FeatureShift(IID(4)), shape=(4,))
     with pytest.raises(ValueError, match=r"client 1 .* make 6 x 3 \(width x height\) into 3 x 6: give square images"):
         ready(FeatureShift(IID(4)), shape=(1, 3, 6))
