@@ -19,7 +19,7 @@ _SPLITS = ("train", "validation", "test", "unlabeled")
 
 
 class FromFile(Partitioner):
-    """Partition given by index lists in a file.
+    r"""Partition given by index lists in a file.
 
     The file has a split ``train`` and optionally ``test``, ``validation`` and ``unlabeled``, each with one index list
     per client. An ``.npz`` file has them as integer arrays of shape (clients, samples), or, if clients differ in size,
@@ -47,7 +47,7 @@ class FromFile(Partitioner):
         >>> path = Path(tempfile.mkdtemp()) / "partition.json"
         >>> save_partition(path, train=[np.array([0, 2]), np.array([1, 3])])
         >>> path.read_text()
-        '{"train": [[0, 2], [1, 3]]}\\n'
+        '{"train": [[0, 2], [1, 3]]}\n'
         >>> [indices.tolist() for indices in FromFile(str(path)).partition(np.zeros(4, dtype=int))]
         [[0, 2], [1, 3]]
     """

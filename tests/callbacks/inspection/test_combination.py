@@ -71,7 +71,7 @@ def test_scalar_of_the_weights_within_a_group(tmp_path):
     assert scalars(events(tmp_path), "combination/group") == pytest.approx(expected)
 
 
-def test_clients_of_a_group_stand_side_by_side():
+def test_clients_of_a_group_are_neighbors():
     weights = torch.arange(16.0).reshape(4, 4) / 100
     groups = ClientGroups(("a", "b", "c"), np.array([1, 0, 2, 0, 1, 0]))
     figure = draw_weights(AggregationWeights((0, 1, 4, 5), weights), groups, 7)

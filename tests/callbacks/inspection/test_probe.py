@@ -1,4 +1,4 @@
-"""Which samples are looked at, and what the clients' models make of them."""
+"""Inspected samples, and their representations by the clients' models."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -107,7 +107,7 @@ def test_clients_without_samples_are_left_out():
     assert none.lacks == "no client has samples in its validation part; choose another part"
 
 
-def test_only_clients_that_are_evaluated_in_the_fit_are_looked_at():
+def test_only_clients_that_are_evaluated_in_the_fit_are_inspected():
     chosen = []
 
     class Watch(FederatedLoop):
@@ -166,7 +166,7 @@ def test_settings_without_meaning_are_refused(options, message):
         ProbeSettings(**options)
 
 
-def test_items_of_a_data_set_of_ones_own_cannot_be_picked_out(monkeypatch):
+def test_items_of_a_user_defined_data_set_cannot_be_selected(monkeypatch):
     federation = run(QUICK)
     items = SimpleNamespace(test=[1, 2, 3])
     monkeypatch.setattr(federation.data, "client_data", lambda client: items)

@@ -37,7 +37,7 @@ def test_arrays_of_shape_clients_by_samples(tmp_path):
     assert [len(part) for part in Quantity(rule, (2,)).partition(np.zeros(12, int))] == [2, 2, 2]
 
 
-def test_without_test_lists_test_parts_are_drawn(tmp_path):
+def test_without_test_lists_test_splits_are_drawn(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"train": [[0, 1], [2]]}))
     rule = FromFile(str(tmp_path / "a.json"))
     assert not rule.fixed_test

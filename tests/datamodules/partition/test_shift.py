@@ -56,7 +56,7 @@ def parts(data, client):
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("base", [IID(8), DirichletOverClients(8, 0.3), Quantity(ClassesPerClient(8, 2), (5, 9))])
-def test_every_part_is_turned_and_nothing_else_changes(base, published):
+def test_every_split_is_rotated_and_nothing_else_changes(base, published):
     plain, shifted = ready(base, published=published), ready(FeatureShift(base), published=published)
     for client in range(8):
         for stored, seen in zip(parts(plain, client), parts(shifted, client), strict=True):
@@ -83,7 +83,7 @@ def test_augmented_batches_are_turned_before_they_are_augmented():
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("base", [IID(10), DominantClasses(10, 12), Quantity(ClassesPerClient(10, 1), (4, 8))])
-def test_every_part_is_relabeled_and_nothing_else_changes(base, published):
+def test_every_split_is_relabeled_and_nothing_else_changes(base, published):
     plain, shifted = ready(base, published=published), ready(ConceptShift(base, seed=3), published=published)
     permutations = draw_permutations(3, 5, 5)
     for client in range(10):
