@@ -17,13 +17,13 @@ from pfl_lightning.datamodules.counting import (
     spread_offsets,
 )
 from pfl_lightning.datamodules.partition.base import (
-    RULE_STREAM,
     Partitioner,
     PartitionError,
     check_labels,
     check_sizes,
     check_total,
 )
+from pfl_lightning.seeding import DataStream
 
 
 class IID(Partitioner):
@@ -62,7 +62,7 @@ class IID(Partitioner):
         else:
             sizes = check_sizes(self.samples_per_client, self.num_clients)
             check_total(sizes, num_samples)
-        order = self.rng(RULE_STREAM).permutation(num_samples).astype(np.int64)
+        order = self.rng(DataStream.RULE).permutation(num_samples).astype(np.int64)
         return [np.sort(part) for part in split_by_sizes(order, sizes)]
 
 
@@ -125,7 +125,7 @@ class DominantClasses(Partitioner):
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         shares = self._shares(int(array.max()) + 1)
-        return distribute_shares(self, array, shares, self.samples_per_client, self.rng(RULE_STREAM), self.overlap)
+        return distribute_shares(self, array, shares, self.samples_per_client, self.rng(DataStream.RULE), self.overlap)
 
     def _shares(self, num_classes: int) -> Floats:
         groups = self.groups or dominant_groups(num_classes)
@@ -190,7 +190,7 @@ class ClassesPerClient(Partitioner):
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         num_classes = int(array.max()) + 1
-        rng = self.rng(RULE_STREAM)
+        rng = self.rng(DataStream.RULE)
         shares = self._assign_classes(num_classes, rng) / self._num_held[:, None]
         return distribute_shares(self, array, shares, self.samples_per_client, rng)
 

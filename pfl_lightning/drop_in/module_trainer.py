@@ -1,0 +1,191 @@
+"""Somebody's own LightningModule under an inner Trainer, which takes it as it would take it without a federation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from pfl_lightning.client import FitContext
+from pfl_lightning.data import BatchSource
+from pfl_lightning.drop_in.client import ModuleClient
+from pfl_lightning.drop_in.logs import LogRecord, can_reduce
+from pfl_lightning.drop_in.module_evaluation import ClassScores, StepsTask, forward_of
+from pfl_lightning.drop_in.patching import patched
+from pfl_lightning.engines.tasks import FitEnvironment
+
+__all__ = [
+    "ScoresCallback",
+    "evaluate_under_trainer",
+    "fit_under_trainer",
+    "loader_for_trainer",
+    "logged_values",
+    "module_in_fit",
+    "module_under_trainer",
+    "numbers",
+]
+
+
+@contextmanager
+def module_under_trainer(module: L.LightningModule, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Lend a module to an inner Trainer.
+
+    ``setup`` and its like were called when the federation was set up; called again, they might make the layers anew.
+
+    Args:
+        module: The module.
+        functions: What stands in the place of its methods.
+    """
+    done = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
+    try:
+        with patched(module, **done, configure_callbacks=list, **functions):  # the outer Trainer has its callbacks
+            yield
+    finally:
+        module.trainer = None
+
+
+@contextmanager
+def module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Callback]]]:
+    """Let the module's step have the method's terms, and record the means of what it logs.
+
+    Yields:
+        What was logged, and callbacks of the inner Trainer.
+    """
+    module = client.step_module
+    own_step, own_optimizers, own_log = module.training_step, module.configure_optimizers, module.log
+
+    @wraps(own_step)
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        output = own_step(*args, **kwargs)
+        return client.with_method_terms(output) if module.automatic_optimization else output
+
+    record = LogRecord()
+
+    @wraps(own_log)
+    def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 3:  # on_step and on_epoch are not given by place
+            if isinstance(value, Metric):
+                kwargs |= {"on_step": False, "on_epoch": True}  # so that the Trainer computes and resets it
+            elif can_reduce(kwargs.get("reduce_fx", "mean")):
+                record.log(name, value, **kwargs)
+        own_log(name, value, *args, **kwargs)
+
+    @wraps(own_optimizers)
+    def configure_optimizers() -> Any:
+        return client.optimizers_from(own_optimizers)
+
+    with module_under_trainer(module, training_step=training_step, configure_optimizers=configure_optimizers, log=log):
+        gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
+        yield record, [*gradients, _RecordCallback(record)]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Done before."""
+
+
+class _RecordCallback(L.Callback):
+    """Tells a record of epochs and batches."""
+
+    def __init__(self, record: LogRecord) -> None:
+        self._record = record
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._record.start_epoch()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._record.start_batch(batch)
+
+
+class _MethodGradients(L.Callback):
+    """Adds the gradient of the method's terms before every step of an optimizer, for a module that steps by itself."""
+
+    def __init__(self, client: ModuleClient) -> None:
+        self._client = client
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        with torch.enable_grad():
+            terms = list(self._client.method_terms().values())
+        if not terms:
+            return
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        gradients = torch.autograd.grad(torch.stack(terms).sum(), trained, allow_unused=True)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+class ScoresCallback(L.Callback):
+    """Shows every evaluated batch to a :class:`ClassScores`."""
+
+    def __init__(self, scores: ClassScores, environment: FitEnvironment) -> None:
+        self._scores, self._environment = scores, environment
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Show a validation batch."""
+        self._scores.see(batch, forward_of(pl_module, self._environment))
+
+    on_test_batch_end = on_validation_batch_end
+
+
+def loader_for_trainer(context: FitContext, generator: torch.Generator) -> BatchSource:
+    """Training batches; where hooks of a data module go with them, on the host, as the Trainer expects them."""
+    data = context.data
+    if data.datamodule is not None:
+        data = replace(data, device=torch.device("cpu"))
+    return data.loader(generator)
+
+
+def fit_under_trainer(
+    trainer: L.Trainer, module: L.LightningModule, loader: BatchSource, datamodule: LightningDataModule | None
+) -> None:
+    """Fit on one client's batches, with the project's data module where there is one."""
+    if datamodule is None:
+        trainer.fit(module, train_dataloaders=loader)
+    else:
+        trainer.fit(module, datamodule=_standing_in(datamodule, "train_dataloader", loader))
+
+
+def evaluate_under_trainer(trainer: L.Trainer, task: StepsTask) -> None:
+    """Run the validation or the test loop on one client's batches."""
+    validates, datamodule = task.stage == "validation", task.data.datamodule
+    run: Callable[..., Any] = trainer.validate if validates else trainer.test
+    if datamodule is None:
+        run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
+    else:
+        loader = task.loader(torch.device("cpu"))
+        name = "val_dataloader" if validates else "test_dataloader"
+        run(task.client.module, datamodule=_standing_in(datamodule, name, loader), verbose=False)
+
+
+def _standing_in(datamodule: LightningDataModule, name: str, loader: BatchSource) -> LightningDataModule:
+    """The data module with one client's batches as one of its loaders; it is set up already."""
+    own = copy.copy(datamodule)
+    functions = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
+    vars(own).update({**functions, name: lambda: loader})
+    return own
+
+
+def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Logged values as floats."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
+    """What a module logged in a fit: means over the last epoch; what cannot be recorded, as the Trainer has it."""
+    own = record.values()
+    steps = {f"{name}_{what}" for name in own for what in ("step", "epoch")}
+    return {n: v for n, v in numbers(trainer.callback_metrics).items() if n not in steps} | own
