@@ -64,7 +64,7 @@ def test_the_picture_has_a_column_for_each_client():
         ),
         (FedProto, {}, "FedProto does not classify by a head"),
         (for_toy(PFLSSL), {"data": Toy(augment=False)}, "PFLSSL does not classify by a head"),
-        (FedPer, {"data": Toy(validation=0)}, "no client has samples in its validation part"),
+        (FedPer, {"data": Toy(validation=0)}, "no client has samples in its validation split"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*compares 2 augmented views")
