@@ -113,7 +113,7 @@ def test_only_clients_that_are_evaluated_in_the_fit_are_inspected():
     class Watch(FederatedLoop):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.eval_clients_clients()))
+            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.evaluated_clients()))
 
     run(QUICK, loop=Watch(eval_cohort=3), data=Toy(novel_clients=1))
     [(clients, evaluated)] = chosen
