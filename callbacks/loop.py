@@ -174,6 +174,7 @@ class FederatedLoop(L.Callback):
         if result.update is not None:
             self.traffic.count(self.traffic.up, result.update)
             try:
+                federation.server.check(result.update)
                 federation.server.receive(result.update)
             except FederationError as refused:
                 error = refused  # type: ignore[assignment]
@@ -191,6 +192,7 @@ class FederatedLoop(L.Callback):
                 f"min_clients is {self.min_clients}. {errors}"
             )
         federation.server.aggregate()
+        federation.server.check_unsaved()
         self._count_server_step(trainer)
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start

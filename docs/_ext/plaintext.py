@@ -12,10 +12,10 @@ _MARKS = re.compile(r"\||(?<![*\\])\*(?!\*)")
 
 
 def escape_formulas(text: str) -> str:
-    """Escape ``|`` and single ``*`` outside of code.
+    r"""Escape ``|`` and single ``*`` outside of code.
 
     >>> print(escape_formulas("|x| of ``a | b``, (N, *shape)"))
-    \\|x\\| of ``a | b``, (N, \\*shape)
+    \|x\| of ``a | b``, (N, \*shape)
     """
     pieces = _CODE.split(text)
     return "".join(p if place % 2 else _MARKS.sub(lambda m: "\\" + m.group(), p) for place, p in enumerate(pieces))

@@ -219,6 +219,7 @@ def begin(client: FederatedClient, task: FitTask) -> None:
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:
     """Let the phase's parameters train, and nothing else."""
+    client.check_phase(phase)
     client.phase = phase
     parameters = dict(client.named_parameters())
     trained = client.trained_names(phase)
@@ -233,10 +234,9 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
     """What a trained client uploads, and its personal state (not copied).
 
     Raises:
-        ClientError: Either is not finite.
+        ClientError: The personal state is not finite. (The server checks the update.)
     """
     update = client.make_update(context, before)
-    update.check_finite()
     personal = select_state(client, client.kept_names(), clone=False)
     _check_finite_state(personal, context)
     return update, personal
