@@ -63,10 +63,10 @@ class LossUpdate(ClientUpdate):
     """An update with the client's loss before the local fit.
 
     Attributes:
-        loss: Mean cross entropy on the client's training samples, ().
+        loss: Mean cross entropy on the client's training samples, a scalar.
     """
 
-    loss: Tensor = statistics_field()
+    loss: Tensor = statistics_field(shape="", at_least=0)
 
 
 class LossSender(ConfidencePenalty):
