@@ -25,7 +25,7 @@ from pfl_lightning.methods._class_means import (
     spread,
 )
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
-from pfl_lightning.seeding import seeded_generator
+from pfl_lightning.seeding import Purpose, seeded_generator
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import select_state
 
@@ -244,7 +244,7 @@ class DCPFLAggregator(Aggregator):
 
     def _calibrate(self) -> None:
         weight = self.head.weight
-        generator = seeded_generator(self.seed, "virtual features", self._round)
+        generator = seeded_generator(self.seed, Purpose.VIRTUAL_FEATURES, self._round)
         try:
             features, labels = sample_class_gaussians(self._pooled, self.virtual_features, generator)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it in passing
