@@ -22,7 +22,7 @@ __all__ = ["MoCoV2"]
 
 
 class MoCoV2(Objective):
-    """MoCo v2: the query (first view) is closer to its key (second view, target network) than to a bank of earlier keys.
+    """MoCo v2: a query (first view) is closer to its key (second view, target network) than to a bank of earlier keys.
 
     Source: X. Chen, H. Fan, R. Girshick and K. He, Improved Baselines with Momentum Contrastive Learning, 2020. The
     loss is that of the paper, in one direction; ``symmetric`` adds the other. The encoder sees the second view as

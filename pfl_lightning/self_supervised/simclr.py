@@ -12,7 +12,7 @@ __all__ = ["SimCLR"]
 
 
 class SimCLR(Objective):
-    """SimCLR: NT-Xent, by which the two views of a sample are closer to one another than to the other views of the batch.
+    """SimCLR: NT-Xent, for which the views of a sample are closer to one another than to other views of the batch.
 
     Source: T. Chen, S. Kornblith, M. Norouzi and G. Hinton, A Simple Framework for Contrastive Learning of Visual
     Representations, ICML 2020. As in its code, batch normalization sees both views of a batch together.

@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_read_as_needed_outlives_its_file(tmp_path):
     assert_same(whole_state(resumed), whole_state(first))
 
 
-# ---------------------------------------------------------------------- nothing grows with clients that do not take part
+# ---------------------------------------------------------------------- cost of clients that do not take part
 
 
 def checkpoint_of(method, clients, path, **options):

@@ -151,7 +151,7 @@ class LooksAtIndex(FedAvg):
     ("method", "reason"),
     [
         (Draws, "training_step draws from Python's or NumPy's generator"),
-        (LooksAtIndex, "LooksAtIndex.training_step looks at the number of the batch"),
+        (LooksAtIndex, "LooksAtIndex.training_step uses the number of the batch"),
     ],
 )
 def test_what_a_graph_would_do_only_once_is_not_compiled(method, reason, early):
