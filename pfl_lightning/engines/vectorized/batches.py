@@ -114,8 +114,8 @@ class StackedBatches:
             items.append(item)
         for rows, items, index in groups.values():
             batch: Batches = self._environment.convert_input(self._together(items))
-            everybody = len(rows) == len(active)
-            yield None if everybody else torch.tensor(rows, device=batch[0][0].device), index, batch
+            complete = len(rows) == len(active)
+            yield None if complete else torch.tensor(rows, device=batch[0][0].device), index, batch
 
     def _together(self, items: Sequence[tuple[Tensor, Tensor | None]]) -> Batches:
         if self._pool is None:
