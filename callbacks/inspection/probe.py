@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
-from pfl_lightning.datamodules.clients.parts import ClientSplit
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import derive_seed, seeded_generator, torch_seed

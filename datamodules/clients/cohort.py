@@ -1,4 +1,4 @@
-"""The order in which the outer Trainer sees the clients."""
+"""Order in which the Trainer receives the clients of a round."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pfl_lightning.datamodules.partition.base import NOVEL_STREAM
 
 
 class CohortSampler(Sampler[int]):
-    """The ids of a round's clients, asked for at the start of every epoch: a loader need not be made anew each round.
+    """Sampler of the ids of a round's clients.
+
+    The ids are asked for at the start of every epoch, so that one loader serves all rounds.
 
     Args:
-        cohort: Gives the ids of the current round.
+        cohort: Function that returns the ids of the current round.
     """
 
     def __init__(self, cohort: Callable[[], list[int]]) -> None:
@@ -30,10 +32,10 @@ class CohortSampler(Sampler[int]):
 
 
 def current_round(trainer: Trainer | None) -> int:
-    """The round that the outer Trainer is in, 0 without one.
+    """Current round of the Trainer, from 0; 0 without a Trainer.
 
     Args:
-        trainer: The outer Trainer.
+        trainer: The Trainer of the federation.
     """
     if trainer is None:
         return 0
@@ -43,10 +45,10 @@ def current_round(trainer: Trainer | None) -> int:
 
 
 def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:
-    """The clients that are set aside.
+    """Ids of the novel clients, which never train.
 
     Args:
-        novel: A share of all clients in [0, 1), rounded up, or a number.
+        novel: A share of all clients in [0, 1), rounded up, or a number of clients.
         num_clients: Number of clients m.
         seed: Seed of the draw.
 
@@ -54,7 +56,13 @@ def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[
         Ascending ids.
 
     Raises:
-        ValueError: It is neither, or nobody would be left to train.
+        ValueError: If ``novel`` is neither, or no client would be left to train.
+
+    Example:
+        >>> draw_novel_clients(0.25, num_clients=10, seed=0)  # 2.5 clients, rounded up
+        [3, 5, 8]
+        >>> draw_novel_clients(0, num_clients=10, seed=0)
+        []
     """
     share = isinstance(novel, float)
     if isinstance(novel, bool) or not isinstance(novel, int | float) or novel < 0 or (share and not novel < 1):
@@ -63,7 +71,7 @@ def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[
     if number >= num_clients > 0:
         raise ValueError(
             f"novel_clients is {novel!r}: all of the {num_clients} clients would be novel and none would be left to "
-            "train; set fewer aside"
+            f"train; give at most {num_clients - 1}"
         )
     rng = np.random.default_rng([seed, NOVEL_STREAM])
     return sorted(rng.choice(num_clients, number, replace=False).tolist())

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, FitData, SplitSource
 from pfl_lightning.drop_in.client import ModuleClient
+from pfl_lightning.drop_in.module_evaluation import StepsTask, run_steps, score_module
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state, score_parts
-from pfl_lightning.engines.module_evaluation import StepsTask, run_steps, score_module
 from pfl_lightning.engines.tasks import (
     EvaluationResult,
     EvaluationTask,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.drop_in.module_evaluation import needs_no_trainer, warn_of_counters
 from pfl_lightning.engines.base import Engine, check_finite_losses, means, trains
-from pfl_lightning.engines.module_evaluation import needs_no_trainer, warn_of_counters
 from pfl_lightning.engines.optimizers import unpack_optimizers
 from pfl_lightning.engines.tasks import FitEnvironment, Losses
 from pfl_lightning.errors import ConfigurationError

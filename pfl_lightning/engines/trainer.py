@@ -16,9 +16,8 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.drop_in.client import ModuleClient
-from pfl_lightning.engines.base import Engine, check_finite_losses, means
-from pfl_lightning.engines.module_evaluation import StepsTask
-from pfl_lightning.engines.module_trainer import (
+from pfl_lightning.drop_in.module_evaluation import StepsTask
+from pfl_lightning.drop_in.module_trainer import (
     ScoresCallback,
     evaluate_under_trainer,
     fit_under_trainer,
@@ -28,6 +27,7 @@ from pfl_lightning.engines.module_trainer import (
     module_under_trainer,
     numbers,
 )
+from pfl_lightning.engines.base import Engine, check_finite_losses, means
 from pfl_lightning.engines.tasks import FitEnvironment, Losses
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator

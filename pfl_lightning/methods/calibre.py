@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrast
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
 from pfl_lightning.methods.class_means import finite_features
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput, make_objective
 from pfl_lightning.self_supervised.client_parts import (
     fitting_phases,
@@ -91,7 +91,7 @@ class Calibre(FederatedClient):
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         check_number("alpha_n", alpha_n)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from pfl_lightning.functional import ClassStatistics, alignment_loss, sample_cla
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.methods.class_means import ClassMeansBroadcast, descend, finite_or_before, spread
 from pfl_lightning.methods.dcpfl_messages import DCPFLUpdate, dcpfl_update, statistics_of
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import select_state
@@ -68,7 +68,7 @@ class DCPFL(FederatedClient):
         lr: float = 0.01,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         check_number("alignment (lambda)", alignment)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import proximal_term
+from pfl_lightning.options import ClientOptions, Unpack
 
 
 class Ditto(FederatedClient):
@@ -39,7 +38,7 @@ class Ditto(FederatedClient):
         lam: float = 0.1,
         personal_epochs: int | None = None,
         personal_lr: float | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("lam (lambda)", lam)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import supervised_contrastive_loss
+from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 
 PARTS = ("encoder", "projector", "head", "global_head")
@@ -40,8 +40,11 @@ class DualFed(FederatedClient):
         global_on: ``"encoder"``, or ``"projector"`` for a global classifier behind the projector: DualFed-P with a
             personal projector, DualFed-G with a shared one, ``personal=("head",)`` (Table 6).
         lr: Learning rate.
+        momentum: Momentum of the local SGD.
         weight_decay: Weight decay; the paper names none.
         epochs: Local epochs of each stage, E.
+        optimizer: Makes the optimizer from the trainable parameters, in place of SGD.
+        lr_scheduler: Makes a scheduler from the optimizer, stepped after every local epoch of a phase.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -71,11 +74,24 @@ class DualFed(FederatedClient):
         personal: Sequence[str] = ("projector", "head"),
         global_on: str = "encoder",
         lr: float = 0.01,
+        momentum: float = 0.5,
         weight_decay: float = 0.0,
         epochs: int = 1,
-        **options: Any,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+        **options: Unpack[EvaluationOptions],
     ) -> None:
-        super().__init__(encoder, num_classes, lr=lr, weight_decay=weight_decay, epochs=epochs, **options)
+        super().__init__(
+            encoder,
+            num_classes,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            **options,
+        )
         check_number("contrastive (lambda)", contrastive)
         check_number("temperature (tau)", temperature, strict=True)
         if projector_depth < 1 or projector_hidden < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.functional import proximal_term, supervised_contrastive_loss
 from pfl_lightning.messages import Broadcast
+from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.state.tensors import TensorDict
 
 BETAS = (0.5, 0.999)  # of Adam, in the published implementation; the paper names no optimizer
@@ -49,7 +50,8 @@ class FedClassAvg(FederatedClient):
         lr: Learning rate.
         epochs: Local epochs a round, E.
         optimizer: Makes the optimizer from the trainable parameters; ``None`` is Adam with betas (0.5, 0.999) and
-            without weight decay, unless ``weight_decay`` is given. (``momentum`` is of SGD and has no effect then.)
+            without weight decay, unless ``weight_decay`` is given.
+        lr_scheduler: Makes a scheduler from the optimizer, stepped after every local epoch of a phase.
         weight_decay: Weight decay.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
@@ -84,12 +86,20 @@ class FedClassAvg(FederatedClient):
         lr: float = 1e-4,
         epochs: int = 1,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
         weight_decay: float = 0.0,
-        **options: Any,
+        **options: Unpack[EvaluationOptions],
     ) -> None:
         make = optimizer or partial(torch.optim.Adam, lr=lr, betas=BETAS, weight_decay=weight_decay)
         super().__init__(
-            encoder, num_classes, lr=lr, epochs=epochs, optimizer=make, weight_decay=weight_decay, **options
+            encoder,
+            num_classes,
+            lr=lr,
+            epochs=epochs,
+            optimizer=make,
+            lr_scheduler=lr_scheduler,
+            weight_decay=weight_decay,
+            **options,
         )
         check_number("proximal (rho)", proximal)
         check_number("temperature", temperature, strict=True)

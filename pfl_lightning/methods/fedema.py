@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.messages import ClientUpdate
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import BYOL, Objective, ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.client_parts import (
     fitting_phases,
@@ -77,7 +77,7 @@ class FedEMA(FederatedClient):
         lr: float = 0.032,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         check_number("tau", tau)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from pfl_lightning.methods.class_means import (
     descend,
     finite_or_before,
 )
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import select_state
 
@@ -41,7 +41,9 @@ class FedGH(FederatedClient):
     batch_norm = "own"
     eval_model = "trained"
 
-    def __init__(self, encoder: nn.Module, num_classes: int, *, server_lr: float = 0.01, **options: Any) -> None:
+    def __init__(
+        self, encoder: nn.Module, num_classes: int, *, server_lr: float = 0.01, **options: Unpack[ClientOptions]
+    ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("server_lr", server_lr, strict=True)
         self.server_lr = server_lr

@@ -21,6 +21,7 @@ from pfl_lightning.functional import (
 )
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods.class_means import class_statistics
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AggregationWeights, Aggregator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
@@ -91,7 +92,7 @@ class FedPAC(FederatedClient):
         head_epochs: int = 1,
         head_lr: float = 0.1,
         threshold: float = 1e-3,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)

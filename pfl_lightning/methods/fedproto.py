@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +16,7 @@ from pfl_lightning.methods.class_means import (
     class_means_update,
     spread,
 )
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
 
 """Score of a class without a prototype: below that of any other, and such that losses can still be summed."""
@@ -52,7 +51,7 @@ class FedProto(FederatedClient):
         *,
         alignment: float = 1.0,
         prediction: str = "prototype",
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)

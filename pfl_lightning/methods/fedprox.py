@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.functional import proximal_term
 from pfl_lightning.messages import Broadcast
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.state.tensors import TensorDict
 
 
@@ -27,7 +26,9 @@ class FedProx(FederatedClient):
     model_agnostic = True
     batch_norm = "shared"
 
-    def __init__(self, encoder: nn.Module, num_classes: int, *, mu: float = 0.01, **options: Any) -> None:
+    def __init__(
+        self, encoder: nn.Module, num_classes: int, *, mu: float = 0.01, **options: Unpack[ClientOptions]
+    ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("mu", mu)
         self.mu = mu

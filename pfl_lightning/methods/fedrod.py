@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,6 +9,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.functional import balanced_softmax_loss
+from pfl_lightning.options import ClientOptions, Unpack
 
 
 class FedRoD(FederatedClient):
@@ -39,7 +38,9 @@ class FedRoD(FederatedClient):
 
     class_counts: Tensor
 
-    def __init__(self, encoder: nn.Module, num_classes: int, *, prediction: str = "personal", **options: Any) -> None:
+    def __init__(
+        self, encoder: nn.Module, num_classes: int, *, prediction: str = "personal", **options: Unpack[ClientOptions]
+    ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_choice("prediction", prediction, ("personal", "generic"))
         self.prediction = prediction

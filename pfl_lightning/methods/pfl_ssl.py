@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.client_parts import (
     fitting_phases,
@@ -60,7 +60,7 @@ class PFLSSL(FederatedClient):
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         self.objective = make_objective(objective, encoder)

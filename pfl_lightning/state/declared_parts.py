@@ -70,5 +70,5 @@ class DeclaredParts(L.LightningModule):
         return self.match(self.state_dict().keys(), self.fixed)
 
     def exported_names(self) -> list[str]:
-        """Names of the tensors that the client predicts with, as :meth:`exported_module` has them."""
+        """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
         return list(self.state_dict())

@@ -20,8 +20,8 @@ from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord, can_reduce
+from pfl_lightning.drop_in.module_evaluation import ClassScores, StepsTask, forward_of
 from pfl_lightning.drop_in.patching import patched
-from pfl_lightning.engines.module_evaluation import ClassScores, StepsTask, forward_of
 from pfl_lightning.engines.tasks import FitEnvironment
 
 __all__ = [

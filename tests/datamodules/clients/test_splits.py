@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 import torch
 
-from pfl_lightning.datamodules.clients.parts import ClientSplit
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform, RandomCrop, RandomFlip
 
 NORMALISE = BatchTransform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
