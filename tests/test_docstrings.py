@@ -8,9 +8,8 @@ import pytest
 
 import pfl_lightning
 
-MODULES = ["pfl_lightning"] + sorted(
-    module.name for module in pkgutil.walk_packages(pfl_lightning.__path__, "pfl_lightning.")
-)
+FOUND = pkgutil.walk_packages(pfl_lightning.__path__, "pfl_lightning.")
+MODULES = ["pfl_lightning", *sorted(module.name for module in FOUND)]
 
 
 @pytest.mark.parametrize("name", MODULES)
