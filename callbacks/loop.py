@@ -17,7 +17,7 @@ from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.messages import Broadcast
-from pfl_lightning.seeding import derive_seed
+from pfl_lightning.seeding import Purpose, derive_seed
 
 __all__ = ["FederatedLoop"]
 
@@ -76,7 +76,7 @@ class FederatedLoop(L.Callback):
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
         size = num_clients if last else self.cohort_size(num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, "cohort", round))
+        return draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -85,7 +85,7 @@ class FederatedLoop(L.Callback):
             ConfigurationError: More clients than there are.
         """
         size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, "evaluated clients"))
+        return draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
@@ -174,6 +174,7 @@ class FederatedLoop(L.Callback):
         if result.update is not None:
             self.traffic.count(self.traffic.up, result.update)
             try:
+                federation.server.check(result.update)
                 federation.server.receive(result.update)
             except FederationError as refused:
                 error = refused  # type: ignore[assignment]
@@ -191,6 +192,7 @@ class FederatedLoop(L.Callback):
                 f"min_clients is {self.min_clients}. {errors}"
             )
         federation.server.aggregate()
+        federation.server.check_unsaved()
         self._count_server_step(trainer)
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start

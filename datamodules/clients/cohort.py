@@ -9,7 +9,7 @@ import numpy as np
 from lightning.pytorch import Trainer
 from torch.utils.data import Sampler
 
-from pfl_lightning.datamodules.partition.base import NOVEL_STREAM
+from pfl_lightning.seeding import DataStream
 
 
 class CohortSampler(Sampler[int]):
@@ -73,5 +73,5 @@ def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[
             f"novel_clients is {novel!r}: all of the {num_clients} clients would be novel and none would be left to "
             f"train; give at most {num_clients - 1}"
         )
-    rng = np.random.default_rng([seed, NOVEL_STREAM])
+    rng = np.random.default_rng([seed, DataStream.NOVEL])
     return sorted(rng.choice(num_clients, number, replace=False).tolist())

@@ -13,12 +13,11 @@ from torch import Tensor
 from pfl_lightning.datamodules.clients.unlabeled import assign_unlabeled
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, take_per_class
 from pfl_lightning.datamodules.partition.base import (
-    POOL_STREAM,
-    VALIDATION_STREAM,
     Partitioner,
     PartitionError,
 )
 from pfl_lightning.datamodules.partition.checks import check_parts
+from pfl_lightning.seeding import DataStream
 
 
 class IndexLists:
@@ -197,7 +196,7 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
     counts = apportion(held * share, totals, np.zeros_like(held), np.maximum(held - 1, 0))
     train, validation = [], []
     for client, part in enumerate(parts):
-        rng = np.random.default_rng([seed, VALIDATION_STREAM, client])
+        rng = np.random.default_rng([seed, DataStream.VALIDATION, client])
         chosen = take_per_class(labels[part], counts[client], rng)
         train.append(part[~chosen])
         validation.append(part[chosen])
@@ -232,7 +231,7 @@ def _split_pool(labels: Ints, test_share: float, seed: int) -> tuple[Ints, Ints]
     held = np.bincount(labels)[None].astype(np.int64)
     total = np.floor(held.sum(axis=1) * test_share + 0.5).astype(np.int64)
     counts = apportion(held * test_share, total, np.zeros_like(held), np.maximum(held - 1, 0))
-    chosen = take_per_class(labels, counts[0], np.random.default_rng([seed, POOL_STREAM]))
+    chosen = take_per_class(labels, counts[0], np.random.default_rng([seed, DataStream.POOL]))
     if not chosen.any():
         raise PartitionError(
             f"test_share {test_share} of {len(labels)} samples leaves no test sample: raise test_share"

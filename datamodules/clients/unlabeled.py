@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.partition.base import UNLABELED_STREAM, Partitioner
+from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.seeding import DataStream
 
 
 def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> list[Ints]:
@@ -42,7 +43,7 @@ def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], 
     excluded = set(novel)
     training = [client for client in range(rule.num_clients) if client not in excluded]
     if given is None:
-        order = np.random.default_rng([seed, UNLABELED_STREAM]).permutation(num_samples).astype(np.int64)
+        order = np.random.default_rng([seed, DataStream.UNLABELED]).permutation(num_samples).astype(np.int64)
         given = [*shares]
         for client, share in zip(training, np.array_split(order, len(training)), strict=True):
             given[client] = share

@@ -29,7 +29,7 @@ from pfl_lightning.engines.tasks import (
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
 from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
 from pfl_lightning.state.tensors import load_state, select_state
 
 __all__ = ["Engine"]
@@ -162,10 +162,10 @@ class Engine(ABC):
     def personalize(self, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
         """Run the client's personalization phases in place, on the state that it holds."""
         client.train()
-        seed = derive_seed(environment.seed, "personalize/model", context.round, context.client)
+        seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
         with environment.fit_context(), torch_seed(seed):
             for index, phase in enumerate(client.personalization_phases()):
-                self._run_prepared(client, phase, context, environment, f"personalize/{index}")
+                self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.PERSONALIZE, index))
 
     def _fit_one(self, client: FederatedClient, task: FitTask, environment: FitEnvironment) -> FitResult:
         start = time.perf_counter()
@@ -174,11 +174,11 @@ class Engine(ABC):
         client.pop_logged_metrics()  # what a failed fit left
         try:
             begin(client, task)
-            seed = derive_seed(environment.seed, "fit/model", task.round, task.client)
+            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, task.round, task.client)
             with environment.fit_context(), torch_seed(seed):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
-                    found = self._run_prepared(client, phase, context, environment, f"fit/{index}")
+                    found = self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.FIT, index))
                     for name, value in found.items():
                         losses.setdefault(name, []).append(value)
                 update, personal = conclude(client, context, before)
@@ -219,6 +219,7 @@ def begin(client: FederatedClient, task: FitTask) -> None:
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:
     """Let the phase's parameters train, and nothing else."""
+    client.check_phase(phase)
     client.phase = phase
     parameters = dict(client.named_parameters())
     trained = client.trained_names(phase)
@@ -233,10 +234,9 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
     """What a trained client uploads, and its personal state (not copied).
 
     Raises:
-        ClientError: Either is not finite.
+        ClientError: The personal state is not finite. (The server checks the update.)
     """
     update = client.make_update(context, before)
-    update.check_finite()
     personal = select_state(client, client.kept_names(), clone=False)
     _check_finite_state(personal, context)
     return update, personal

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_choice, check_number
+from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import supervised_contrastive_loss
 from pfl_lightning.options import EvaluationOptions, Unpack
@@ -58,6 +58,7 @@ class DualFed(FederatedClient):
     shared: tuple[str, ...] = ("encoder.*", "global_head.*")
     batch_norm = "own_statistics"
     heads = ("head.*", "global_head.*")
+    loss_names = ("cross_entropy", "contrastive", "global_cross_entropy")
 
     def __init__(
         self,
@@ -94,10 +95,8 @@ class DualFed(FederatedClient):
         )
         check_number("contrastive (lambda)", contrastive)
         check_number("temperature (tau)", temperature, strict=True)
-        if projector_depth < 1 or projector_hidden < 1:
-            raise ValueError(
-                f"the projector needs a depth and a width of at least 1, got {projector_depth} and {projector_hidden}"
-            )
+        check_at_least("projector_depth", projector_depth, 1)
+        check_at_least("projector_hidden", projector_hidden, 1)
         check_choice("stages", stages, ("stage-wise", "simultaneous"))
         check_choice("prediction", prediction, ("probabilities", "logits"))
         check_choice("global_on", global_on, ("encoder", "projector"))
@@ -119,21 +118,27 @@ class DualFed(FederatedClient):
         if self.stages == "simultaneous":
             return (Phase("simultaneous", epochs=self.epochs),)
         return (
-            Phase("personal", ("encoder.*", "projector.*", "head.*"), self.epochs),
-            Phase("global", ("global_head.*",), self.epochs),
+            Phase(
+                "personal",
+                ("encoder.*", "projector.*", "head.*"),
+                self.epochs,
+                losses=("cross_entropy", "contrastive"),
+            ),
+            Phase("global", ("global_head.*",), self.epochs, losses=("global_cross_entropy",)),
         )
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """CE of the personal classifier and lambda SupCon(u) (6, 7) in stage 1, CE of the global one (9) in stage 2."""
         terms = {}
-        behind = self.phase.name != "global" or self.global_on == "projector"
+        personal, contrastive = self.uses("cross_entropy"), self.contrastive > 0 and self.uses("contrastive")
+        behind = personal or contrastive or self.global_on == "projector"
         projected = self.projector(features) if behind else features  # u
-        if self.phase.name != "global":
+        if personal:
             terms["cross_entropy"] = F.cross_entropy(self.head(projected), labels)  # (6)
-            if self.contrastive > 0:
-                contrast = supervised_contrastive_loss(projected, labels, self.temperature)  # (7)
-                terms["contrastive"] = self.contrastive * contrast
-        if self.phase.name != "personal":
+        if contrastive:
+            contrast = supervised_contrastive_loss(projected, labels, self.temperature)  # (7)
+            terms["contrastive"] = self.contrastive * contrast
+        if self.uses("global_cross_entropy"):
             scores = self.global_head(projected if self.global_on == "projector" else features)
             terms["global_cross_entropy"] = F.cross_entropy(scores, labels)  # (9)
         return terms

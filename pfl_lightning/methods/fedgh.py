@@ -10,9 +10,8 @@ from torch import nn
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.methods.class_means import (
+from pfl_lightning.methods._class_means import (
     ClassMeansUpdate,
-    check_class_means,
     class_means_update,
     descend,
     finite_or_before,
@@ -60,8 +59,11 @@ class FedGH(FederatedClient):
 class FedGHAggregator(Aggregator):
     """Trains the head by one step of gradient descent for each client of the cohort, on its class means."""
 
+    update_class = ClassMeansUpdate
+
     def __init__(self, client: FedGH, num_clients: int) -> None:
         super().__init__(client, num_clients)
+        self.expected_weights = {}  # clients upload class means, and not the head
         self.head = copy.deepcopy(client.head).requires_grad_(False)
         self.lr = client.server_lr
         self._round = 0
@@ -74,15 +76,15 @@ class FedGHAggregator(Aggregator):
 
     def receive(self, update: ClientUpdate) -> None:
         """One step on the client's class means, on a copy: the head that is sent changes between rounds."""
-        checked = check_class_means(update, *self.head.weight.shape)
+        assert isinstance(update, ClassMeansUpdate)
         if not self._next:
             self._next = (copy.deepcopy(self.head),)
         self._round, device = update.round, self.head.weight.device
         with torch.autocast(device.type, enabled=False):
-            descend(self._next[0], checked.means.to(self.head.weight), checked.classes.to(device), self.lr)
+            descend(self._next[0], update.means.to(self.head.weight), update.classes.to(device), self.lr)
 
     def aggregate(self) -> None:
         """Take over the trained head."""
         if self._next:
             (trained,), self._next = self._next, ()
-            self.head = finite_or_before(trained, self.head, self._round)
+            self.head, self._round = finite_or_before(trained, self.head, self._round), 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import warnings
@@ -112,19 +111,6 @@ class Cluster:
         """Disconnect; a Ray instance that was started here is shut down."""
         if self._own and self.ray.is_initialized():
             self.ray.shutdown()
-
-
-def gpu_share(gpus: float, workers: int) -> float:
-    """GPUs of each worker so that all fit: whole ones, or a fraction of one.
-
-    Example:
-        >>> from pfl_lightning.engines.ray.cluster import gpu_share
-        >>> gpu_share(gpus=4, workers=2), gpu_share(gpus=3, workers=2), gpu_share(gpus=2, workers=3)
-        (2.0, 1.0, 0.5)
-    """
-    if gpus < 1:
-        return gpus / workers
-    return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
 
 
 def _knock(address: str, seconds: float = 10.0) -> None:

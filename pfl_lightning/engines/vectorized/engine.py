@@ -22,7 +22,7 @@ from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarde
 from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.errors import ClientError
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, stack_purpose, torch_seed
 
 __all__ = ["VectorizedEngine"]
 
@@ -176,7 +176,7 @@ class VectorizedEngine(VectorizedEvaluation):
                 members.append(prepare(client, task, environment, self.cache_features))
                 refuse_changes("receive, before_fit or phases")
             for alike in by_kind(member for member in members if member.error is None):
-                self._train_stack(client, alike, environment, refuse_changes, "fit")
+                self._train_stack(client, alike, environment, refuse_changes, Purpose.FIT)
         return members
 
     def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
@@ -207,7 +207,7 @@ class VectorizedEngine(VectorizedEvaluation):
         vectorize = self.vectorizes_forward(client, environment)
         stack = Stack(members, keep_layout=not vectorize)
         numbers = [member.task.client for member in members]
-        seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].task.round, *numbers)
+        seed = derive_seed(environment.seed, stack_purpose(purpose), members[0].task.round, *numbers)
         with environment.fit_context(), torch_seed(seed):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
@@ -218,7 +218,7 @@ class VectorizedEngine(VectorizedEvaluation):
                     phase,
                     stack,
                     environment,
-                    f"{purpose}/{index}",
+                    phase_purpose(purpose, index),
                     self._clipping,
                     vectorize,
                     self._computations,
@@ -263,7 +263,7 @@ class VectorizedEngine(VectorizedEvaluation):
                 enter_phase(client, member.phases[-1])
             else:
                 client.train()
-            seed = derive_seed(environment.seed, "fit/model", task.round, task.client)
+            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, task.round, task.client)
             with environment.fit_context(), torch_seed(seed):
                 torch.set_rng_state(member.random_state)
                 update, personal = conclude(client, member.context, member.before)

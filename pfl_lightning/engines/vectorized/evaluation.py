@@ -19,6 +19,7 @@ from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarde
 from pfl_lightning.engines.vectorized.stack import Member, by_kind, full_state, put_state
 from pfl_lightning.engines.vectorized.stacked_evaluation import score_stack
 from pfl_lightning.errors import ClientError
+from pfl_lightning.seeding import Purpose
 
 __all__ = ["VectorizedEvaluation"]
 
@@ -176,7 +177,7 @@ class VectorizedEvaluation(Engine):
                 refuse_changes("receive or personalization_phases")
             for alike in by_kind(member for member in members if member.phases):
                 with torch.enable_grad():
-                    self._train_stack(client, alike, environment, refuse_changes, "personalize")
+                    self._train_stack(client, alike, environment, refuse_changes, Purpose.PERSONALIZE)
         for member, task in zip(members, group, strict=True):
             member.features = None
             if member.error is not None:

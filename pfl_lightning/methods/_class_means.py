@@ -1,4 +1,4 @@
-"""What methods with class statistics share: clients upload class means, the server may train a head on them."""
+"""Class means as messages, received class means, and a head that is trained on them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.errors import ClientError, InvalidMessageError
+from pfl_lightning.errors import ClientError
 from pfl_lightning.functional import ClassStatistics
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 
 __all__ = [
     "ClassMeansBroadcast",
     "ClassMeansUpdate",
-    "check_class_means",
+    "ReceivedMeans",
     "class_means_update",
     "class_statistics",
     "descend",
@@ -32,31 +32,57 @@ class ClassMeansBroadcast(Broadcast):
     """Weights, and the global mean of every class that has one.
 
     Attributes:
-        means: Global class means, (K, d).
-        classes: Their classes, (K,), int64.
+        classes: Classes with a global mean, (K,), int64, ascending.
+        means: Their means, (K, d).
     """
 
-    means: Tensor = statistics_field()
-    classes: Tensor = statistics_field()
+    classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C")
+    means: Tensor = statistics_field(shape="K d")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMeansUpdate(ClientUpdate):
-    """Class means of a client's features at its trained encoder, of the classes that it has.
+    """Class means of a client's features at its trained encoder, of the classes that it has; no weights.
 
     Attributes:
-        means: Class means, (K, d).
-        classes: Their classes, (K,), int64, ascending.
-        counts: Samples of each, n_kc, (K,), int64.
+        classes: Classes of the client, (K,), int64, ascending.
+        means: Their means, (K, d).
+        counts: Their numbers of samples, n_kc, (K,), int64.
     """
 
-    means: Tensor = statistics_field()
-    classes: Tensor = statistics_field()
-    counts: Tensor = statistics_field()
+    classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True)
+    means: Tensor = statistics_field(shape="K d")
+    counts: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=1)
+
+
+class ReceivedMeans(nn.Module):
+    """Global class means that a client has received, for its loss; no part of the state that is stored or travels.
+
+    Args:
+        num_classes: Number of classes, C.
+        width: Width of the features, d.
+
+    Attributes:
+        means: Class means, (C, d); zero for classes without.
+        present: Classes that have a mean, (C,), bool.
+    """
+
+    means: Tensor
+    present: Tensor
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.zeros(num_classes, width), persistent=False)
+        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=False)
+
+    def assign(self, means: Tensor, classes: Tensor) -> None:
+        """Replace the content by the means (K, d) of some classes (K,)."""
+        self.means.copy_(spread(means, classes, len(self.means)))
+        self.present.fill_(False)[classes] = True
 
 
 def finite_features(client: FederatedClient, context: FitContext) -> tuple[Tensor, Tensor]:
-    """Features (n, d) and labels (n,) of the client's training data at its encoder as it is, not augmented.
+    """Features (n, d) and labels (n,) of the client's training data at its current encoder, not augmented.
 
     Raises:
         ClientError: The features are not finite.
@@ -73,7 +99,7 @@ def finite_features(client: FederatedClient, context: FitContext) -> tuple[Tenso
 
 
 def class_statistics(client: FederatedClient, context: FitContext, with_covariances: bool = False) -> ClassStatistics:
-    """Class statistics of the client's training data at its encoder as it is.
+    """Class statistics of the client's training data at its current encoder.
 
     Raises:
         ClientError: The features are not finite.
@@ -85,44 +111,17 @@ def class_statistics(client: FederatedClient, context: FitContext, with_covarian
 
 
 def class_means_update(client: FederatedClient, context: FitContext) -> ClassMeansUpdate:
-    """Class means of the client's training data at its encoder as it is, to be uploaded."""
+    """Class means of the client's training data at its current encoder, to be uploaded."""
     statistics = class_statistics(client, context)
     classes = statistics.counts.nonzero().flatten()
     return ClassMeansUpdate(
         client=context.client,
         round=context.round,
         num_samples=context.data.num_samples,
-        means=statistics.means[classes].to(client.head.weight),
         classes=classes,
+        means=statistics.means[classes].to(client.head.weight),
         counts=statistics.counts[classes],
     )
-
-
-def check_class_means(update: ClientUpdate, num_classes: int, width: int) -> ClassMeansUpdate:
-    """Refuse class means that are misshapen, non-finite, or of classes that do not exist.
-
-    Raises:
-        InvalidMessageError: Names the client, the round and the field.
-    """
-    assert isinstance(update, ClassMeansUpdate)
-    classes, known = update.classes, update.classes.numel()
-    update.check_shape("classes", classes, known)
-    update.check_shape("means", update.means, known, width)
-    update.check_shape("counts", update.counts, known)
-    for name, numbers in (("classes", classes), ("counts", update.counts)):
-        if numbers.dtype != torch.int64:
-            reason = f"{type(update).__name__}.{name} has dtype {numbers.dtype}, expected torch.int64"
-            raise InvalidMessageError(update.client, update.round, reason)
-    update.check_finite()
-    update.check_size()
-    ascending = bool((classes[1:] > classes[:-1]).all())
-    if known == 0 or not ascending or int(classes.min()) < 0 or int(classes.max()) >= num_classes:
-        reason = f"classes are {classes.tolist()}, expected ascending classes of 0 to {num_classes - 1}"
-        raise InvalidMessageError(update.client, update.round, reason)
-    if int(update.counts.min()) < 1:
-        reason = f"counts are {update.counts.tolist()}, expected at least 1 sample of each class that is sent"
-        raise InvalidMessageError(update.client, update.round, reason)
-    return update
 
 
 def spread(rows: Tensor, classes: Tensor, num_classes: int) -> Tensor:
@@ -144,7 +143,7 @@ def descend(head: nn.Module, features: Tensor, labels: Tensor, lr: float) -> Non
 
 
 def finite_or_before(new: nn.Linear, before: nn.Linear, round: int) -> nn.Linear:
-    """The head that the server has trained; the one before where it is not finite, with a warning."""
+    """Trained head of the server, or the one before, with a warning, where it is not finite."""
     if all(bool(torch.isfinite(parameter).all()) for parameter in new.parameters()):
         return new
     warnings.warn(
