@@ -45,7 +45,9 @@ fedavg, fedpac = run(FedAvg, "runs/fedavg"), run(FedPAC, "runs/fedpac")
 # %% results.json: one summary for each of three choices of a round, and the bytes that were sent
 results = json.loads(Path("runs/fedpac/results.json").read_text())
 for choice, accuracy in results["accuracy"].items():
-    print(f"{choice}: round {accuracy['round']}, mean {accuracy['mean']:.3f}, worst decile {accuracy['worst_decile']:.3f}")
+    print(
+        f"{choice}: round {accuracy['round']}, mean {accuracy['mean']:.3f}, worst decile {accuracy['worst_decile']:.3f}"
+    )
 print("bytes up, by kind:", results["bytes"]["up_by_kind"])
 print("mean test accuracy by round:", [round(row["test_accuracy"], 3) for row in results["history"]])
 
@@ -53,7 +55,9 @@ print("mean test accuracy by round:", [round(row["test_accuracy"], 3) for row in
 with open("runs/fedpac/clients.csv") as file:
     rows = list(csv.DictReader(file))
 worst = min(rows, key=lambda row: float(row["test_accuracy_last"]))
-print(f"{len(rows)} clients; client {worst['client']} has the lowest accuracy, {float(worst['test_accuracy_last']):.2f}")
+print(
+    f"{len(rows)} clients; client {worst['client']} has the lowest accuracy, {float(worst['test_accuracy_last']):.2f}"
+)
 
 # %% Two runs side by side
 pfl(["compare", "runs/fedavg", "runs/fedpac", "--output", "runs/comparison"])

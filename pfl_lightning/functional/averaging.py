@@ -36,11 +36,6 @@ class RunningAverage:
         """Sum of the weights so far."""
         return self._total_weight
 
-    @property
-    def num_states(self) -> int:
-        """Number of states so far."""
-        return self._num_states
-
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor], weight: float) -> None:
         """Add one state.

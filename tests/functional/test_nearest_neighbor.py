@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from pfl_lightning.functional import nearest_neighbor as nearest_neighbor
-from pfl_lightning.functional import nearest_neighbor_accuracy
+from pfl_lightning.functional import nearest_neighbor, nearest_neighbor_accuracy
 
 LABELS = torch.tensor(load_digits().target)
 

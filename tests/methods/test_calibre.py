@@ -24,10 +24,10 @@ from _helpers.toy import (
 from _helpers.views import ToyViews, flat_encoder
 
 from pfl_lightning.client import Phase
-from pfl_lightning.phases import Personalization
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import PFLSSL, Calibre
 from pfl_lightning.methods.calibre import CalibreUpdate, DivergenceAwareAggregator
+from pfl_lightning.phases import Personalization
 from pfl_lightning.self_supervised import OBJECTIVES
 
 EPOCHS, LR = 2, 0.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import warnings
@@ -112,13 +111,6 @@ class Cluster:
         """Leave; a Ray that was started here ends with its processes."""
         if self._own and self.ray.is_initialized():
             self.ray.shutdown()
-
-
-def gpu_share(gpus: float, workers: int) -> float:
-    """GPUs of each worker such that all find a place: whole ones, or a fraction of one."""
-    if gpus < 1:
-        return gpus / workers
-    return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
 
 
 def _knock(address: str, seconds: float = 10.0) -> None:

@@ -12,7 +12,6 @@ from _helpers.ray_helpers import FakeRay, Raises
 from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, whole_state
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.engines.ray.cluster import gpu_share
 from pfl_lightning.engines.ray.packing import pack, unpack
 from pfl_lightning.engines.ray.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.ray.worker import ClientWork, TorchSwitches, Worker
@@ -249,15 +248,6 @@ def test_torchs_switches_reach_the_workers():
     finally:
         before.throw()
     assert TorchSwitches.read() == before != switches
-
-
-@pytest.mark.parametrize(
-    ("gpus", "workers", "share"), [(1, 1, 1), (1, 4, 0.25), (2, 3, 0.5), (2, 5, 1 / 3), (3, 2, 1), (8, 4, 2), (0, 2, 0)]
-)
-def test_all_workers_find_a_gpu(gpus, workers, share):
-    assert gpu_share(gpus, workers) == pytest.approx(share)
-    places = gpus // share if share >= 1 else gpus * int(1 / share + 1e-9) if share else workers
-    assert places >= workers
 
 
 class OnAnotherDevice(torch.Tensor):
