@@ -16,7 +16,7 @@ TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 ALLOWED = {
     "functional": set(),
     "encoders": set(),
-    "datamodules": {"data"},
+    "datamodules": {"data", "seeding"},
     **{module: BASES | {"functional"} for module in BASES},
     "client": BASES | {"functional", "state"},
     "server": BASES | {"functional", "state", "client"},
