@@ -33,7 +33,7 @@ Console(width=100).print(partition_table(data.class_counts(), data.class_names))
 # %% Training: FedAvg and FedPAC, three rounds each
 def run(method: type, folder: str) -> Federation:
     """Train a method and write its results into a folder."""
-    federation = Federation(partial(method, lr=0.05, epochs=2), encoder="small_cnn", seed=0)
+    federation = Federation(partial(method, lr=0.05, epochs=1), encoder="small_cnn", seed=0)
     callbacks = [FederatedLoop(cohort=1.0), ResultsWriter(folder)]
     trainer = L.Trainer(max_epochs=3, callbacks=callbacks, default_root_dir=folder, accelerator="cpu", **QUIET)
     trainer.fit(federation, datamodule=digits())

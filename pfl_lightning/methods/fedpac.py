@@ -31,7 +31,7 @@ class FedPACBroadcast(Broadcast):
 
     Attributes:
         centroids: c_y, (C, d); ``None`` without alignment.
-        present: Which classes have a global centroid, (C,), bool; none before the first aggregation.
+        present: Classes that have a global centroid, (C,), bool; none before the first aggregation.
     """
 
     centroids: Tensor | None = statistics_field(shape="C d", when="alignment")
@@ -234,7 +234,7 @@ class FedPACAggregator(Aggregator):
             self.heads.set(update.client, {name: rows[row] for name, rows in combined.items()})
 
     def has_client_weights(self) -> bool:
-        """Whether heads are combined."""
+        """Return whether heads are combined."""
         return self.combination
 
 

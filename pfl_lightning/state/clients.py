@@ -1,4 +1,4 @@
-"""All clients of a federation: a module for each architecture, and every client's state at rest."""
+"""All clients of a federation: a module for each architecture, and the stored state of every client."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Clients"]
 
 
 class Clients:
-    """Which client has which architecture, and what each has stored.
+    """Architecture and stored state of every client.
 
     Args:
         models: A module for each architecture, which its clients use in turn; they hold the first weights.
-        labels: What tables call each architecture.
+        labels: Name of each architecture, for tables.
         architecture_of: The architecture of each client, as an index into ``models``.
     """
 
@@ -33,27 +33,27 @@ class Clients:
 
     @property
     def summaries(self) -> list[ArchitectureSummary]:
-        """What the architectures are and how many clients have each."""
+        """Summary of each architecture, with its number of clients."""
         return summarize_architectures(self.models, self.labels, self.architecture_of)
 
     def first_state(self, architecture: int) -> dict[str, Tensor]:
-        """What clients of an architecture have stored before their first local fit, and what never changes."""
+        """Stored state of an architecture's clients before their first local fit, with the fixed tensors."""
         return {**self._fixed[architecture], **self.personal.stores[architecture].initial}
 
     def model_of(self, client: int) -> FederatedClient:
-        """The module that the client shares with all clients of its architecture; it holds any of their states."""
+        """Module of the client's architecture, which all its clients use in turn."""
         return self.models[self.architecture_of[client]]
 
     def stored(self, client: int) -> dict[str, Tensor]:
-        """The client's stored state and what never changes; views into the store."""
+        """Stored state of the client, with the fixed tensors; views into the store."""
         return {**self._fixed[self.architecture_of[client]], **self.personal.get(client)}
 
     def keeps_trained(self, client: int) -> bool:
-        """Whether what is stored for the client is its whole model as its last local fit left it."""
+        """Whether the store holds the client's whole model after its last local fit."""
         return self.model_of(client).eval_model == "trained" and self.personal.written(client)
 
     def state_dict(self) -> dict[str, Any]:
-        """Every client's stored state, and what never changes, for the checkpoint."""
+        """Content for a checkpoint: the stored states and the fixed tensors."""
         return {
             "personal": self.personal.state_dict(),
             "encoders": list(self.labels),
@@ -64,7 +64,7 @@ class Clients:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointError: Other clients, other architectures or another dealing of them.
+            CheckpointError: Other clients, other architectures or another assignment of them.
         """
         self.personal.load_state_dict(state["personal"])
         self._fixed = [{name: tensor.clone() for name, tensor in fixed.items()} for fixed in state["fixed"]]

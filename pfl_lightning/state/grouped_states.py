@@ -1,4 +1,4 @@
-"""Every client's stored state where clients have several architectures."""
+"""Stored states of clients with several architectures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,24 @@ class GroupedStates:
     """:class:`ClientStates` of several architectures, by client number.
 
     Args:
-        initials: What the clients of each architecture start from.
+        initials: Initial state of each architecture's clients.
         groups: The architecture of each client, as an index into ``initials``.
 
     Attributes:
         stores: One for each architecture.
+
+    Example:
+        Clients 0 and 2 have the first architecture, client 1 the second:
+
+        >>> import torch
+        >>> from pfl_lightning.state.grouped_states import GroupedStates
+        >>> initials = [{"head": torch.zeros(2)}, {"head": torch.zeros(3)}]
+        >>> states = GroupedStates(initials, groups=[0, 1, 0])
+        >>> states.set(2, {"head": torch.tensor([1.0, 2.0])})
+        >>> states.get(2), states.get(1)
+        ({'head': tensor([1., 2.])}, {'head': tensor([0., 0., 0.])})
+        >>> states.num_bytes  # one row of two float32
+        8
     """
 
     def __init__(self, initials: Sequence[State], groups: Sequence[int]) -> None:
@@ -46,7 +59,7 @@ class GroupedStates:
         return store.written(place)
 
     def get(self, client: int) -> dict[str, Tensor]:
-        """The client's state; views into the store, not to be changed."""
+        """State of the client; views into the store, read only."""
         store, place = self._of(client)
         return store.get(place)
 
@@ -60,12 +73,12 @@ class GroupedStates:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the written rows take."""
+        """Bytes of the written rows."""
         return sum(store.num_bytes for store in self.stores)
 
     @property
     def _assignment(self) -> str:
-        """A hash of who has which architecture: the checkpoint of many clients needs no more."""
+        """Hash of the clients' architectures: all that the checkpoint of many clients needs."""
         return hashlib.sha256(self._group.astype("<i4").tobytes()).hexdigest()[:16]
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,7 +93,7 @@ class GroupedStates:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointError: Other clients, other architectures or another dealing of them.
+            CheckpointError: Other clients, other architectures or another assignment of them.
         """
         if state["num_clients"] != self.num_clients:
             raise CheckpointError(

@@ -7,7 +7,7 @@ from pfl_lightning.engines.ray import payloads
 
 
 class FakeCluster:
-    """In the place of :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
+    """Stand-in for :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
 
     def __init__(self, ray, num_workers):
         self.ray, self.num_workers, self.gpus_per_worker, self.closed = ray, num_workers, 0.0, 0

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pfl_lightning.cli.main import OTHER_COMMANDS, FederatedCLI
-from pfl_lightning.cli.parser import with_engine
+from pfl_lightning.cli.federated_cli import FederatedCLI
+from pfl_lightning.cli.main import OTHER_COMMANDS
+from  import with_engine
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,4 +1,4 @@
-"""What travels to workers, who gets it when one dies, and what comes back: RayEngine without processes."""
+"""Payloads sent to workers, their re-assignment when a worker dies, and replies: RayEngine without processes."""
 
 import itertools
 import logging
@@ -124,7 +124,7 @@ def test_a_round_that_ends_early_leaves_nothing_for_the_next(monkeypatch):
     federation = run(FIT, 2, engine=engine, **options)
     assert_same(whole_state(federation), whole_state(reference))
     assert list(federation.validation_scores) == [0, 1, 2]
-    assert ray.calls == 2 * 2 + 1 + 2  # fits, the sanity check, evaluations: nobody is asked for in vain
+    assert ray.calls == 2 * 2 + 1 + 2  # fits, the sanity check, evaluations: no worker is asked in vain
 
 
 def test_what_was_in_hand_at_an_error_is_not_taken_for_the_next_rounds(monkeypatch):
@@ -199,7 +199,7 @@ def test_the_reason_against_vectorizing_is_said_once(monkeypatch, caplog):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, DCPFL, LocalOnly, FedBABU], ids=lambda method: method.__name__)
 def test_whatever_the_order_of_the_replies_and_deaths(method, seed, monkeypatch):
-    """What is shared is of this round: weights of the last one have other names."""
+    """Shared tensors are of this round: weights of the last one have other names."""
     fit = for_toy(method, lr=0.05)
     engine, ray = fake_ray_engine(monkeypatch, 3, deaths=[4, 11], seed=seed)
     got, want = run(fit, 4, engine=engine), run(fit, 4)
@@ -251,7 +251,7 @@ def test_torchs_switches_reach_the_workers():
 
 
 class OnAnotherDevice(torch.Tensor):
-    """Says that it is not in host memory."""
+    """Tensor that claims not to be in host memory."""
 
     device = torch.device("meta")
 

@@ -1,4 +1,4 @@
-"""What RayEngine refuses: data and modules that cannot travel, other versions, arguments without a meaning."""
+"""Refusals of RayEngine: data and modules that cannot be sent, other versions, arguments without a meaning."""
 
 from functools import partial
 
@@ -100,7 +100,7 @@ def test_without_ray(monkeypatch):
         RayEngine()
 
 
-def test_an_engine_travels_without_its_workers(monkeypatch):
+def test_an_engine_is_pickled_without_its_workers(monkeypatch):
     engine, _ = fake_ray_engine(monkeypatch, 2)
     federation = run(FIT, 1, engine=engine)
     engine.start(federation.clients.models, federation.trainer.datamodule, federation.environment)

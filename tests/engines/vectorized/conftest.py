@@ -1,4 +1,4 @@
-"""What the tests of vectorized evaluations share."""
+"""Fixtures of the tests of vectorized evaluations."""
 
 import logging
 
@@ -17,7 +17,7 @@ def said(caplog):
 
 @pytest.fixture
 def stacked(monkeypatch):
-    """How many clients were scored together, each time."""
+    """Numbers of clients that were scored together, each time."""
     sizes = []
 
     def counted(client, members, environment, start=evaluation.score_stack):

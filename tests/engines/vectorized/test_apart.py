@@ -1,4 +1,4 @@
-"""What one client does in a group must not reach another, nor outlive the group."""
+"""Clients of a group do not affect one another, and nothing outlives the group."""
 
 import gc
 import math

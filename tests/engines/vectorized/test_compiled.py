@@ -59,7 +59,7 @@ def number_of_graphs(engine):
 
 @pytest.mark.parametrize("method", [FedPAC, FedBN, FedProx, FedRoD, partial(DualFed, contrastive=1.0)])
 def test_compiled_steps_agree(method, early):
-    """Of clients with unequal numbers of batches, in several phases, with features in place of inputs."""
+    """Fits of clients with unequal numbers of batches, in several phases, with features in place of inputs."""
     options = {"encoder": dropout_and_norm}
     engine, got = trained(partial(method, lr=0.005, epochs=2), **options)
     assert not engine._said
@@ -151,7 +151,7 @@ class LooksAtIndex(FedAvg):
     ("method", "reason"),
     [
         (Draws, "training_step draws from Python's or NumPy's generator"),
-        (LooksAtIndex, "LooksAtIndex.training_step looks at the number of the batch"),
+        (LooksAtIndex, "LooksAtIndex.training_step uses the number of the batch"),
     ],
 )
 def test_what_a_graph_would_do_only_once_is_not_compiled(method, reason, early):

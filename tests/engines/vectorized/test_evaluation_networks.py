@@ -41,7 +41,7 @@ class Centred(torch.nn.Module):
         return self.linear((inputs > inputs.mean(0)).float())
 
 
-def centerd(input_shape):
+def centered(input_shape):
     return Centred(input_shape[0])
 
 
@@ -54,7 +54,7 @@ def convolution(input_shape):
     return encoder
 
 
-@pytest.mark.parametrize("encoder", [batch_statistics, centerd], ids=lambda encoder: encoder.__name__)
+@pytest.mark.parametrize("encoder", [batch_statistics, centered], ids=lambda encoder: encoder.__name__)
 @pytest.mark.parametrize("method", [FedAvg, LocalOnly], ids=lambda method: method.__name__)
 def test_samples_that_depend_on_their_batch_are_not_padded(encoder, method, monkeypatch):
     padded = []

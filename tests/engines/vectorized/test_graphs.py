@@ -130,7 +130,7 @@ class LooksAtIndex(FedAvg):
     ("method", "encoder", "reason"),
     [
         (FedAvg, dropout_encoder, "training_step draws random numbers (dropout, say); its steps are launched without"),
-        (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step looks at the number of the batch; its steps are"),
+        (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step uses the number of the batch; its steps are"),
     ],
     ids=["dropout", "index"],
 )

@@ -1,4 +1,4 @@
-"""What VectorizedEngine refuses, what it leaves to SequentialEngine, and what happens when something goes wrong."""
+"""Limits of VectorizedEngine: refusals, fits left to SequentialEngine, and failures."""
 
 import logging
 import math
