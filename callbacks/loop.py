@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import lightning as L
-import numpy as np
 
 from pfl_lightning.callbacks.sampling import check_number_of_clients, draw_clients, number_of_clients
-from pfl_lightning.callbacks.traffic import Traffic
 from pfl_lightning.engines import FitResult
-from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.messages import Broadcast
+from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import derive_seed
 
 __all__ = ["FederatedLoop"]
@@ -60,7 +56,7 @@ class FederatedLoop(L.Callback):
         self._start = 0.0
         self._in_round = False
         self._aggregated = True
-        self._results: list[FitResult] = []
+        self._round: Round | None = None
 
     # ------------------------------------------------------------------ the cohort
 
@@ -133,79 +129,40 @@ class FederatedLoop(L.Callback):
     # ------------------------------------------------------------------ a round
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start a round: from now on each client is sent what the server has for it when its turn comes."""
+        """Begin a round."""
         assert isinstance(pl_module, Federation)
         self._start = time.perf_counter()
-        self._in_round, self._aggregated, self._results = True, False, []
-        server, round = pl_module.server, trainer.current_epoch
-
-        def send(client: int) -> Broadcast:
-            message = server.broadcast(client, round)
-            self.traffic.count(self.traffic.down, message)
-            return message
-
-        pl_module.start_round(send)
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Let the engine go: Lightning calls no ``teardown`` after an error."""
-        self._evaluate_all(trainer)
-        if isinstance(pl_module, Federation):
-            pl_module.stop_engine()
+        self._in_round, self._aggregated = True, False
+        self._round = pl_module.begin_round(self.traffic)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Pass the uploads on to the server; after the last one, aggregate."""
-        assert isinstance(pl_module, Federation)
-        finished, pl_module.finished = pl_module.finished, []
-        for result in finished:
-            self._results.append(self._upload(pl_module, result))
-        if trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches:
-            self._finish_round(trainer, pl_module)
-
-    @property
-    def results(self) -> list[FitResult]:
-        """Losses, times and errors of the clients of the round so far, without updates and personal states."""
-        return list(self._results)
-
-    def _upload(self, federation: Federation, result: FitResult) -> FitResult:
-        """Hand one update to the server; the result comes back without it, so that its memory is free."""
-        error = result.error
-        if result.update is not None:
-            self.traffic.count(self.traffic.up, result.update)
-            try:
-                federation.server.receive(result.update)
-            except FederationError as refused:
-                error = refused  # type: ignore[assignment]
-        if error is not None:
-            warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
-        return replace(result, update=None, personal={}, error=error)
-
-    def _finish_round(self, trainer: L.Trainer, federation: Federation) -> None:
-        good = [result for result in self._results if result.error is None]
-        if len(good) < self.min_clients:
-            failed = [str(result.error) for result in self._results if result.error is not None]
-            errors = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
-            raise FederationError(
-                f"round {trainer.current_epoch}: {len(good)} of {len(self._results)} updates can be aggregated, "
-                f"min_clients is {self.min_clients}. {errors}"
-            )
-        federation.server.aggregate()
+        """Close the round after its last client: let the server aggregate, count the round and log its metrics."""
+        assert self._round is not None
+        if not (trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches):
+            return
+        self._round.close(self.min_clients)
         self._count_server_step(trainer)
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
-        names = {name for result in good for name in result.losses}
-        means = {
-            f"train/{name}": float(np.mean([r.losses[name] for r in good if name in r.losses]))
-            for name in sorted(names)
-        }
-        means |= logged_by_modules(good)
-        means["train/clients_left_out"] = float(len(self._results) - len(good))
-        federation.log_dict(means, logger=False, on_step=False, on_epoch=True, batch_size=1)
-        traffic = {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
-        traffic |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
-        self._log(trainer, means | traffic, trainer.current_epoch)
+        metrics = self._round.metrics()
+        pl_module.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
+        metrics |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
+        self._log(trainer, metrics)
+
+    @property
+    def results(self) -> list[FitResult]:
+        """Losses, times and errors of the clients of the round so far, without updates and personal states."""
+        return [] if self._round is None else list(self._round.results)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Stop the engine: Lightning calls no ``teardown`` after an error."""
+        self._evaluate_all(trainer)
+        if isinstance(pl_module, Federation):
+            pl_module.stop_engine()
 
     @staticmethod
     def _count_server_step(trainer: L.Trainer) -> None:
@@ -231,12 +188,12 @@ class FederatedLoop(L.Callback):
         """Log what the validation found against the round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
-            self._log(trainer, pl_module.evaluation_values, trainer.current_epoch)
+            self._log(trainer, pl_module.evaluation.summary)
 
     @staticmethod
-    def _log(trainer: L.Trainer, values: dict[str, float], round: int) -> None:
+    def _log(trainer: L.Trainer, values: dict[str, float]) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=round)
+            logger.log_metrics(values, step=trainer.current_epoch)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -266,16 +223,3 @@ class FederatedLoop(L.Callback):
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
-
-
-def logged_by_modules(results: Sequence[FitResult]) -> dict[str, float]:
-    """What the clients' modules logged themselves, by name: means over clients, weighted by their samples.
-
-    Means over the samples of each client so become means over all samples.
-    """
-    names = sorted({name for result in results for name in result.logged})
-    found = {}
-    for name in names:
-        own = [result for result in results if name in result.logged]
-        found[name] = float(np.average([r.logged[name] for r in own], weights=[r.num_samples for r in own]))
-    return found

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
 
@@ -49,11 +52,30 @@ class Aggregator(nn.Module):
         self.aggregation_weights: AggregationWeights | None = None
         """Weights of the last aggregation, for looking at; ``None`` before it, and where clients get no mixture."""
         self.seed = 0
-        """The run's seed, set by the federation: what a server draws derives from it and the round."""
+        """The run's seed, set by the federation; see :meth:`generator`."""
+        self.facts = RunFacts(num_clients)
+        """Facts about the run, set by the federation: number of participating clients and planned number of rounds."""
+
+    def generator(self, purpose: str, round: int) -> torch.Generator:
+        """Return a CPU generator seeded by (seed, purpose, round), which draws the same after a resume.
+
+        Args:
+            purpose: Name of what is drawn, such as ``"virtual features"``; different purposes draw independently.
+            round: Number of the round, from 0.
+        """
+        return seeded_generator(self.seed, purpose, round)
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """What the client receives at the start of the round (and before it is evaluated)."""
         raise NotImplementedError
+
+    def check(self, update: ClientUpdate) -> None:
+        """Refuse an update that cannot be aggregated; called once for each update, before :meth:`receive`.
+
+        Raises:
+            InvalidMessageError: Names the client, the round and the field.
+        """
+        update.check_finite()
 
     def receive(self, update: ClientUpdate) -> None:
         """Take one client's update.

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from pfl_lightning.client import FederatedClient
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.drop_in.counters import warn_of_counters
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.drop_in.transient import Transient
+from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
@@ -242,6 +246,27 @@ class ModuleClient(FederatedClient):
         super().receive(broadcast)
         self.reset_metrics()
 
+    def evaluate(
+        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
+    ) -> EvalMetrics:
+        """Return what the module's own validation or test step logs, and its accuracy where that is known."""
+        from pfl_lightning.drop_in.module_evaluation import score_module
+
+        return score_module(self, part, stage, data, environment, make_trainer)
+
+    def fit_under_trainer(
+        self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+    ) -> dict[str, float]:
+        """Train the module, which is the inner Trainer's, as it would be without a federation.
+
+        What it logged is kept for :meth:`pop_logged_metrics`; it is not part of the loss terms.
+        """
+        from pfl_lightning.drop_in.module_trainer import fit_module
+
+        self._logged |= fit_module(self, make_trainer, context, generator)
+        self.to(context.data.device)
+        return {}
+
     def reset_metrics(self) -> None:
         """Let all metric objects begin anew."""
         for layer in self.modules():
@@ -252,16 +277,13 @@ class ModuleClient(FederatedClient):
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
         """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
         self._record = LogRecord()
+        warn_of_counters(self.step_module)
         try:
             with patched(self.step_module, log=self._record.log):
                 yield {} if record is None else record
                 self._logged |= self._record.values()
         finally:
             self._record = None
-
-    def keep_logged(self, values: dict[str, float]) -> None:
-        """Keep what the module logged in a phase."""
-        self._logged |= values
 
     def pop_logged_metrics(self) -> dict[str, float]:
         """What the module logged; of a name that several phases log, the last value."""

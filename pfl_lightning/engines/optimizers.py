@@ -1,7 +1,8 @@
-"""Reading what a client's ``configure_optimizers`` returns."""
+"""Optimizers and schedulers of a client's ``configure_optimizers``, and a count of their steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.optim import Optimizer
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["Scheduler", "unpack_optimizers"]
+__all__ = ["Scheduler", "StepCount", "unpack_optimizers"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,26 @@ class Scheduler:
 
     scheduler: Any
     every_step: bool
+
+
+class StepCount:
+    """Counts the steps that optimizers take, by their own hooks.
+
+    A step that a gradient scaler skips never reaches the optimizer and is not counted.
+
+    Args:
+        optimizers: Optimizers whose steps are counted together.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer] = ()) -> None:
+        self.num_steps = 0
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(self._count)
+
+    def _count(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A fused optimizer is called in any case, and skips inside its kernel.
+        found_inf = getattr(optimizer, "found_inf", None)
+        self.num_steps += found_inf is None or not bool(found_inf)
 
 
 def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Scheduler]]:

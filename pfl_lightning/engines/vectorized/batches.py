@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.engines.base import phase_data
+from pfl_lightning.engines.lifecycle import phase_data
 from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.stack import Member
 from pfl_lightning.seeding import seeded_generator

@@ -1,4 +1,4 @@
-"""The evaluation of many clients at once, as an engine goes about it."""
+"""Evaluation of many clients at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from weakref import WeakSet
 
 import torch
 
-from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.engines.base import Engine, enter_phase
-from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state, score_parts
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
+from pfl_lightning.engines.lifecycle import enter_phase
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
@@ -71,7 +72,7 @@ class VectorizedEvaluation(Engine):
     def evaluate(
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
-        """Judge clients, as many at once as allowed; results in the tasks' order; see :meth:`Engine.evaluate`."""
+        """Evaluate clients, as many at once as allowed; results in the tasks' order; see :meth:`Engine.evaluate`."""
         waiting = iter(tasks)
         while chunk := list(islice(waiting, self.clients_per_batch)):
             models = {id(model): model for model, _ in chunk}
@@ -82,7 +83,7 @@ class VectorizedEvaluation(Engine):
             for model in models.values():
                 for result in self._evaluate_alike(model, [task for own, task in chunk if own is model], environment):
                     found[result.client] = result
-            yield from (found[task.client] for _, task in chunk)
+            yield from (found[task.context.client] for _, task in chunk)
 
     def _evaluate_alike(
         self, client: FederatedClient, tasks: list[EvaluationTask], environment: FitEnvironment
@@ -128,7 +129,7 @@ class VectorizedEvaluation(Engine):
     def _goes_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> bool:
-        own = client.step_module is client  # somebody's LightningModule is judged by its own steps
+        own = client.step_module is client  # a user's LightningModule is evaluated by its own steps
         if len(group) == 1 or not own or client in self._evaluated_alone or client.uses_knn_evaluation():
             return False
         if client.personalization_phases():
@@ -187,7 +188,7 @@ class VectorizedEvaluation(Engine):
     def _own_model(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> Member:
         """A client's own model, before any fine-tuning."""
         load_own_state(client, task)
-        context = FitContext(task.client, task.round, task.data)
+        context = task.context
         member = Member(task, context, tuple(client.personalization_phases()))
         if member.phases:
             if self._must_run_alone(client):
@@ -211,7 +212,7 @@ class VectorizedEvaluation(Engine):
             assert isinstance(member.task, EvaluationTask)
             put_state(client, member.state)
             with environment.fit_context():  # in which no cast of another client's weights is remembered
-                found.append(score_parts(client, member.task, environment))
+                found.append(self.score(client, member.task, environment))
         return found
 
 

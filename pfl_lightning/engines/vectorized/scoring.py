@@ -31,7 +31,7 @@ Tensors = Mapping[str, Tensor]
 
 @torch.no_grad()
 def score_stack(client: FederatedClient, members: Sequence[Member], environment: FitEnvironment) -> list[SplitMetrics]:
-    """Scores of clients on their parts; the same as those of :func:`score_parts`, up to rounding.
+    """Scores of clients on their parts; the same as those of :func:`score_part`, up to rounding.
 
     Args:
         client: The module, in evaluation mode; its own tensors play no part.
@@ -119,7 +119,9 @@ class _StackedEvaluation:
 
         A group has no more samples than a training step of all clients, or than an evaluation batch.
         """
-        limit = max(sum(task.data.batch_size for task in tasks), *(task.data.eval_batch_size for task in tasks))
+        limit = max(
+            sum(task.context.data.batch_size for task in tasks), *(task.context.data.eval_batch_size for task in tasks)
+        )
         every = [pieces_of(row, task) for row, task in enumerate(tasks)]
         turns = [[piece for piece in turn if piece is not None] for turn in zip_longest(*every)]
         differ = next((turn for turn in turns if len({piece.size for piece in turn}) > 1), None)
@@ -146,7 +148,7 @@ class _StackedEvaluation:
         return bool(torch.isfinite(beside).all()) and torch.allclose(beside, alone, rtol=0.01, atol=near)
 
     def _judge(self, batch: PieceBatch) -> tuple[Tensor, Tensor]:
-        """How many samples of each piece are classified rightly, and the sum of their cross entropies, (R,) each."""
+        """How many samples of each piece are classified correctly, and the sum of their cross entropies, (R,) each."""
         given = self._states.own([piece.row for piece in batch.pieces]), self._states.shared
         versions = [{name: tensor._version for name, tensor in tensors.items()} for tensors in given]
         with self._explained():

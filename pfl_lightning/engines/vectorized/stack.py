@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.base import begin, enter_phase
+from pfl_lightning.engines.lifecycle import begin, enter_phase
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ClientError
@@ -27,7 +27,7 @@ class Member:
 
     Attributes:
         task: What is to be fitted or evaluated.
-        context: Whose fit it is.
+        context: Client, round and data.
         phases: The client's phases, of the fit or of the fine-tuning.
         before: What ``before_fit`` returned.
         state: All parameters and buffers: at the start until they are stacked, and again after the training, then as
@@ -35,6 +35,7 @@ class Member:
         random_state: Of torch's CPU generator after ``before_fit``; ``make_update`` goes on from there.
         features: Of all samples at the received encoder, if the first phase may run on them.
         losses: Means of the loss terms, one for each phase that had the term.
+        num_steps: Number of optimizer steps taken, without those that float16 skipped.
         error: Why the fit failed, if it did.
     """
 
@@ -46,6 +47,7 @@ class Member:
     random_state: Tensor | None = None
     features: Tensor | None = None
     losses: dict[str, list[float]] = field(default_factory=dict)
+    num_steps: int = 0
     error: ClientError | None = None
 
     def add_losses(self, found: dict[str, float]) -> None:
@@ -70,23 +72,23 @@ def by_kind(members: Iterable[Member]) -> list[list[Member]]:
 
 def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment, cache_features: bool) -> Member:
     """Everything of a client's fit that comes before the first phase; the module is left in the client's state."""
-    member = Member(task, FitContext(task.client, task.round, task.data))
+    member, context = Member(task, task.context), task.context
     try:
         begin(client, task)
-        seed = derive_seed(environment.seed, "fit/model", task.round, task.client)
+        seed = derive_seed(environment.seed, "fit/model", context.round, context.client)
         with environment.fit_context(), torch_seed(seed):
-            member.before = client.before_fit(member.context)
+            member.before = client.before_fit(context)
             member.random_state = torch.get_rng_state()
             member.phases = tuple(client.phases())
             if cache_features and member.phases:
                 enter_phase(client, member.phases[0])
-                member.features = frozen_features(client, member.context)
+                member.features = frozen_features(client, context)
         member.state = full_state(client)
         _renew_buffers(client)
     except ClientError as error:
         member.error = error.with_traceback(None)  # whose frames hold the member
     except Exception as error:
-        error.add_note(f"in the local fit of client {task.client}, round {task.round}")
+        error.add_note(f"in the local fit of client {context.client}, round {context.round}")
         raise
     return member
 
