@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from typing import Any
 
 import lightning as L
+import numpy as np
 
-from pfl_lightning.callbacks.sampling import check_number_of_clients, draw_clients, number_of_clients
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
@@ -39,8 +40,8 @@ class FederatedLoop(L.Callback):
         min_clients: int = 1,
         eval_cohort: int | float = 1.0,
     ) -> None:
-        check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
-        check_number_of_clients(
+        _check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
+        _check_number_of_clients(
             "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
         )
         if min_clients < 1:
@@ -60,19 +61,11 @@ class FederatedLoop(L.Callback):
 
     # ------------------------------------------------------------------ the cohort
 
-    def cohort_size(self, num_clients: int) -> int:
-        """Number of clients in a round.
-
-        Raises:
-            ConfigurationError: More clients than there are.
-        """
-        return number_of_clients("cohort", self.cohort, num_clients)
-
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
-        size = num_clients if last else self.cohort_size(num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, "cohort", round))
+        size = num_clients if last else _number_of_clients("cohort", self.cohort, num_clients)
+        return _draw_clients(size, num_clients, derive_seed(seed, "cohort", round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -80,8 +73,8 @@ class FederatedLoop(L.Callback):
         Raises:
             ConfigurationError: More clients than there are.
         """
-        size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, "evaluated clients"))
+        size = _number_of_clients("eval_cohort", self.eval_cohort, num_clients)
+        return _draw_clients(size, num_clients, derive_seed(seed, "evaluated clients"))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
@@ -91,7 +84,7 @@ class FederatedLoop(L.Callback):
             return
         data: Any = pl_module.data
         clients = data.participating
-        size = self.cohort_size(len(clients))
+        size = _number_of_clients("cohort", self.cohort, len(clients))
         if self.min_clients > size:
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
@@ -151,7 +144,8 @@ class FederatedLoop(L.Callback):
         pl_module.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
         metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
         metrics |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
-        self._log(trainer, metrics)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.current_epoch)
 
     @property
     def results(self) -> list[FitResult]:
@@ -188,12 +182,8 @@ class FederatedLoop(L.Callback):
         """Log what the validation found against the round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
-            self._log(trainer, pl_module.evaluation.summary)
-
-    @staticmethod
-    def _log(trainer: L.Trainer, values: dict[str, float]) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.current_epoch)
+            for logger in trainer.loggers:
+                logger.log_metrics(pl_module.evaluation.summary, step=trainer.current_epoch)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -223,3 +213,45 @@ class FederatedLoop(L.Callback):
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
+
+
+def _check_number_of_clients(name: str, value: int | float, because: str) -> None:
+    """Refuse what is neither a share of all clients nor a number of clients.
+
+    Args:
+        name: Name of the argument.
+        value: A share (a float in (0, 1]) or a number.
+        because: Why there must be clients.
+
+    Raises:
+        ConfigurationError: Names the argument and the value.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not value > 0
+        or (isinstance(value, float) and value > 1)
+    ):
+        raise ConfigurationError(
+            f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
+        )
+
+
+def _number_of_clients(name: str, value: int | float, num_clients: int) -> int:
+    """The number of clients that a share, rounded up, or a number means.
+
+    Raises:
+        ConfigurationError: More clients than there are.
+    """
+    if isinstance(value, float):
+        return max(1, math.ceil(value * num_clients - 1e-9))
+    if value > num_clients:
+        raise ConfigurationError(f"{name} is {value} clients, there are {num_clients}")
+    return value
+
+
+def _draw_clients(size: int, num_clients: int, seed: int) -> list[int]:
+    """Distinct clients, ascending; a pure function of its arguments."""
+    if size == num_clients:
+        return list(range(num_clients))
+    return sorted(np.random.default_rng(seed).choice(num_clients, size, replace=False).tolist())

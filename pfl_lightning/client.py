@@ -143,6 +143,8 @@ class FederatedClient(DeclaredParts):
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
+        self.logged_metrics: dict[str, float] = {}
+        """Values that a user's module logged in the current fit, apart from the terms of the loss."""
         self._recorder: dict[str, list[Tensor]] | None = None
 
     def assemble(self, encoder: nn.Module) -> None:
@@ -218,7 +220,8 @@ class FederatedClient(DeclaredParts):
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores (N, C) of features (N, d)."""
-        scores: Tensor = self._active("head")(features)
+        network = self.active_network()
+        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
         return scores
 
     def representations(self, features: Tensor) -> dict[str, Tensor]:
@@ -230,13 +233,9 @@ class FederatedClient(DeclaredParts):
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Features (N, d) of inputs."""
-        features: Tensor = self._active("encoder")(inputs)
-        return features
-
-    def _active(self, part: str) -> nn.Module:
         network = self.active_network()
-        found: nn.Module = getattr(self if network is None else network, part)
-        return found
+        features: Tensor = (self if network is None else network).encoder(inputs)  # type: ignore[operator]
+        return features
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -347,10 +346,6 @@ class FederatedClient(DeclaredParts):
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
         return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
-
-    def pop_logged_metrics(self) -> dict[str, float]:
-        """What the module itself logged in the local fit, apart from the terms of the loss; forgotten afterwards."""
-        return {}
 
     def uses_knn_evaluation(self) -> bool:
         """Whether an evaluation now looks at nearest neighbors: no head was trained for it."""

@@ -18,7 +18,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, EvaluationTask, FitEnvironment, SequentialEngine
 from pfl_lightning.engines.evaluation import load_own_state
-from pfl_lightning.engines.tasks import make_context
+from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.evaluation import Evaluation, Scores, summarize_scores, warn_if_not_finetuned
 from pfl_lightning.facts import RunFacts
@@ -37,8 +37,7 @@ from pfl_lightning.state.architectures import (
 )
 from pfl_lightning.state.checkpoints import check_fits
 from pfl_lightning.state.client_states import spill_to_disk
-from pfl_lightning.state.clients import Clients
-from pfl_lightning.state.grouped_states import GroupedStates
+from pfl_lightning.state.clients import Clients, GroupedStates
 
 __all__ = ["Federation"]
 
@@ -222,8 +221,9 @@ class Federation(L.LightningModule):
             convert = self.trainer.precision_plugin.convert_module
             self._stage = PersonalizationStage(self._personalization, self.clients, self.seed, convert)
             models = self._stage.modules
-        self.server.facts = self.facts
-        self.engine.start(models, self.data, self.environment)
+        environment = self.environment
+        self.server.facts = environment.facts
+        self.engine.start(models, self.data, environment)
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:
@@ -256,17 +256,12 @@ class Federation(L.LightningModule):
             self._stage = None
 
     @property
-    def facts(self) -> RunFacts:
-        """Facts about the run that clients and servers may ask for."""
-        fits = self.trainer.state.fn == TrainerFn.FITTING
-        rounds = (self.trainer.max_epochs or 0) if fits else 0
-        return RunFacts(len(self.data.participating), rounds if rounds > 0 else None)
-
-    @property
     def environment(self) -> FitEnvironment:
         """Settings of the outer Trainer and of the run that every local fit gets."""
-        plugin = self.trainer.precision_plugin
-        return FitEnvironment(self.seed, self.device, plugin, str(self.trainer.precision), self.facts)
+        trainer = self.trainer
+        rounds = (trainer.max_epochs or 0) if trainer.state.fn == TrainerFn.FITTING else 0
+        facts = RunFacts(len(self.data.participating), rounds if rounds > 0 else None)
+        return FitEnvironment(self.seed, self.device, trainer.precision_plugin, str(trainer.precision), facts)
 
     # ------------------------------------------------------------------ a round
 
@@ -279,7 +274,7 @@ class Federation(L.LightningModule):
         trainer, data = self.trainer, self.data
         cohort = data.current_cohort()[: int(trainer.num_training_batches)]
         begun = Round(trainer.current_epoch, cohort, self.clients, self.server, data, self.environment, traffic)
-        begun.start(self.engine)
+        begun.fits = self.engine.run(begun.broadcasts(), begun.environment)
         self._current_round = begun
         return begun
 

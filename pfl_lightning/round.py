@@ -10,8 +10,8 @@ import numpy as np
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.engines import Engine, FitEnvironment, FitResult, FitTask
-from pfl_lightning.engines.tasks import make_context
+from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
+from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.messages import Message
 from pfl_lightning.server import Aggregator
@@ -49,6 +49,7 @@ class Round:
         data: Data of all clients.
         environment: Seed, device and precision.
         traffic: Counts every broadcast and every upload.
+        fits: Results of the engine, which takes its tasks from :meth:`broadcasts`.
         results: Losses, times and errors of the clients so far, without updates and personal states.
     """
 
@@ -60,13 +61,9 @@ class Round:
     environment: FitEnvironment
     traffic: Traffic
     results: list[FitResult] = field(default_factory=list)
-    _fits: Iterator[FitResult] = field(default_factory=lambda: iter(()), repr=False)
+    fits: Iterator[FitResult] = field(init=False, repr=False)
 
-    def start(self, engine: Engine) -> None:
-        """Hand the cohort to the engine."""
-        self._fits = engine.run(self._broadcasts(), self.environment)
-
-    def _broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
+    def broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
         """Send each client what the server has for it, when its turn comes."""
         for client in self.cohort:
             broadcast = self.server.broadcast(client, self.number)
@@ -87,7 +84,7 @@ class Round:
         Raises:
             FederationError: Another client is next, or the cohort is at its end.
         """
-        result = next(self._fits, None)
+        result = next(self.fits, None)
         if result is None or result.client != client:
             found = "the cohort is at its end" if result is None else f"client {result.client} is next in the cohort"
             raise FederationError(

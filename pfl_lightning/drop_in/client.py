@@ -86,7 +86,6 @@ class ModuleClient(FederatedClient):
             fine_tune_lr=fine_tune_lr,
             eval_model=eval_model,
         )
-        self._logged: dict[str, float] = {}
         self._record: LogRecord | None = None
         self._own_loss: Tensor | None = None
         self._transients: list[Transient] = []  # made before the first fit
@@ -116,7 +115,7 @@ class ModuleClient(FederatedClient):
                     "linear layer to be guessed: name the last layers by head="
                 )
             patterns = [pattern for pattern in patterns if pattern != "head.*"]
-        fitting = set(matching(roles, patterns))
+        fitting = set(matching(tuple(roles), tuple(patterns)))
         return [name for name, role in zip(known, roles, strict=True) if role in fitting]
 
     def _role(self, name: str) -> str:
@@ -259,11 +258,11 @@ class ModuleClient(FederatedClient):
     ) -> dict[str, float]:
         """Train the module, which is the inner Trainer's, as it would be without a federation.
 
-        What it logged is kept for :meth:`pop_logged_metrics`; it is not part of the loss terms.
+        What it logged becomes :attr:`logged_metrics`; it is not part of the loss terms.
         """
         from pfl_lightning.drop_in.module_trainer import fit_module
 
-        self._logged |= fit_module(self, make_trainer, context, generator)
+        self.logged_metrics |= fit_module(self, make_trainer, context, generator)
         self.to(context.data.device)
         return {}
 
@@ -281,14 +280,9 @@ class ModuleClient(FederatedClient):
         try:
             with patched(self.step_module, log=self._record.log):
                 yield {} if record is None else record
-                self._logged |= self._record.values()
+                self.logged_metrics |= self._record.values()
         finally:
             self._record = None
-
-    def pop_logged_metrics(self) -> dict[str, float]:
-        """What the module logged; of a name that several phases log, the last value."""
-        found, self._logged = self._logged, {}
-        return found
 
 
 def _bare(name: str) -> str:

@@ -125,7 +125,7 @@ def score_module(
     with scores.watching():
         if own is None:
             for batch in part.loader(data.eval_batch_size, device=environment.device):
-                scores.see(environment.convert_input(batch), forward_of(module, environment))
+                scores.see(environment.precision.convert_input(batch), forward_of(module, environment))
             logged: dict[str, float] = {}
         else:
             logged = run_steps(StepsTask(client, own, part, data, environment, scores), make_trainer)
@@ -146,7 +146,7 @@ def forward_of(module: nn.Module, environment: FitEnvironment) -> Callable[[Any]
     """The module's forward pass in the precision of the run."""
 
     def forward(inputs: Any) -> Any:
-        with environment.forward_context():
+        with environment.precision.forward_context():
             return module(inputs)
 
     return forward
@@ -172,10 +172,10 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
         _call(module, f"on_{stage}_start")
         _call(module, f"on_{stage}_epoch_start")
         for index, batch in enumerate(task.loader(environment.device)):
-            batch = environment.convert_input(batch)
+            batch = environment.precision.convert_input(batch)
             record.start_batch(batch)
             _call(module, f"on_{stage}_batch_start", batch, index, 0)
-            with environment.forward_context():
+            with environment.precision.forward_context():
                 output = call_step(step, batch, index)
             task.scores.see(batch, forward_of(module, environment))
             _call(module, f"on_{stage}_batch_end", output, batch, index, 0)

@@ -15,7 +15,7 @@ import torch
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, SplitSource
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
-from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, explained, phase_data, trains
+from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, explained, local_fit, phase_data, trains
 from pfl_lightning.engines.tasks import (
     EvaluationResult,
     EvaluationTask,
@@ -88,11 +88,11 @@ class Engine(ABC):
         """Run one local fit; afterwards the module holds the client's state."""
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
-        client.pop_logged_metrics()  # what a failed fit left
+        client.logged_metrics = {}
         try:
             begin(client, task)
             seed = derive_seed(environment.seed, "fit/model", context.round, context.client)
-            with environment.fit_context(), torch_seed(seed):
+            with local_fit(environment), torch_seed(seed):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
                     found = self._run_prepared(client, phase, context, environment, f"fit/{index}")
@@ -113,7 +113,7 @@ class Engine(ABC):
             personal,
             {name: sum(values) / len(values) for name, values in losses.items()},
             time.perf_counter() - start,
-            logged=client.pop_logged_metrics(),
+            logged=client.logged_metrics,
             num_samples=context.data.num_samples,
         )
 
@@ -190,6 +190,6 @@ class Engine(ABC):
         """Run the client's personalization phases in place, on the state that it holds."""
         client.train()
         seed = derive_seed(environment.seed, "personalize/model", context.round, context.client)
-        with environment.fit_context(), torch_seed(seed):
+        with local_fit(environment), torch_seed(seed):
             for index, phase in enumerate(client.personalization_phases()):
                 self._run_prepared(client, phase, context, environment, f"personalize/{index}")

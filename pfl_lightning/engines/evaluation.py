@@ -34,8 +34,8 @@ def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment
     loss = torch.zeros((), dtype=torch.float32, device=environment.device)  # whatever the default type is
     for piece in part.split(batch_size):
         x, y = piece.loader(batch_size, device=environment.device).tensors()
-        with environment.forward_context():
-            scores = model(environment.convert_input(x))
+        with environment.precision.forward_context():
+            scores = model(environment.precision.convert_input(x))
         right += (scores.argmax(1) == y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
     return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part))
@@ -56,8 +56,8 @@ def score_neighbors(
     right = 0.0
     for piece in part.split(data.eval_batch_size):
         inputs, targets = piece.loader(data.eval_batch_size, device=environment.device).tensors()
-        with environment.forward_context():
-            features = client.encoder(environment.convert_input(inputs))
+        with environment.precision.forward_context():
+            features = client.encoder(environment.precision.convert_input(inputs))
         right += len(piece) * float(nearest_neighbor_accuracy(known.float(), classes, features.float(), targets))
     return EvalMetrics(right / len(part), math.nan, len(part))
 

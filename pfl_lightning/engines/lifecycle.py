@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FitData
-from pfl_lightning.engines.tasks import FitTask, Losses
+from pfl_lightning.data import FederatedData, FitData
+from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
 from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.state.tensors import load_state
@@ -23,6 +23,8 @@ __all__ = [
     "conclude",
     "enter_phase",
     "explained",
+    "local_fit",
+    "make_context",
     "means",
     "needs_no_trainer",
     "phase_data",
@@ -31,6 +33,44 @@ __all__ = [
 
 # Matching the patterns of a method takes longer than a step of a small model, and their names do not change.
 _names: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Iterable[str]]] = WeakKeyDictionary()
+
+
+def make_context(
+    data: FederatedData, client: int, round: int, model: FederatedClient, environment: FitEnvironment, *, training: bool
+) -> FitContext:
+    """Return the context of a client's local fit, or of an evaluation and what comes before it.
+
+    Args:
+        data: Every client's data.
+        client: Number of the client.
+        round: Number of the round, from 0.
+        model: Module of the client's architecture.
+        environment: Device and precision.
+        training: Whether it is for a local fit, in which unlabeled samples may take part.
+    """
+    own = data.client_data(client)
+    part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train
+    fit_data = FitData(
+        part,
+        data.batch_size,
+        data.drop_last,
+        data.augment,
+        model.views,
+        data.eval_batch_size,
+        environment.device,
+        environment.precision.forward_context,
+        environment.precision.convert_input,
+        None if part is own.train else own.train,
+    )
+    return FitContext(client, round, fit_data, environment.facts)
+
+
+def local_fit(environment: FitEnvironment) -> AbstractContextManager[object]:
+    """Return the context of a local fit, which leaves the outer Trainer's autocast.
+
+    Autocast then holds in the forward passes alone, and no cast of a weight outlives the step that changes the weight.
+    """
+    return torch.autocast(environment.device.type, enabled=False, cache_enabled=False)
 
 
 def begin(client: FederatedClient, task: FitTask) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -85,13 +85,12 @@ class SequentialEngine(Engine):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> PhaseResult:
         """Train through one phase; see :meth:`Engine.run_phase`."""
-        _refuse_what_is_not_taken(client, context)
+        hooks = _Hooks(client.step_module, context)
         optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
         count = StepCount([optimizer])
         scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = context.data.loader(generator)
-        hooks = _Hooks(client.step_module)
         steps: dict[str, list[Tensor]] = {}
         features = frozen_features(client, context) if self.cache_features and not trains(client.encoder) else None
         if features is not None and not loader.augmented:
@@ -101,9 +100,11 @@ class SequentialEngine(Engine):
             for _ in range(phase.epochs):
                 hooks.call("on_train_epoch_start")
                 for index, batch in enumerate(loader):
-                    batch = hooks.transfer(environment.convert_input(batch))
+                    batch = environment.precision.convert_input(batch)
+                    if hooks.transfer is not None:
+                        batch = hooks.transfer(batch, 0)
                     hooks.call("on_train_batch_start", batch, index)
-                    with environment.forward_context():
+                    with environment.precision.forward_context():
                         output = client.training_step(batch, index)
                     if output is None:
                         raise ConfigurationError(
@@ -156,18 +157,36 @@ class SequentialEngine(Engine):
 
 
 class _Hooks:
-    """Calls the hooks that a client overrides, and spends nothing on those that it does not."""
+    """Hooks that a client's module overrides; the others cost nothing.
 
-    def __init__(self, module: L.LightningModule) -> None:
+    Args:
+        module: The client's module.
+        context: Client and data of the fit.
+
+    Raises:
+        ConfigurationError: The module, or the data module, needs what this engine does not do.
+    """
+
+    def __init__(self, module: L.LightningModule, context: FitContext) -> None:
+        if not module.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use "
+                "TrainerEngine"
+            )
+        datamodule = context.data.part.datamodule
+        for owner, not_taken in ((module, HOOKS_NOT_TAKEN), (datamodule, BATCH_HOOKS)):
+            for hook in not_taken if owner is not None else ():
+                if is_overridden(hook, owner):
+                    raise ConfigurationError(
+                        f"{type(owner).__name__} overrides {hook}, which SequentialEngine does not call; use "
+                        "TrainerEngine"
+                    )
         self._own = {name: getattr(module, name) for name in HOOKS_TAKEN if is_overridden(name, module)}
+        self.transfer: Callable[[Any, int], Any] | None = self._own.get("on_after_batch_transfer")
 
     def call(self, name: str, *args: Any) -> None:
         if name in self._own:
             self._own[name](*args)
-
-    def transfer(self, batch: Any) -> Any:
-        hook = self._own.get("on_after_batch_transfer")
-        return batch if hook is None else hook(batch, 0)
 
 
 def frozen_features(client: FederatedClient, context: FitContext) -> Tensor | None:
@@ -211,25 +230,6 @@ class _Features(nn.Identity):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.out_features = encoder.out_features
-
-
-def _refuse_what_is_not_taken(client: FederatedClient, context: FitContext) -> None:
-    module = client.step_module
-    if not module.automatic_optimization:
-        raise ConfigurationError(
-            f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use TrainerEngine"
-        )
-    for hook in HOOKS_NOT_TAKEN:
-        if is_overridden(hook, module):
-            raise ConfigurationError(
-                f"{type(module).__name__} overrides {hook}, which SequentialEngine does not call; use TrainerEngine"
-            )
-    datamodule = context.data.datamodule
-    for hook in BATCH_HOOKS if datamodule is not None else ():
-        if is_overridden(hook, datamodule):
-            raise ConfigurationError(
-                f"{type(datamodule).__name__} overrides {hook}, which SequentialEngine does not call; use TrainerEngine"
-            )
 
 
 def new_scaler(environment: FitEnvironment) -> torch.amp.GradScaler | None:

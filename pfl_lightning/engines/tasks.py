@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
-from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.data import FederatedData, FitData, SplitSource
+from pfl_lightning.client import FitContext
+from pfl_lightning.data import SplitSource
 from pfl_lightning.errors import ClientError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
@@ -27,7 +25,6 @@ __all__ = [
     "Losses",
     "MakeTrainer",
     "PhaseResult",
-    "make_context",
 ]
 
 Losses = dict[str, float]
@@ -44,61 +41,17 @@ class FitEnvironment:
     Attributes:
         seed: The run's seed.
         device: Where clients train.
-        precision: Lightning's precision plugin; ``None`` trains in the module's own precision.
+        precision: Lightning's precision plugin: it has the context of every forward pass, and converts inputs. By
+            default clients train in their module's own precision.
         precision_name: Precision of an inner Trainer, such as ``"bf16-mixed"``.
         facts: Facts about the run that local fits may ask for.
     """
 
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    precision: Precision | None = None
+    precision: Precision = field(default_factory=Precision)
     precision_name: str = "32-true"
     facts: RunFacts = field(default_factory=RunFacts)
-
-    def forward_context(self) -> AbstractContextManager[object]:
-        """The context of every forward pass."""
-        return nullcontext() if self.precision is None else self.precision.forward_context()
-
-    def convert_input(self, data: Any) -> Any:
-        """Inputs in the type that the precision asks for, such as double under ``64-true``."""
-        return data if self.precision is None else self.precision.convert_input(data)
-
-    def fit_context(self) -> AbstractContextManager[object]:
-        """The context of a local fit, which leaves the outer Trainer's autocast.
-
-        It then holds in the forward passes alone, and no cast of a weight outlives the step that changes the weight.
-        """
-        return torch.autocast(self.device.type, enabled=False, cache_enabled=False)
-
-
-def make_context(
-    data: FederatedData, client: int, round: int, model: FederatedClient, environment: FitEnvironment, *, training: bool
-) -> FitContext:
-    """Return the context of a client's local fit, or of an evaluation and what comes before it.
-
-    Args:
-        data: Every client's data.
-        client: Number of the client.
-        round: Number of the round, from 0.
-        model: Module of the client's architecture.
-        environment: Device and precision.
-        training: Whether it is for a local fit, in which unlabeled samples may take part.
-    """
-    own = data.client_data(client)
-    part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train
-    fit_data = FitData(
-        part,
-        data.batch_size,
-        data.drop_last,
-        data.augment,
-        model.views,
-        data.eval_batch_size,
-        environment.device,
-        environment.forward_context,
-        environment.convert_input,
-        None if part is own.train else own.train,
-    )
-    return FitContext(client, round, fit_data, environment.facts)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from _helpers.toy import (
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from pfl_lightning import Federation, SequentialEngine, TrainerEngine
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.encoders import ByClient
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.methods import DCPFL, FedClassAvg, FedGH, FedProto, LGFedAvg, LocalOnly

@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.engines.ray.packing import Packed, pack, unpack
-from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask, make_context
+from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, State
 
@@ -253,8 +254,6 @@ class Worker:
 def _step_context(environment: FitEnvironment, *, training: bool) -> AbstractContextManager[Any]:
     """What the outer Trainer has around a step: a default type, or autocast."""
     precision = environment.precision
-    if precision is None:
-        return nullcontext()
     return precision.train_step_context() if training else precision.val_step_context()
 
 
@@ -277,7 +276,7 @@ def _packed_error(error: Exception) -> Packed:
         return pack(likeness)
 
 
-def _on_device(precision: Precision | None, device: torch.device) -> Precision | None:
+def _on_device(precision: Precision, device: torch.device) -> Precision:
     """A mixed precision names its device."""
     if isinstance(precision, MixedPrecision) and precision.device != device.type:
         return MixedPrecision("16-mixed" if precision.precision == "16-mixed" else "bf16-mixed", device.type)

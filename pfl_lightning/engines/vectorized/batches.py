@@ -113,7 +113,7 @@ class StackedBatches:
             rows.append(row)
             items.append(item)
         for rows, items, index in groups.values():
-            batch: Batches = self._environment.convert_input(self._together(items))
+            batch: Batches = self._environment.precision.convert_input(self._together(items))
             everybody = len(rows) == len(active)
             yield None if everybody else torch.tensor(rows, device=batch[0][0].device), index, batch
 

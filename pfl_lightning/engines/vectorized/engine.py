@@ -15,7 +15,7 @@ from torch import nn
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.lifecycle import conclude, enter_phase, trains
+from pfl_lightning.engines.lifecycle import conclude, enter_phase, local_fit, trains
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, PhaseResult
 from pfl_lightning.engines.vectorized.computation.choice import Computations
@@ -231,7 +231,7 @@ class VectorizedEngine(VectorizedEvaluation):
         stack = Stack(members, keep_layout=not vectorize)
         numbers = [member.context.client for member in members]
         seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].context.round, *numbers)
-        with environment.fit_context(), torch_seed(seed):
+        with local_fit(environment), torch_seed(seed):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
                     self._find_features(client, phase, stack)
@@ -287,7 +287,7 @@ class VectorizedEngine(VectorizedEvaluation):
             else:
                 client.train()
             seed = derive_seed(environment.seed, "fit/model", context.round, context.client)
-            with environment.fit_context(), torch_seed(seed):
+            with local_fit(environment), torch_seed(seed):
                 torch.set_rng_state(member.random_state)
                 context = replace(context, num_steps=member.num_steps)
                 update, personal = conclude(client, context, member.before)

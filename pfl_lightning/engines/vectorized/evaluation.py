@@ -13,7 +13,7 @@ import torch
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
-from pfl_lightning.engines.lifecycle import enter_phase
+from pfl_lightning.engines.lifecycle import enter_phase, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
@@ -195,7 +195,7 @@ class VectorizedEvaluation(Engine):
                 raise CannotVectorizeError("its training is not vectorized", silent=True)
             if self.cache_features:
                 enter_phase(client, member.phases[0])
-                with environment.fit_context():
+                with local_fit(environment):
                     member.features = frozen_features(client, context)
         member.state = full_state(client)
         return member
@@ -211,7 +211,7 @@ class VectorizedEvaluation(Engine):
         for member in members:
             assert isinstance(member.task, EvaluationTask)
             put_state(client, member.state)
-            with environment.fit_context():  # in which no cast of another client's weights is remembered
+            with local_fit(environment):  # in which no cast of another client's weights is remembered
                 found.append(self.score(client, member.task, environment))
         return found
 

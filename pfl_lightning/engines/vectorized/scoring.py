@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.evaluation import SplitMetrics
+from pfl_lightning.engines.lifecycle import local_fit
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
 from pfl_lightning.engines.vectorized.pieces import Piece, PieceBatch, gather, groups_of, pieces_of
@@ -44,7 +45,7 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
     tasks = [cast(EvaluationTask, member.task) for member in members]
     states = _States(members)
     try:
-        with environment.fit_context(), guarded_attributes(client) as refuse_changes:
+        with local_fit(environment), guarded_attributes(client) as refuse_changes:
             scores = _StackedEvaluation(client, states, environment).scores(tasks)
             refuse_changes("forward")
     finally:
@@ -137,7 +138,7 @@ class _StackedEvaluation:
         """
         samples = next(iter(piece.samples.split(TRIED)))
         inputs, _ = samples.loader(TRIED, device=self._environment.device).tensors()
-        inputs = self._environment.convert_input(inputs)
+        inputs = self._environment.precision.convert_input(inputs)
         if not inputs.is_floating_point():
             return False
         state = {name: tensor.clone() for name, tensor in self._states.row(piece.row).items()}
@@ -153,7 +154,7 @@ class _StackedEvaluation:
         versions = [{name: tensor._version for name, tensor in tensors.items()} for tensors in given]
         with self._explained():
             found = vmap(self._judge_one, in_dims=(0, None, 0, 0), randomness="error")(
-                *given, self._environment.convert_input(batch.inputs), batch.labels
+                *given, self._environment.precision.convert_input(batch.inputs), batch.labels
             )
         for tensors, before in zip(given, versions, strict=True):
             for name, tensor in tensors.items():
@@ -170,7 +171,7 @@ class _StackedEvaluation:
     def _scores(self, own: Tensors, shared: Tensors, inputs: Tensor) -> Tensor:
         state = {**own, **shared}
         given = {f"client.{place}": state[name] for place, name in self._places.items()}
-        with self._environment.forward_context():
+        with self._environment.precision.forward_context():
             scores: Tensor = functional_call(self._module, given, (inputs,), tie_weights=False)
         return scores
 

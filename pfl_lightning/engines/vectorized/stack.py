@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.lifecycle import begin, enter_phase
+from pfl_lightning.engines.lifecycle import begin, enter_phase, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ClientError
@@ -76,7 +76,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
     try:
         begin(client, task)
         seed = derive_seed(environment.seed, "fit/model", context.round, context.client)
-        with environment.fit_context(), torch_seed(seed):
+        with local_fit(environment), torch_seed(seed):
             member.before = client.before_fit(context)
             member.random_state = torch.get_rng_state()
             member.phases = tuple(client.phases())
