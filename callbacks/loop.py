@@ -14,7 +14,7 @@ from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.round import Round, Traffic
-from pfl_lightning.seeding import derive_seed
+from pfl_lightning.seeding import Purpose, derive_seed
 
 __all__ = ["FederatedLoop"]
 
@@ -65,7 +65,7 @@ class FederatedLoop(L.Callback):
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
         size = num_clients if last else _number_of_clients("cohort", self.cohort, num_clients)
-        return _draw_clients(size, num_clients, derive_seed(seed, "cohort", round))
+        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -74,7 +74,7 @@ class FederatedLoop(L.Callback):
             ConfigurationError: More clients than there are.
         """
         size = _number_of_clients("eval_cohort", self.eval_cohort, num_clients)
-        return _draw_clients(size, num_clients, derive_seed(seed, "evaluated clients"))
+        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""

@@ -1,7 +1,26 @@
-"""Data of a federation: partition rules, client views and data sets.
+"""Data of a federation: data sets, partition rules, augmentations and the clients' splits.
 
-A :class:`FederatedDataModule` holds one data set as tensors, asks a :class:`Partitioner` who holds what, and hands out
-every client's own view as :class:`ClientData`: :class:`ClientSplit` objects that make loaders.
+A :class:`FederatedDataModule` holds one data set as tensors. A :class:`Partitioner` assigns its samples to the clients.
+:meth:`FederatedDataModule.client_data` gives one client's :class:`ClientData`: its train, validation and test
+:class:`ClientSplit`, each of which makes loaders.
+
+- ``module``: :class:`FederatedDataModule`, the base of all data sets.
+- ``datasets/``: published data sets (:class:`CIFAR10`, :class:`STL10`, ...) and folders of images.
+- ``adapters/``: your own Datasets, DataLoaders and DataModules (:class:`FromDatasets`, :class:`FromLoaders`).
+- ``partition/``: partition rules (:class:`IID`, :class:`DirichletOverClients`, ...), partition files and figures.
+- ``clients/``: the clients' splits, batches, views and normalization.
+- ``augmentation/``: random augmentation of whole batches.
+- ``counting``: integer arithmetic that the partition rules share.
+
+Example:
+    >>> from pfl_lightning.datamodules import Digits, DirichletOverClients
+    >>> data = Digits(DirichletOverClients(num_clients=5, alpha=0.5), batch_size=32)
+    >>> data.setup()
+    >>> data.num_classes, data.input_shape
+    (10, (1, 8, 8))
+    >>> inputs, targets = next(iter(data.client_data(0).train.loader(batch_size=16)))
+    >>> inputs.shape, targets.shape
+    (torch.Size([16, 1, 8, 8]), torch.Size([16]))
 """
 
 from pfl_lightning.datamodules.adapters.loaders import FromLoaders
@@ -10,9 +29,10 @@ from pfl_lightning.datamodules.augmentation.base import Augmentation
 from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGrayscale
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
 from pfl_lightning.datamodules.augmentation.strong import StrongAugmentation
+from pfl_lightning.datamodules.clients.batches import BatchLoader
 from pfl_lightning.datamodules.clients.client_data import ClientData
-from pfl_lightning.datamodules.clients.parts import BatchLoader, ClientSplit
 from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.datasets.domain_folders import DOMAINNET_10, DomainFolders
 from pfl_lightning.datamodules.datasets.image_folder import ImageFolder

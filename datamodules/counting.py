@@ -1,8 +1,8 @@
-"""Integer arithmetic of partitions: rounding tables of shares to whole samples, and dealing samples by such tables.
+"""Integer arithmetic of partitions: rounding of shares to whole samples, and index arrays from tables of counts.
 
-Every partition rule comes down to a table ``counts`` of shape (clients, classes) that says how many samples of which
-class each client gets. The functions here make such tables out of real-valued shares, without a loop over clients, and
-turn a table into index arrays.
+Every partition rule comes down to a table ``counts`` of shape (clients, classes): the number of samples of each class
+at each client. The functions here make such tables from real-valued shares, without a loop over clients, and turn a
+table into one index array per client.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ def spread_offsets(num_rows: int, start: float) -> Floats:
         start: Offset of the first row; any real number.
 
     Returns:
-        Array of shape (m,): a golden-ratio sequence, whose every run of neighbors covers [0, 1) evenly.
+        Array of shape (m,): a golden-ratio sequence. Every run of neighbors covers [0, 1) evenly.
+
+    Example:
+        >>> spread_offsets(4, start=0.0).round(2).tolist()
+        [0.0, 0.62, 0.24, 0.85]
     """
     return np.asarray((start + _GOLDEN * np.arange(num_rows)) % 1.0, dtype=np.float64)
 
 
 def round_rows(targets: Floats, offsets: Floats) -> Ints:
-    """Round every row to whole numbers that keep the row's sum.
+    """Whole numbers near ``targets`` with the same row sums.
 
     Every entry becomes its floor or its ceiling (systematic rounding of the running sum). Rows with equal targets get
-    different entries rounded up, by their offsets, so that column sums stay close to the sums of the targets too.
+    different entries rounded up, by their offsets. Column sums therefore also stay close to the sums of the targets.
 
     Args:
         targets: Non-negative, shape (m, C); every row sums to a whole number.
@@ -44,6 +48,13 @@ def round_rows(targets: Floats, offsets: Floats) -> Ints:
 
     Returns:
         Whole numbers of shape (m, C) with the row sums of ``targets``.
+
+    Example:
+        Three clients want 1.5 samples of each of two classes. Each gets 3 samples, and no class is favored:
+
+        >>> targets = np.full((3, 2), 1.5)
+        >>> round_rows(targets, spread_offsets(3, start=0.0)).tolist()
+        [[1, 2], [2, 1], [1, 2]]
     """
     # Rounding the running sums removes the noise of floating point, which could turn a zero into a one.
     running = np.round(np.cumsum(targets, axis=1), 6)
@@ -52,7 +63,7 @@ def round_rows(targets: Floats, offsets: Floats) -> Ints:
 
 
 def apportion(targets: npt.NDArray[np.floating[Any]], totals: Ints, low: Ints, high: Ints) -> Ints:
-    """Largest remainders with bounds: whole numbers near ``targets`` with given row sums.
+    """Whole numbers near ``targets`` with given row sums and bounds, by largest remainders.
 
     Args:
         targets: Shape (m, C).
@@ -62,6 +73,13 @@ def apportion(targets: npt.NDArray[np.floating[Any]], totals: Ints, low: Ints, h
 
     Returns:
         Whole numbers of shape (m, C).
+
+    Example:
+        Ten samples in the proportions 2.4 : 2.4 : 5.2, with at most four of the last class:
+
+        >>> targets, low, high = np.array([[2.4, 2.4, 5.2]]), np.array([[0, 0, 0]]), np.array([[9, 9, 4]])
+        >>> apportion(targets, np.array([10]), low, high).tolist()
+        [[3, 3, 4]]
     """
     counts: Ints = np.clip(np.floor(targets + 1e-9).astype(np.int64), low, high)
     while True:
@@ -86,7 +104,14 @@ def largest_size(shares: Floats, supply: Ints, offsets: Floats) -> int:
         offsets: Rounding offsets, shape (m,).
 
     Returns:
-        The size, 0 if not even one sample a client is possible.
+        The size; 0 if not even one sample per client is possible.
+
+    Example:
+        Two clients want all of class 0 and half of each class. There are 30 samples of each class:
+
+        >>> shares, supply = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([30, 30])
+        >>> largest_size(shares, supply, spread_offsets(2, start=0.0))
+        20
     """
     fits, over = 0, int(supply.sum()) // len(shares) + 1
     while over - fits > 1:
@@ -99,11 +124,11 @@ def largest_size(shares: Floats, supply: Ints, offsets: Floats) -> int:
 
 
 def fill(weights: Floats, sizes: Ints, supply: Ints, rng: np.random.Generator) -> Ints:
-    """Give every client its size, following its class weights as far as the classes last.
+    """Table of counts with given client sizes that follows the class weights as long as the supply lasts.
 
-    Classes that run out are replaced by the client's own other classes, in the proportions of its weights; a client
-    whose every class has run out takes the other classes in proportion to what is left. Every pass meets all sizes or
-    empties a class, so that there are at most C passes.
+    A class that runs out is replaced by the client's other classes, in the proportions of its weights. A client whose
+    classes have all run out takes the other classes in proportion to what is left. Every pass meets all sizes or
+    empties a class, so there are at most C passes.
 
     Args:
         weights: Non-negative class weights, shape (m, C).
@@ -113,6 +138,14 @@ def fill(weights: Floats, sizes: Ints, supply: Ints, rng: np.random.Generator) -
 
     Returns:
         Whole numbers of shape (m, C) with row sums ``sizes`` and column sums of at most ``supply``.
+
+    Example:
+        Both clients prefer class 0, which has only 6 samples:
+
+        >>> weights, sizes, supply = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([5, 5]), np.array([6, 10])
+        >>> counts = fill(weights, sizes, supply, np.random.default_rng(0))
+        >>> counts.sum(axis=1).tolist(), bool((counts.sum(axis=0) <= supply).all())
+        ([5, 5], True)
     """
     missing, left = sizes.copy(), supply.copy()
     counts = np.zeros(weights.shape, dtype=np.int64)
@@ -136,10 +169,10 @@ def fill(weights: Floats, sizes: Ints, supply: Ints, rng: np.random.Generator) -
 
 
 def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
-    """Deal random samples of each class to the clients.
+    """Index arrays that give each client the asked number of random samples of each class.
 
-    A class of which more is given than there is goes round again: clients then share samples, and no client has one
-    twice.
+    Where the counts of a class exceed its supply, its samples are used again: clients then share samples, but no
+    client has the same sample twice.
 
     Args:
         labels: Class of each sample, shape (N,).
@@ -148,6 +181,13 @@ def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Int
 
     Returns:
         For each client the sorted indices of its samples; disjoint where the column sums are within the supply.
+
+    Example:
+        >>> labels = np.array([0, 0, 0, 1, 1, 1])
+        >>> counts = np.array([[2, 0], [1, 3]])  # client 0: two samples of class 0; client 1: the rest
+        >>> indices = distribute(labels, counts, np.random.default_rng(0))
+        >>> [labels[own].tolist() for own in indices]
+        [[0, 0], [0, 1, 1, 1]]
     """
     num_clients, num_classes = counts.shape
     order = rng.permutation(len(labels))
@@ -160,21 +200,39 @@ def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Int
 
 
 def split_by_sizes(values: Ints, sizes: Ints) -> list[Ints]:
-    """Cut an array into consecutive pieces of the given sizes."""
+    """Consecutive pieces of an array, of the given sizes.
+
+    Args:
+        values: Shape (N,).
+        sizes: Size of each piece, shape (m,); their sum is N.
+
+    Returns:
+        m views into ``values``.
+
+    Example:
+        >>> [piece.tolist() for piece in split_by_sizes(np.arange(6), np.array([1, 3, 2]))]
+        [[0], [1, 2, 3], [4, 5]]
+    """
     ends = np.cumsum(sizes)
     return [values[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
 
 
 def take_per_class(labels: Ints, counts: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Choose a random set of samples with a given number of each class.
+    """Mask of a random subset with a given number of samples of each class.
 
     Args:
         labels: Class of each sample, shape (n,).
-        counts: Number wanted of each class, shape (C,), within what there is.
+        counts: Number wanted of each class, shape (C,), at most the number available.
         rng: Source of the choice.
 
     Returns:
         Boolean array of shape (n,): True where the sample is chosen.
+
+    Example:
+        >>> labels = np.array([0, 0, 0, 1, 1, 1])
+        >>> chosen = take_per_class(labels, np.array([1, 2]), np.random.default_rng(0))
+        >>> labels[chosen].tolist()
+        [0, 1, 1]
     """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -186,15 +244,19 @@ def take_per_class(labels: Ints, counts: Ints, rng: np.random.Generator) -> npt.
 
 
 def class_counts(labels: npt.ArrayLike, parts: Sequence[npt.NDArray[np.int64]], num_classes: int) -> Ints:
-    """Count who holds how much of which class.
+    """Number of samples of each class at each client.
 
     Args:
         labels: Class of each sample, shape (N,).
-        parts: Index arrays into ``labels``, one a client.
+        parts: Index arrays into ``labels``, one per client.
         num_classes: Number of classes C.
 
     Returns:
         Whole numbers of shape (clients, C).
+
+    Example:
+        >>> class_counts([0, 1, 1, 2], [np.array([0, 1]), np.array([2, 3])], num_classes=3).tolist()
+        [[1, 1, 0], [0, 1, 1]]
     """
     array = np.asarray(labels)
     counts = [np.bincount(array[part], minlength=num_classes) for part in parts]

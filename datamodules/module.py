@@ -1,4 +1,4 @@
-"""The data of a federation: one data set held once, and every client's own view of it."""
+"""Data module of a federation: one data set, held once, and every client's splits of it."""
 
 from __future__ import annotations
 
@@ -29,47 +29,67 @@ RECENT = 1000
 
 
 class FederatedDataModule(LightningDataModule, ABC):
-    """A data set divided among clients; the base of all data sets, which override :meth:`load` alone.
+    """Data set divided among clients. A subclass overrides :meth:`load` alone.
 
-    The samples are held once, as tensors; a client is an index. Where the data set has a test set, test parts come from
-    it alone; where it has none, a stratified share of the whole set is set aside for tests before the partition rule
-    sees the rest. The loaders are for the outer Trainer: a batch is a tensor of client ids, not of samples.
+    The samples are held once, as tensors; a client is an index list. If the data set has a test set, test splits come
+    from it alone. If it has none, a stratified share of the whole set is held out for tests before the partition rule
+    sees the rest. The loaders are for the Trainer of the federation: a batch is a tensor of client ids, not of samples.
 
-    Samples without labels, if the data set has some, are dealt at random (by ``seed``) and in equal shares to the
-    clients that train. They take part in the local fits of methods that need no labels, and in nothing else.
+    Unlabeled samples, if the data set has some, are assigned at random (by ``seed``) in equal shares to the clients
+    that train. Only self-supervised methods use them, and only for training.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
         eval_batch_size: Samples in a validation or test batch.
-        validation_share: Share of each client's own training samples that is set aside for validation, 0 for none.
-        test_share: Share of the whole set that is set aside for tests, where the data set has no test set and the rule
-            names no test samples (as a file and :class:`Domains` do).
-        test_samples_per_client: Greatest size of a client's test part; None for the size of its training data, or,
-            with :class:`Domains`, for all that its domain has left.
+        validation_share: Share of each client's own training samples that is held out for validation, 0 for none.
+        test_share: Share of the whole set that is held out for tests. Used if the data set has no test set and the rule
+            does not list test samples (as a file and :class:`Domains` do).
+        test_samples_per_client: Greatest size of a client's test split. None for the size of its training data, or,
+            with :class:`Domains`, for all samples of its domain that are left.
         augment: Whether training batches are augmented: False for not at all, True for the data set's usual random
-            crops and flips, or a list of augmentations, applied in this order and nothing else.
+            crops and flips, or a list of augmentations, which are applied in this order.
         normalize: Whether the channels of images of unsigned bytes are scaled to mean 0 and deviation 1 by measured
-            statistics: of the whole training set, or, where the data set has no test set, of all clients' training and
-            validation images. Bytes are divided by 255 in any case; other inputs stay as they are unless ``mean`` and
-            ``std`` are given.
-        mean: Mean of each channel (bytes scaled to [0, 1]), given together with ``std``: both then apply to any inputs,
-            floats too, whatever ``normalize`` says; None to measure both or do without.
+            statistics: of the whole training set, or, if the data set has no test set, of all clients' training and
+            validation images. Bytes are always divided by 255; other inputs are unchanged unless ``mean`` and ``std``
+            are given.
+        mean: Mean of each channel (bytes scaled to [0, 1]), given together with ``std``. Both then apply to any inputs,
+            floats included, also with ``normalize=False``. None to measure both, or for no normalization.
         std: Standard deviation of each channel, see ``mean``.
-        drop_last: Whether a last, smaller training batch is left out.
-        novel_clients: Clients that never train, a share (rounded up) or a number, drawn by ``seed``; they are evaluated
-            (after a personalization, if there is one) and reported apart.
-        seed: Seed of the validation and test splits. The partition rule has its own, and ``seed_everything`` sets
-            neither, so that runs of several seeds can share one division.
+        drop_last: Whether an incomplete last training batch is dropped.
+        novel_clients: Clients that never train, as a share (rounded up) or a number, drawn by ``seed``. They are
+            evaluated (after personalization, if there is one) and reported separately.
+        seed: Seed of the validation and test splits. The partition rule has its own seed, and ``seed_everything`` sets
+            neither, so that runs with several seeds can share one partition.
 
     Attributes:
         num_clients: Number of clients m.
-        novel: The ids of the clients that never train, ascending.
-        participating: The ids of the clients that take part in the training, ascending.
-        cohort: Maps the round to the ids of its clients, set by the federation; None for all clients in order.
-        eval_clients: The ids of the clients that are evaluated during a fit, set by the federation; None for all.
-        augment: Whether training batches are augmented, whatever was given.
-        augmentations: What is applied to a training batch, in this order; of the class: what ``augment=True`` chooses.
+        novel: Ids of the clients that never train, ascending.
+        participating: Ids of the clients that take part in the training, ascending.
+        cohort: Function from the round to the ids of its clients, set by the federation; None for all clients in order.
+        eval_clients: Ids of the clients that are evaluated during training, set by the federation; None for all.
+        augment: True if training batches are augmented.
+        augmentations: Augmentations of a training batch, in this order. As a class attribute: those that
+            ``augment=True`` selects.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        A data set of random vectors:
+
+        >>> import torch
+        >>> from pfl_lightning.datamodules import ClassesPerClient, FederatedDataModule, Samples
+        >>> class RandomVectors(FederatedDataModule):
+        ...     def load(self):
+        ...         return Samples(torch.rand(200, 16), torch.arange(200) % 10, tuple("0123456789"))
+        >>> data = RandomVectors(ClassesPerClient(num_clients=4, classes_per_client=2), novel_clients=1)
+        >>> data.setup()
+        >>> data.num_clients, data.num_classes, data.input_shape, data.participating
+        (4, 10, (16,), [0, 2, 3])
+        >>> splits = data.client_data(0)
+        >>> len(splits.train), len(splits.validation), len(splits.test)
+        (27, 3, 10)
     """
 
     augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(4), RandomFlip())
@@ -105,7 +125,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.validation_share = validation_share
         self.test_share = test_share
         self.test_samples_per_client = test_samples_per_client
-        # The class's own are the usual ones, this module's are those that were chosen.
+        # The class attribute holds the usual augmentations, the instance attribute the chosen ones.
         self.augmentations = choose_augmentations(augment, type(self).augmentations)  # type: ignore[misc]
         self.augment = len(self.augmentations) > 0
         self.normalize = normalize
@@ -123,13 +143,13 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> Samples:
-        """Read the whole data set into memory; called once."""
+        """Read the whole data set into memory; called once, by :meth:`setup`."""
 
     def setup(self, stage: str | None = None) -> None:
         """Load the data and divide them among the clients; a second call does nothing.
 
         Args:
-            stage: Not used: every stage has the same data.
+            stage: Not used, since every stage has the same data.
 
         Raises:
             PartitionError: If the partition cannot be met, or a client has no samples or no batch.
@@ -162,7 +182,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """A name for each class."""
+        """Names of the classes."""
         return self._loaded.samples.class_names
 
     @property
@@ -182,29 +202,30 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def unlabeled_sizes(self) -> Ints | None:
-        """Samples without labels of each client, shape (m,); None if there are none at all."""
+        """Number of unlabeled samples of each client, shape (m,); None if the data set has none."""
         return self._loaded.division.unlabeled.sizes if self._loaded.samples.num_unlabeled else None
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of every client's indices and views and of the number of samples, equal after FromFile.
+        """Short hash of the partition: every client's indices and view, and the number of samples.
 
-        The novel clients are part of it: a checkpoint's encoder may have been trained on them.
+        A partition read back by :class:`FromFile` has the same fingerprint. The novel clients are part of it: the
+        encoder of a checkpoint may have been trained on them.
         """
         own = self._loaded.fingerprint
         return f"{own}-{crc32(str(self.novel).encode()):08x}" if self.novel else own
 
     def class_counts(self) -> Ints:
-        """Training samples of each class at each client, shape (m, C)."""
+        """Number of training samples of each class at each client, shape (m, C)."""
         return self._loaded.class_counts()
 
     @property
     def client_groups(self) -> list[str] | None:
-        """What sets each client apart by design (its domain, its rotation), for tables; None if nothing does."""
+        """Domain, rotation or labels of each client in words, for tables; None if the clients have none of these."""
         return self._loaded.client_groups()
 
     def client_data(self, client: int) -> ClientData:
-        """All that one client sees: views, made on demand and kept for the clients that were asked for last.
+        """Splits of one client, made on demand without copying samples; those of the last clients are kept.
 
         Args:
             client: Id from 0 to m - 1.
@@ -222,7 +243,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return found
 
     def save_partition(self, path: str | Path) -> None:
-        """Write every client's training, validation and test indices and its view, for :class:`FromFile` to read back.
+        """Write every client's indices and view to a file that :class:`FromFile` reads back.
 
         Args:
             path: The file to write, ``.npz`` or ``.json``.
@@ -232,30 +253,30 @@ class FederatedDataModule(LightningDataModule, ABC):
         save_partition(path, own.train.arrays(), own.test.arrays(), own.validation.arrays(), views, unlabeled)
 
     def train_dataloader(self) -> DataLoader[int]:
-        """The ids of the round's cohort, one in a batch: tensors of shape (1,)."""
+        """Loader of the ids of the round's clients, one per batch: tensors of shape (1,)."""
         return DataLoader(self.current_cohort(), 1)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[int]:
-        """The ids of the clients that are evaluated, one in a batch: tensors of shape (1,)."""
+        """Loader of the ids of the evaluated clients, one per batch: tensors of shape (1,)."""
         return DataLoader(self.evaluated_clients(), 1)  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[int]:
-        """As for validation."""
+        """Loader of the ids of the evaluated clients, the same as for validation."""
         return self.val_dataloader()
 
     def current_cohort(self) -> list[int]:
-        """The ids of the current round's clients."""
+        """Ids of the current round's clients."""
         if self.cohort is None:
             return self.participating
         round = 0 if self.trainer is None else self.trainer.current_epoch
         return self._checked("the cohort", self.cohort(round))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the Trainer, what it set, and what can be made again: what another process needs of the data."""
+        """State for another process, without the Trainer, the cohort, and what can be made again."""
         return {**self.__dict__, "trainer": None, "cohort": None, "_recent": {}}
 
     def evaluated_clients(self) -> list[int]:
-        """The ids of the clients that are evaluated, in order."""
+        """Ids of the clients that are evaluated, in order."""
         if self.eval_clients is None:
             return list(range(self.num_clients))
         return self._checked("eval_clients:", self.eval_clients)

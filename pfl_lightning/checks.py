@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
-__all__ = ["check_at_least", "check_choice", "check_number"]
+__all__ = ["check_at_least", "check_choice", "check_number", "check_whole"]
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
@@ -42,3 +43,13 @@ def check_at_least(name: str, value: int, least: int) -> None:
     """
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number, or is too small.
+
+    Raises:
+        ValueError: Names the argument, the least value and the value.
+    """
+    if not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")

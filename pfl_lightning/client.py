@@ -96,13 +96,13 @@ class FederatedClient(DeclaredParts):
     """Where the method was published."""
 
     model_agnostic: ClassVar[bool] = False
-    """What the method must have of a model: ``"step"``, no more than a training step and parameters, so that it applies
-    to any LightningModule (:func:`pfl_lightning.federate`); or ``"encoder"``, its encoder and its head."""
+    """Whether the method needs no more of a model than its training step and its parameters, so that it applies to any
+    LightningModule (:func:`pfl_lightning.federate`). Otherwise it needs an encoder and a head."""
 
     evaluation: Literal["classifier", "knn"] = "classifier"
-    """What an evaluation looks at: class scores; or, where no head trains beside the encoder, whether the nearest of
-    the client's own training samples in the space of features has the right class. After a personalization or a
-    fine-tuning it is the class scores in any case."""
+    """Evaluation by class scores or, where no head trains with the encoder, by k nearest neighbors (k = 1): whether the
+    client's own training sample that is nearest in the space of features has the right class. After a personalization
+    or a fine-tuning it is the class scores in any case."""
 
     equal_features: bool = False
     """Whether all clients need features of one width although they share no weights (prototypes, class means)."""
@@ -110,6 +110,12 @@ class FederatedClient(DeclaredParts):
     uses_unlabeled_data: bool = False
     """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
     batch is -1. Phases of plain batches, personalization and evaluation see the labeled ones alone."""
+
+    loss_names: ClassVar[tuple[str, ...]] = ("cross_entropy",)
+    """Names of the terms that :meth:`loss_terms` may return, and that a :class:`Phase` may choose from."""
+
+    personalization_losses: ClassVar[tuple[str, ...] | None] = None
+    """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""
 
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
@@ -167,11 +173,12 @@ class FederatedClient(DeclaredParts):
     def personalization_phases(self) -> tuple[Phase, ...]:
         """The phases in which a client adapts the model that it is evaluated with; none by default."""
         if self.personalization is not None:
-            return (self.personalization.phase(self.heads),)
+            return (self.personalization.phase(self.heads, self.personalization_losses),)
         if self.fine_tune is None:
             return ()
         train = self.heads if self.fine_tune == "head" else ("*",)
-        return (Phase("fine_tune", train, self.fine_tune_epochs, self.fine_tune_lr),)
+        losses = self.personalization_losses
+        return (Phase("fine_tune", train, self.fine_tune_epochs, self.fine_tune_lr, losses=losses),)
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over what the server sends."""
@@ -209,14 +216,64 @@ class FederatedClient(DeclaredParts):
         """What trains in the current phase, made by :meth:`copy_network`; ``None``, by default, for the own network."""
         return None
 
+    def check_phases(self) -> None:
+        """Refuse phases that name loss terms which the method does not have; called before the first round."""
+        for phase in (*self.phases(), *self.personalization_phases()):
+            self.check_phase(phase)
+
+    def check_phase(self, phase: Phase) -> None:
+        """Refuse a phase that names loss terms which the method does not have.
+
+        Raises:
+            ConfigurationError: Names the phase, the loss term, and the terms there are.
+        """
+        for name in phase.losses or ():
+            self._check_loss_name(name, f"its phase {phase.name!r} names")
+
+    def _check_loss_name(self, name: str, origin: str) -> None:
+        known = (*self.loss_names, *(self.personalization_losses or ()))
+        if name not in known:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no loss term {name!r}, which {origin}: there are "
+                f"{', '.join(dict.fromkeys(known))}; a new term must be named in loss_names"
+            )
+
+    def uses(self, loss: str) -> bool:
+        """Whether a loss term is part of the current phase's loss.
+
+        Raises:
+            ConfigurationError: The method declares no such term in ``loss_names``.
+        """
+        self._check_loss_name(loss, "loss_terms asks for")
+        return loss in (self.loss_names if self.phase.losses is None else self.phase.losses)
+
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The parts of the loss by name; the loss is their sum.
+        """Terms of the loss by name, those that the current phase :meth:`uses`; the loss is their sum.
 
         Args:
             features: Features of a batch, (N, d).
             labels: Labels, (N,).
         """
+        if not self.uses("cross_entropy"):
+            return {}
         return {"cross_entropy": F.cross_entropy(self.classify(features), labels)}
+
+    def sum_of_terms(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Output of ``training_step``: the sum of the loss terms as ``"loss"``, and each of them detached.
+
+        Raises:
+            ConfigurationError: A term that the current phase does not name, or no term at all.
+        """
+        chosen = self.phase.losses
+        surplus = [] if chosen is None else [name for name in terms if name not in chosen]
+        if surplus or not terms:
+            raise ConfigurationError(
+                f"phase {self.phase.name!r} of {type(self).__name__} has the loss terms "
+                f"{self.loss_names if chosen is None else chosen}, loss_terms returned {list(terms)}: return those "
+                "for which self.uses(name) is true, and name new terms in loss_names and in the phase's losses"
+            )
+        loss = cast(Tensor, sum(terms.values()))
+        return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores (N, C) of features (N, d)."""
@@ -246,9 +303,7 @@ class FederatedClient(DeclaredParts):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch and its named parts."""
         inputs, labels = batch
-        terms = self.loss_terms(self.encode(inputs), labels)
-        loss = cast(Tensor, sum(terms.values()))
-        return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
+        return self.sum_of_terms(self.loss_terms(self.encode(inputs), labels))
 
     def steps_on_features(self) -> bool:
         """Whether the step of the current phase is the base's: encoder, then loss terms of features and labels.

@@ -196,6 +196,8 @@ class Federation(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """See whether clients have the samples that the method needs, not when their turn comes; start the engine."""
+        for model in self.clients.models:
+            model.check_phases()
         if any(type(model).check_samples is not FederatedClient.check_samples for model in self.clients.models):
             groups: dict[int, dict[int, int]] = {}
             for client in self.data.participating:

@@ -14,7 +14,7 @@ from pfl_lightning.engines import EvaluationTask
 from pfl_lightning.engines.evaluation import load_own_state
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Personalization
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.clients import Clients
 
 __all__ = ["LinearProbe", "PersonalizationStage"]
@@ -53,7 +53,7 @@ class PersonalizationStage:
         self._encoders: dict[int, dict[str, Tensor]] = {}
         self.modules: list[FederatedClient]
         if self._linear:
-            with torch_seed(derive_seed(seed, "personalize/head")):
+            with torch_seed(derive_seed(seed, Purpose.PERSONALIZE_HEAD)):
                 probes = [LinearProbe(copy.deepcopy(model.encoder), model.num_classes) for model in clients.models]
             self.modules = [
                 cast(FederatedClient, convert(probe.to(model.device)))

@@ -1,4 +1,4 @@
-"""What a client trains: the phases of a local fit, and the adaptation of a trained model to a client's own data."""
+"""Phases of a local fit, and the adaptation of a trained model to a client's own data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Phase:
     """A stretch of a local fit in which a named part of the model trains and the rest is frozen.
 
     Attributes:
-        name: What messages and ``training_step`` call it.
+        name: Name in messages; nothing depends on it.
         train: Patterns of the parameter names that train, such as ``("head.*",)``.
         epochs: Passes over the client's training data.
         lr: Learning rate; ``None`` keeps what ``configure_optimizers`` says.
@@ -28,6 +28,7 @@ class Phase:
             module and the method say; but a last batch of a single sample is left out where batch normalization trains,
             which cannot take it.
         optimizer: Makes the optimizer from the trainable parameters; ``None`` keeps the client's.
+        losses: Names of the loss terms that are summed; ``None`` for the client's ``loss_names``.
     """
 
     name: str = "fit"
@@ -37,6 +38,11 @@ class Phase:
     batch_size: int | None = None
     plain: bool = False
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    losses: tuple[str, ...] | None = None
+
+    def trains_only(self, part: str) -> bool:
+        """Whether all that trains lies in a part of the model, such as ``"head"``."""
+        return all(pattern.startswith(f"{part}.") for pattern in self.train)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class _SGD:
 
 @dataclass(frozen=True)
 class Personalization:
-    """How every client, those that never trained included, adapts a trained model to its own data.
+    """Adaptation of a trained model to the own data of every client, those that never trained included.
 
     The second stage of Calibre (Chen et al., ICDCS 2024), with its settings as defaults, and of FedAvg-FT and FedBABU.
     Batches are single views without augmentation; ``drop_last`` of the data module does not count. With ``"all"`` and
@@ -86,8 +92,8 @@ class Personalization:
         check_number("personalize.momentum", self.momentum)
         check_number("personalize.weight_decay", self.weight_decay)
 
-    def phase(self, heads: tuple[str, ...]) -> Phase:
-        """The phase that trains ``heads``, or everything."""
+    def phase(self, heads: tuple[str, ...], losses: tuple[str, ...] | None = None) -> Phase:
+        """The phase that trains ``heads``, or everything, on the sum of some loss terms."""
         make = _SGD(self.lr, self.momentum, self.weight_decay)
         train = ("*",) if self.train == "all" else heads
-        return Phase("fine_tune", train, self.epochs, None, self.batch_size, plain=True, optimizer=make)
+        return Phase("fine_tune", train, self.epochs, None, self.batch_size, True, make, losses)

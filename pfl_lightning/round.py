@@ -135,6 +135,7 @@ class Round:
                 f"{min_clients}. {'; '.join(errors[:3])}{more}"
             )
         self.server.aggregate()
+        self.server.check_unsaved()
 
     def metrics(self) -> dict[str, float]:
         """Training metrics of the round, by the name under which they are logged.

@@ -9,12 +9,100 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum, StrEnum
 from zlib import crc32
 
 import numpy as np
 import torch
 
-__all__ = ["derive_seed", "global_seed", "seeded_generator", "torch_seed"]
+__all__ = [
+    "DataStream",
+    "Purpose",
+    "derive_seed",
+    "global_seed",
+    "phase_purpose",
+    "seeded_generator",
+    "stack_purpose",
+    "torch_seed",
+]
+
+
+class Purpose(StrEnum):
+    """Purposes that the package derives seeds for.
+
+    The values are a contract with checkpoints and published results: a run of another value draws other numbers. Add
+    members, never change one.
+    """
+
+    INITIAL_WEIGHTS = "initial weights"
+    """First weights of an architecture; its number follows for all but the first."""
+    COHORT = "cohort"
+    """Clients that train in a round."""
+    EVAL_CLIENTS = "evaluated clients"
+    """Clients that are evaluated, the same in every round."""
+    FIT = "fit"
+    """A local fit; see :func:`phase_purpose` and :func:`stack_purpose`."""
+    FIT_MODEL = "fit/model"
+    """Draws of the model itself in a local fit, such as dropout."""
+    PERSONALIZE = "personalize"
+    """Personalization before an evaluation; see :func:`phase_purpose` and :func:`stack_purpose`."""
+    PERSONALIZE_MODEL = "personalize/model"
+    """Draws of the model itself in a personalization."""
+    PERSONALIZE_HEAD = "personalize/head"
+    """First weights of the linear head that a personalization trains."""
+    VIRTUAL_FEATURES = "virtual features"
+    """Features that DCPFL's server samples in a round."""
+    INSPECTION = "inspection"
+    """Draws of a client's model while it is inspected."""
+    INSPECTED_CLIENTS = "inspected clients"
+    """Clients that are inspected."""
+    INSPECTED_SAMPLES = "inspected samples"
+    """Samples of a client that are inspected."""
+    TSNE = "t-SNE"
+    """Start of the embedding of features in the plane."""
+
+
+class DataStream(IntEnum):
+    """Streams of random numbers that divide a data set, one for each purpose.
+
+    The values are a contract, as those of :class:`Purpose`: another value is another partition.
+    """
+
+    RULE = 0
+    """Parts of the clients, by the partition's rule."""
+    TEST = 1
+    """Test samples of a client."""
+    VALIDATION = 2
+    """Validation samples of a client."""
+    POOL = 3
+    """Test samples of the data set, where it has none of its own."""
+    QUANTITY = 4
+    """Number of samples of a client."""
+    SHIFT = 5
+    """Which client has which shift of features or labels."""
+    NOVEL = 6
+    """Clients that never train."""
+    UNLABELED = 7
+    """Parts of the samples without labels."""
+
+
+def phase_purpose(stage: str, index: int) -> str:
+    """Purpose of the batch orders and augmentations in one phase.
+
+    Args:
+        stage: :attr:`Purpose.FIT` or :attr:`Purpose.PERSONALIZE`.
+        index: Position of the phase in the stage, from 0.
+    """
+    return f"{stage}/{index}"
+
+
+def stack_purpose(stage: str) -> str:
+    """Purpose of the draws of models that train together, such as dropout.
+
+    Args:
+        stage: :attr:`Purpose.FIT` or :attr:`Purpose.PERSONALIZE`.
+    """
+    return f"{stage}/stack"
 
 
 def derive_seed(seed: int, purpose: str, *parts: int) -> int:
@@ -22,7 +110,7 @@ def derive_seed(seed: int, purpose: str, *parts: int) -> int:
 
     Args:
         seed: The run's seed.
-        purpose: What the numbers are for, such as ``"batches"``.
+        purpose: What the numbers are for: a :class:`Purpose`, or a name of your own method.
         parts: Whom they are for, such as (round, client).
     """
     entropy = (seed, crc32(purpose.encode()), *parts)

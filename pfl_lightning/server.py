@@ -1,27 +1,33 @@
-"""The server's side of a method: updates in, broadcasts out."""
+"""Servers: the base of every method's aggregator, and the weighted mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
+from pfl_lightning.state.unsaved import UnsavedState
 
 __all__ = ["AggregationWeights", "Aggregator", "AveragingAggregator"]
+
+CLIENT_STATES = "client_states"
+"""Name of the clients' states in a server's state_dict."""
 
 
 @dataclass(frozen=True)
 class AggregationWeights:
-    """How an aggregation made something of its own for each client of the cohort out of what all of them sent.
+    """Weights of an aggregation that gives each client of the cohort its own combination of all updates.
 
     Attributes:
         clients: The cohort, in the order of the rows, m numbers.
@@ -35,26 +41,46 @@ class AggregationWeights:
 class Aggregator(nn.Module):
     """Base of every method's server.
 
-    Within a round, :meth:`receive` is called once for each update, in the order of the cohort, and then
-    :meth:`aggregate` once. What :meth:`broadcast` gives must not depend on what was received since the last
-    :meth:`aggregate`, and tensors that it has given must not change before: an engine may have sent clients out already
-    when the first updates come. An aggregator that needs no more than sums keeps sums, so that its memory does not
-    grow with the cohort. Its buffers are its state: they are saved in checkpoints and move to the device.
+    Within a round, :meth:`check` and then :meth:`receive` are called once for each update, in the order of the cohort,
+    and at the end :meth:`aggregate` and :meth:`check_unsaved` once. What :meth:`broadcast` gives must not depend on
+    what was received since the last :meth:`aggregate`, and tensors that it has given must not change before: an engine
+    may have sent clients out already when the first updates come. An aggregator that needs no more than sums keeps
+    sums, so that its memory does not grow with the cohort.
+
+    What it keeps from round to round stands in buffers or in :class:`~pfl_lightning.state.client_states.ClientStates`
+    (one state for each client): both are saved in checkpoints. Buffers move to the device.
 
     Args:
         client: The client as it is before the first round; its state is the server's first state.
         num_clients: Number of clients, m.
     """
 
+    update_class: ClassVar[type[ClientUpdate]] = ClientUpdate
+    """Class of the updates that the method's clients make."""
+
+    unsaved: ClassVar[tuple[str, ...]] = ()
+    """Attributes that may change from round to round and need not be saved, such as a record for inspection."""
+
     def __init__(self, client: FederatedClient, num_clients: int) -> None:
         super().__init__()
         self.num_clients = num_clients
+        self.sizes = {"C": client.num_classes, "m": num_clients}
+        """Sizes that symbols of message shapes stand for: C classes, features of width d, m clients."""
+        width = getattr(client.encoder, "out_features", None)  # a user's own LightningModule shows none
+        if width is not None:
+            self.sizes["d"] = int(width)
+        self.expected_weights = {
+            n: t.shape for n, t in select_state(client, client.shared_names(), clone=False).items()
+        }
+        """Names and shapes of the weights in an update: the client's shared state, unless a subclass says otherwise."""
         self.aggregation_weights: AggregationWeights | None = None
-        """Weights of the last aggregation, for looking at; ``None`` before it, and where clients get no mixture."""
+        """Weights of the last aggregation, for inspection; ``None`` before it, and without any."""
         self.seed = 0
         """The run's seed, set by the federation; see :meth:`generator`."""
         self.facts = RunFacts(num_clients)
         """Facts about the run, set by the federation: number of participating clients and planned number of rounds."""
+        self._at_start: UnsavedState | None = None
+        self._base_attributes = frozenset(vars(self))
 
     def generator(self, purpose: str, round: int) -> torch.Generator:
         """Return a CPU generator seeded by (seed, purpose, round), which draws the same after a resume.
@@ -66,22 +92,42 @@ class Aggregator(nn.Module):
         return seeded_generator(self.seed, purpose, round)
 
     def broadcast(self, client: int, round: int) -> Broadcast:
-        """What the client receives at the start of the round (and before it is evaluated)."""
+        """Message to the client at the start of the round (and before it is evaluated)."""
         raise NotImplementedError
 
     def check(self, update: ClientUpdate) -> None:
-        """Refuse an update that cannot be aggregated; called once for each update, before :meth:`receive`.
+        """Refuse an update that differs from what :attr:`update_class` declares; called once, before :meth:`receive`.
+
+        This is where updates are scanned for NaN and infinity, and nowhere else.
 
         Raises:
-            InvalidMessageError: Names the client, the round and the field.
+            InvalidMessageError: Names the client, the round, the field, what was expected and what came.
         """
-        update.check_finite()
+        if self._at_start is None:  # nothing was received yet
+            self._at_start = UnsavedState(
+                self, (*self._base_attributes, "_base_attributes", *self.unsaved), self.client_states()
+            )
+        if type(update) is not self.update_class:
+            update.refuse(
+                f"{type(self).__name__} takes a {self.update_class.__name__}, got a {type(update).__name__}; "
+                f"a server of such updates has update_class = {type(update).__name__}"
+            )
+        if update.num_samples < 1:  # it has no weight in any mean
+            update.refuse(f"num_samples is {update.num_samples}, expected at least 1")
+        name, got, expected = f"{type(update).__name__}.weights", update.weights, self.expected_weights
+        missing, surplus = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+        if missing or surplus:
+            update.refuse(f"{name}: missing {missing}, unexpected {surplus}")
+        for key, shape in expected.items():
+            if got[key].shape != shape:
+                update.refuse(f"{name}[{key!r}] has shape {tuple(got[key].shape)}, expected {tuple(shape)}")
+        update.check_content(self.sizes, lambda condition: bool(getattr(self, condition)))
 
     def receive(self, update: ClientUpdate) -> None:
-        """Take one client's update.
+        """Take one client's update, which :meth:`check` has passed.
 
         Raises:
-            InvalidMessageError: The update is non-finite or misshapen; the server's state is as before.
+            InvalidMessageError: A further reason to refuse the update; the server's state is as before.
         """
         raise NotImplementedError
 
@@ -90,12 +136,68 @@ class Aggregator(nn.Module):
         raise NotImplementedError
 
     def has_client_weights(self) -> bool:
-        """Whether aggregations leave a ``aggregation_weights``: each client gets a combination of its own."""
+        """Whether aggregations set :attr:`aggregation_weights`: each client gets its own combination."""
         return False
 
+    # ------------------------------------------------------------------ checkpoints
+
     def client_states(self) -> Sequence[ClientStates]:
-        """What the server keeps for every client, if anything; the federation says whether it rests on disk."""
-        return ()
+        """Every client's state on the server: saved in checkpoints, and spilled to disk as the federation says.
+
+        By default all attributes of this type, in the order in which they were set.
+        """
+        return [value for value in vars(self).values() if isinstance(value, ClientStates)]
+
+    # Not get_extra_state: a subclass may override that for its own content, and would lose the stores.
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        stores = self.client_states()
+        if stores:
+            destination[f"{prefix}{CLIENT_STATES}"] = [store.state_dict() for store in stores]
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        stores, key = self.client_states(), f"{prefix}{CLIENT_STATES}"
+        saved = state_dict.get(key, [])
+        if len(saved) != len(stores):
+            raise CheckpointError(
+                f"the checkpoint holds {len(saved)} client states of the server, {type(self).__name__} has "
+                f"{len(stores)}; use the version of the method that the checkpoint was made with"
+            )
+        for store, content in zip(stores, saved, strict=True):
+            store.load_state_dict(content)
+        if key in unexpected_keys:
+            unexpected_keys.remove(key)
+
+    def check_unsaved(self) -> None:
+        """Refuse content of Python attributes that outlasts a round, since checkpoints do not save it.
+
+        A server with its own ``get_extra_state`` saves such content itself and is not checked.
+
+        Raises:
+            ConfigurationError: Names the attribute, and where its content belongs.
+        """
+        if self._at_start is None or type(self).get_extra_state is not nn.Module.get_extra_state:
+            return
+        name = self._at_start.first_change(self, self.client_states())
+        if name is not None:
+            raise ConfigurationError(
+                f"{type(self).__name__}.{name} holds after the round something else than before the first one, and no "
+                "checkpoint saves it: a resumed run would differ. Use register_buffer for tensors that last, a "
+                "ClientStates for what belongs to clients; name in `unsaved` what need not last, and drop at the end "
+                "of aggregate() what belongs to one round"
+            )
 
 
 class AveragingAggregator(Aggregator):
@@ -121,9 +223,6 @@ class AveragingAggregator(Aggregator):
 
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's state to the running average."""
-        update.check_like("weights", update.weights, self.weights.as_state())
-        update.check_finite()
-        update.check_size()
         if update.weights:
             self._average.update(update.weights, update.num_samples if self.by_samples else 1)
 

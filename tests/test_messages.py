@@ -1,14 +1,16 @@
 """Messages: what they hold, what they weigh, what they refuse."""
 
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields
 
 import pytest
 import torch
+from _helpers.toy import for_toy, run, tiny_encoder
 from torch import Tensor
 
-from pfl_lightning import Broadcast, ClientUpdate
+from pfl_lightning import Aggregator, Broadcast, ClientUpdate
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.messages import statistics_field, weight_field
+from pfl_lightning.methods import METHODS, FedAvg
 
 STATE = {"encoder.weight": torch.zeros(3, 2), "encoder.steps": torch.tensor(5), "head.bias": torch.zeros(4).half()}
 
@@ -51,31 +53,139 @@ def test_messages_do_not_change():
         rich().client = 4
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_content_is_refused(bad):
-    rich(means=torch.ones(3)).check_finite()
-    content = torch.ones(3)
-    content[1] = bad
-    with pytest.raises(InvalidMessageError, match=r"client 3, round 7: Rich.by_name.a holds 1 non-finite values of 3"):
-        rich(by_name={"a": content}).check_finite()
+# ---------------------------------------------------------------------- declarations
 
 
-def test_states_of_other_names_or_shapes_are_refused():
-    update = rich()
-    update.check_like("weights", update.weights, {name: tensor + 1 for name, tensor in STATE.items()})
-    with pytest.raises(InvalidMessageError, match=r"client 3, round 7: Rich.weights: missing \['x'\], unexpected \[\]"):
-        update.check_like("weights", STATE, {**STATE, "x": torch.zeros(1)})
-    with pytest.raises(InvalidMessageError, match=r"missing \[\], unexpected \['head.bias'\]"):
-        update.check_like("weights", STATE, {name: STATE[name] for name in list(STATE)[:2]})
-    with pytest.raises(InvalidMessageError, match=r"weights\['head.bias'\] has shape \(4,\), expected \(2, 2\)"):
-        update.check_like("weights", STATE, {**STATE, "head.bias": torch.zeros(2, 2)})
+@dataclass(frozen=True, kw_only=True)
+class Declared(ClientUpdate):
+    """A field of every kind of declaration."""
+
+    classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True)
+    means: Tensor = statistics_field(shape="K d")
+    full: Tensor | None = statistics_field(shape="C 3", when="wanted")
+    spread: Tensor | None = statistics_field(shape="", at_least=0, default=None)
+    by_name: dict[str, Tensor] | None = statistics_field(default=None)
 
 
-def test_tensors_of_another_shape_are_refused():
-    update = rich(means=torch.zeros(2, 3))
-    update.check_shape("means", update.means, 2, 3)
-    with pytest.raises(
-        InvalidMessageError, match=r"round 7: Rich.means has shape \(2, 3\), expected \(3, 2\)"
-    ) as caught:
-        update.check_shape("means", update.means, 3, 2)
+class Server(Aggregator):
+    """Takes such updates, of three classes and two features."""
+
+    update_class = Declared
+
+    def __init__(self, wanted=True):
+        client = FedAvg(tiny_encoder((6,)), 3)
+        super().__init__(client, 5)
+        self.sizes = {"C": 3, "d": 2}
+        self.expected_weights = {name: tensor.shape for name, tensor in STATE.items()}
+        self.wanted = wanted
+
+
+def declared(update_class=Declared, **changes):
+    content = {
+        "classes": torch.tensor([0, 2]),
+        "means": torch.ones(2, 2),
+        "full": torch.ones(3, 3),
+        "spread": torch.tensor(0.0),
+        "by_name": {"a": torch.ones(4)},
+    }
+    return update_class(**{"client": 3, "round": 7, "num_samples": 10, "weights": STATE, **content, **changes})
+
+
+def test_an_update_as_declared_passes():
+    Server().check(declared())
+    Server().check(declared(spread=None, by_name=None))
+    Server(wanted=False).check(declared(full=None))
+    one = torch.tensor([1])
+    Server().check(declared(classes=one, means=torch.ones(1, 2)))  # K is another size in each message
+
+
+def poisoned(shape, value):
+    tensor = torch.ones(shape)
+    tensor.view(-1)[-1] = value
+    return tensor
+
+
+BAD = {
+    "nan": ({"means": poisoned((2, 2), float("nan"))}, "Declared.means holds 1 non-finite values of 4; lower the"),
+    "infinity": ({"full": poisoned((3, 3), float("inf"))}, "Declared.full holds 1 non-finite values of 9"),
+    "minus infinity": ({"spread": torch.tensor(-float("inf"))}, "Declared.spread holds 1 non-finite values of 1"),
+    "nan by name": ({"by_name": {"a": poisoned(4, float("nan"))}}, "Declared.by_name.a holds 1 non-finite"),
+    "nan in weights": (
+        {"weights": {**STATE, "encoder.weight": poisoned((3, 2), float("nan"))}},
+        "Declared.weights.encoder.weight holds 1 non-finite values of 6",
+    ),
+    "width": ({"means": torch.ones(2, 3)}, r"Declared.means has shape \(2, 3\), expected \(2, 2\)"),
+    "rows": ({"means": torch.ones(3, 2)}, r"Declared.means has shape \(3, 2\), expected \(2, 2\)"),
+    "dimensions": ({"classes": torch.tensor([[0, 2]])}, r"Declared.classes has shape \(1, 2\), expected \(K,\)"),
+    "number": ({"full": torch.ones(3, 4)}, r"Declared.full has shape \(3, 4\), expected \(3, 3\)"),
+    "no scalar": ({"spread": torch.ones(1)}, r"Declared.spread has shape \(1,\), expected \(\)"),
+    "dtype": ({"classes": torch.tensor([0, 2]).int()}, "Declared.classes has dtype torch.int32, expected torch.int64"),
+    "order": (
+        {"classes": torch.tensor([2, 0])},
+        r"classes is \[2, 0\], expected ascending numbers, at least 0, below 3",
+    ),
+    "twice": ({"classes": torch.tensor([2, 2])}, r"classes is \[2, 2\], expected ascending"),
+    "too large": ({"classes": torch.tensor([0, 3])}, r"classes is \[0, 3\], expected ascending numbers, .* below 3"),
+    "negative": ({"classes": torch.tensor([-1, 0])}, r"classes is \[-1, 0\]"),
+    "empty": ({"classes": torch.ones(0).long(), "means": torch.ones(0, 2)}, r"classes is \[\], expected ascending"),
+    "below zero": ({"spread": torch.tensor(-0.5)}, "Declared.spread is -0.5, expected at least 0"),
+    "missing": ({"full": None}, "Declared.full is missing"),
+    "always missing": ({"means": None}, "Declared.means is missing"),
+    "no samples": ({"num_samples": 0}, "num_samples is 0, expected at least 1"),
+    "fewer weights": (
+        {"weights": {"head.bias": STATE["head.bias"]}},
+        r"Declared.weights: missing \['encoder.steps', 'encoder.weight'\], unexpected \[\]",
+    ),
+    "more weights": (
+        {"weights": {**STATE, "x": torch.ones(1)}},
+        r"Declared.weights: missing \[\], unexpected \['x'\]",
+    ),
+    "shape of weights": (
+        {"weights": {**STATE, "head.bias": torch.ones(2, 2)}},
+        r"Declared.weights\['head.bias'\] has shape \(2, 2\), expected \(4,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), BAD.values(), ids=BAD)
+def test_an_update_that_differs_from_its_declaration_is_refused(changes, reason):
+    with pytest.raises(InvalidMessageError, match=f"client 3, round 7: .*{reason}") as caught:
+        Server().check(declared(**changes))
     assert (caught.value.client, caught.value.round) == (3, 7)
+
+
+def test_a_field_that_the_server_does_not_want_is_refused():
+    with pytest.raises(InvalidMessageError, match="client 3, round 7: Declared.full is not expected"):
+        Server(wanted=False).check(declared())
+
+
+def test_an_update_of_another_class_is_refused():
+    """A method whose client sends more, and whose server does not know of it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class More(Declared):
+        further: Tensor | None = statistics_field(default=None)
+
+    with pytest.raises(InvalidMessageError, match="Server takes a Declared, got a More; .* has update_class = More"):
+        Server().check(declared(More))
+
+
+def test_an_update_is_read_once(monkeypatch):
+    """Every floating-point tensor is scanned for NaN, and none of them twice."""
+    seen = []
+    original = torch.isfinite
+    monkeypatch.setattr(torch, "isfinite", lambda tensor: seen.append(id(tensor)) or original(tensor))
+    update = declared()
+    Server().check(update)
+    assert sorted(seen) == sorted(id(t) for _, _, t in update.tensors() if t.is_floating_point())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_broadcasts_of_every_method_are_as_declared(method):
+    """A client does not check what its own server sends, so that it is checked here, after two rounds."""
+    federation = run(for_toy(method, epochs=1), 2, limit_val_batches=0)
+    server, model = federation.server, federation.clients.models[0]
+    broadcast = server.broadcast(1, 2)
+    assert any(field.metadata for field in fields(broadcast))
+    broadcast.check_content(server.sizes, lambda condition: bool(getattr(model, condition)))
+    assert server.sizes == {"C": 5, "d": 4, "m": 5}

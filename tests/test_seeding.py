@@ -2,11 +2,57 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from pfl_lightning.seeding import derive_seed, global_seed, seeded_generator, torch_seed
+from pfl_lightning.seeding import (
+    DataStream,
+    Purpose,
+    derive_seed,
+    global_seed,
+    phase_purpose,
+    seeded_generator,
+    stack_purpose,
+    torch_seed,
+)
+
+PURPOSES = {
+    "INITIAL_WEIGHTS": "initial weights",
+    "COHORT": "cohort",
+    "EVAL_CLIENTS": "evaluated clients",
+    "FIT": "fit",
+    "FIT_MODEL": "fit/model",
+    "PERSONALIZE": "personalize",
+    "PERSONALIZE_MODEL": "personalize/model",
+    "PERSONALIZE_HEAD": "personalize/head",
+    "VIRTUAL_FEATURES": "virtual features",
+    "INSPECTION": "inspection",
+    "INSPECTED_CLIENTS": "inspected clients",
+    "INSPECTED_SAMPLES": "inspected samples",
+    "TSNE": "t-SNE",
+}
+STREAMS = ["RULE", "TEST", "VALIDATION", "POOL", "QUANTITY", "SHIFT", "NOVEL", "UNLABELED"]
+
+
+def test_purposes_stay_the_same_from_release_to_release():
+    """Add purposes here; a changed one breaks checkpoints."""
+    assert {purpose.name: purpose.value for purpose in Purpose} == PURPOSES
+    assert [stream.name for stream in sorted(DataStream)] == STREAMS
+    assert sorted(DataStream) == list(range(len(STREAMS)))
+    assert phase_purpose(Purpose.FIT, 0) == "fit/0"
+    assert phase_purpose(Purpose.PERSONALIZE, 3) == "personalize/3"
+    assert stack_purpose(Purpose.FIT) == "fit/stack"
+    assert stack_purpose(Purpose.PERSONALIZE) == "personalize/stack"
+
+
+def test_a_purpose_counts_as_its_value():
+    for purpose in Purpose:
+        assert derive_seed(5, purpose, 1) == derive_seed(5, purpose.value, 1)
+    for stream in DataStream:
+        drawn = np.random.default_rng([3, stream, 2]).integers(2**63)
+        assert drawn == np.random.default_rng([3, int(stream), 2]).integers(2**63)
 
 
 def test_seeds_are_distinct():

@@ -181,7 +181,7 @@ class WithAHead(PFLSSL):
     """Fits its head within the local fit, on plain batches."""
 
     def phases(self):
-        return (*super().phases(), Phase("fine_tune", ("head.*",), 2, lr=0.1, plain=True))
+        return (*super().phases(), Phase("the head", ("head.*",), 2, lr=0.1, plain=True, losses=("cross_entropy",)))
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])

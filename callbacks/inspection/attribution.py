@@ -18,7 +18,7 @@ from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import layer_conductance, rank_correlation, rank_scores
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.architectures import width_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class UnitAttribution(InspectionCallback):
         precision = federation.environment.precision
         for client, model in federation.client_models(knowing):
             with (
-                torch_seed(derive_seed(federation.seed, "inspection", client)),
+                torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)),
                 precision.forward_context(),
             ):
                 units = layer_conductance(model.encoder, model.classify, precision.convert_input(x), y, self.steps)

@@ -19,7 +19,7 @@ from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSetti
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.seeding import derive_seed
+from pfl_lightning.seeding import Purpose, derive_seed
 from pfl_lightning.state.architectures import width_of
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class FeatureEmbedding(InspectionCallback):
                 continue
             # A client may have been left out since the perplexity was checked.
             perplexity = self.perplexity if (self.perplexity or 0) < len(points.values) else None
-            plane = tsne(points.values, perplexity, derive_seed(federation.seed, "t-SNE"))
+            plane = tsne(points.values, perplexity, derive_seed(federation.seed, Purpose.TSNE))
             figure = draw_points(points, plane, data.class_names, f"{points.name}, round {round}")
             self.recorder.figure(f"features/{points.name}", figure, round)
             for folder in self.recorder.tensorboard_folders("the Embedding Projector") if self.projector else []:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
-from pfl_lightning.datamodules.clients.parts import ClientSplit
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.seeding import derive_seed, seeded_generator, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
 __all__ = ["PartName", "Probe", "ProbeSettings", "Representations", "represent"]
 
@@ -79,7 +79,7 @@ class Probe:
         self._without_features = [label for label, width in zip(clients.labels, widths) if width is None]
         known = np.array(federation.data.evaluated_clients())
         self._without_tensors = False
-        order = np.random.default_rng(derive_seed(self._seed, "inspected clients")).permutation(known).tolist()
+        order = np.random.default_rng(derive_seed(self._seed, Purpose.INSPECTED_CLIENTS)).permutation(known).tolist()
         chosen: list[int] = []
         for client in order:
             part = self._part(federation, client)
@@ -113,7 +113,7 @@ class Probe:
     def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
         """The client's samples, not augmented, (n, ...), and their classes, (n,), on the federation's device."""
         part = cast(ClientSplit, self._part(federation, client))
-        order = torch.randperm(len(part), generator=seeded_generator(self._seed, "inspected samples", client))
+        order = torch.randperm(len(part), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))
         chosen = part.select(order[: self.settings.samples].sort().values)
         loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
         return loader.tensors()
@@ -166,7 +166,7 @@ def represent(
     read = read or model.representations
     environment = federation.environment
     found: dict[str, list[Tensor]] = {}
-    with torch_seed(derive_seed(federation.seed, "inspection", client)), environment.precision.forward_context():
+    with torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)), environment.precision.forward_context():
         for chunk in inputs.split(AT_ONCE):
             features = model.encoder(environment.precision.convert_input(chunk))
             for name, values in read(features).items():

@@ -1,1 +1,1 @@
-"""The user's own Datasets, DataLoaders and DataModules as federated data."""
+"""Adapters that divide user-defined Datasets, DataLoaders and LightningDataModules among clients."""

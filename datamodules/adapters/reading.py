@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from pfl_lightning.datamodules.clients.parts import NO_LABEL
 from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.splits import NO_LABEL
 
 
 def read_datasets(train: Dataset[Any], test: Dataset[Any] | None, class_names: Sequence[str] | None) -> Samples:

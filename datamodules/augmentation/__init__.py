@@ -1,1 +1,1 @@
-"""Augmentation of whole batches."""
+"""Random augmentation of whole batches of images."""

@@ -1,1 +1,1 @@
-"""Each client's part and view of the data."""
+"""The clients' splits of the data, their batches, their views and their normalization."""

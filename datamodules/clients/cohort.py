@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from pfl_lightning.datamodules.partition.base import NOVEL_STREAM
+from pfl_lightning.seeding import DataStream
 
 
 def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:
-    """The clients that are set aside.
+    """Ids of the novel clients, which never train.
 
     Args:
-        novel: A share of all clients in [0, 1), rounded up, or a number.
+        novel: A share of all clients in [0, 1), rounded up, or a number of clients.
         num_clients: Number of clients m.
         seed: Seed of the draw.
 
@@ -21,7 +21,13 @@ def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[
         Ascending ids.
 
     Raises:
-        ValueError: It is neither, or nobody would be left to train.
+        ValueError: If ``novel`` is neither, or no client would be left to train.
+
+    Example:
+        >>> draw_novel_clients(0.25, num_clients=10, seed=0)  # 2.5 clients, rounded up
+        [3, 5, 8]
+        >>> draw_novel_clients(0, num_clients=10, seed=0)
+        []
     """
     share = isinstance(novel, float)
     if isinstance(novel, bool) or not isinstance(novel, int | float) or novel < 0 or (share and not novel < 1):
@@ -30,7 +36,7 @@ def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[
     if number >= num_clients > 0:
         raise ValueError(
             f"novel_clients is {novel!r}: all of the {num_clients} clients would be novel and none would be left to "
-            "train; set fewer aside"
+            f"train; give at most {num_clients - 1}"
         )
-    rng = np.random.default_rng([seed, NOVEL_STREAM])
+    rng = np.random.default_rng([seed, DataStream.NOVEL])
     return sorted(rng.choice(num_clients, number, replace=False).tolist())

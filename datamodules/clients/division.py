@@ -1,4 +1,4 @@
-"""From a partition rule to every client's training, validation and test indices."""
+"""Division of a data set: every client's training, validation and test indices from a partition rule."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from torch import Tensor
 from pfl_lightning.datamodules.clients.unlabeled import assign_unlabeled
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, take_per_class
 from pfl_lightning.datamodules.partition.base import (
-    POOL_STREAM,
-    VALIDATION_STREAM,
     Partitioner,
     PartitionError,
 )
 from pfl_lightning.datamodules.partition.checks import check_parts
+from pfl_lightning.seeding import DataStream
 
 
 class IndexLists:
-    """Many index lists in one tensor, so that thousands of clients cost no objects.
+    """Index lists of all clients in one tensor, so that thousands of clients do not need as many objects.
 
     Args:
-        lists: One array of indices a client.
+        lists: One array of indices per client.
+
+    Example:
+        >>> lists = IndexLists([np.array([4, 1]), np.array([7])])
+        >>> len(lists), lists.sizes.tolist(), lists[0].tolist(), lists[1].tolist()
+        (2, [2, 1], [4, 1], [7])
     """
 
     def __init__(self, lists: Sequence[Ints]) -> None:
@@ -37,30 +41,30 @@ class IndexLists:
         return len(self.sizes)
 
     def __getitem__(self, client: int) -> Tensor:
-        """The indices of one client, shape (n,), int64: a view."""
+        """Indices of one client, shape (n,), int64: a view."""
         end = int(self._ends[client])
         return self._flat[end - int(self.sizes[client]) : end]
 
     def arrays(self) -> list[Ints]:
-        """All lists as arrays."""
+        """Lists of all clients as arrays."""
         return [self[client].numpy() for client in range(len(self))]
 
     def to_bytes(self) -> bytes:
-        """The sizes of all lists, then their indices, the same on every machine."""
+        """Bytes of the sizes of all lists, then of their indices; the same on every machine."""
         return self.sizes.astype("<i8").tobytes() + self._flat.numpy().astype("<i8").tobytes()
 
 
 @dataclass(frozen=True)
 class Division:
-    """Who holds which samples, in the data set's own order.
+    """Indices of every client's splits, in the data set's own order.
 
     Attributes:
         train: Training indices of each client.
         validation: Validation indices of each client, into the same samples.
-        test: Test indices of each client, into the test set; into the same samples where there is no test set.
-        held: All clients' training and validation samples, sorted, each once; None where the data set has a test set,
-            so that every training sample may be looked at.
-        unlabeled: Indices of each client into the samples without labels; none at all where there are no such samples.
+        test: Test indices of each client, into the test set; into the same samples if there is no test set.
+        held: Training and validation samples of all clients, sorted, each once: those that channel statistics may use.
+            None if the data set has a test set, so that statistics may use every training sample.
+        unlabeled: Indices of each client into the unlabeled samples; empty lists if there are none.
     """
 
     train: IndexLists
@@ -70,13 +74,13 @@ class Division:
     unlabeled: IndexLists
 
     def fingerprint(self, num_train: int, num_test: int, num_unlabeled: int, views: bytes = b"") -> str:
-        """A hash of who holds what, in which order.
+        """Hash of all index lists and their order.
 
         Args:
-            num_train: Number of training samples; of all samples where there is no test set.
-            num_test: Number of test samples, 0 where there is no test set.
-            num_unlabeled: Number of samples without labels.
-            views: How clients see their samples, nothing where all see them as they are.
+            num_train: Number of training samples; of all samples if there is no test set.
+            num_test: Number of test samples; 0 if there is no test set.
+            num_unlabeled: Number of unlabeled samples.
+            views: Bytes of the clients' views; empty if every client sees the samples as stored.
 
         Returns:
             16 hexadecimal digits.
@@ -103,29 +107,37 @@ def divide(
     num_unlabeled: int = 0,
     novel: Sequence[int] = (),
 ) -> Division:
-    """Give every client its training, validation and test samples.
+    """Every client's training, validation and test samples.
 
-    With a test set, the rule divides the training set, and test parts come from the test set. Without one, a
-    stratified share of the whole set becomes the test set first; only where the rule names samples one by one (a
-    file, domains) do its indices count the whole set, and what no client trains on serves for tests.
+    With a test set, the rule divides the training set, and test splits come from the test set. Without one, a
+    stratified share of the whole set becomes the test set first. A rule that lists samples explicitly (a file, domains)
+    is the exception: its indices count the whole set, and samples that no client trains on are test samples.
 
     Args:
         rule: The partition rule.
-        labels: Class of each training sample, shape (N,); of each sample where there is no test set.
+        labels: Class of each training sample, shape (N,); of each sample if there is no test set.
         test_labels: Class of each test sample, shape (M,), or None.
-        validation_share: Share of each client's own samples that is set aside for validation.
-        test_share: Share of the whole set that is set aside for tests where there is no test set.
-        test_samples_per_client: Greatest size of a client's test part, None for the size of its training part.
-        seed: Seed of both splits.
+        validation_share: Share of each client's own samples that is held out for validation.
+        test_share: Share of the whole set that is held out for tests if there is no test set.
+        test_samples_per_client: Greatest size of a client's test split; None for the size of its training split.
+        seed: Seed of the validation and test splits.
         domains: Domain of each sample, shape (N,), and the domains' names, if there are any.
-        num_unlabeled: Number of samples without labels.
-        novel: The clients that never train.
+        num_unlabeled: Number of unlabeled samples.
+        novel: Ids of the clients that never train.
 
     Returns:
         The division.
 
     Raises:
-        PartitionError: If the rule cannot be met, gives no valid indices, or a client gets no samples.
+        PartitionError: If the rule cannot be met, returns invalid indices, or a client gets no samples.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID
+        >>> labels = np.repeat([0, 1], 40)
+        >>> shares = dict(validation_share=0.1, test_share=0.25, test_samples_per_client=None)
+        >>> division = divide(IID(num_clients=3), labels, None, **shares, seed=0)
+        >>> [lists.sizes.tolist() for lists in (division.train, division.validation, division.test)]
+        [[18, 18, 18], [2, 2, 2], [18, 18, 16]]
     """
     if domains is not None and test_labels is None:
         rule = rule.with_domains(*domains)
@@ -142,7 +154,7 @@ def divide(
         rest = np.setdiff1d(rest, np.concatenate(held))
         if len(rest) == 0:
             raise PartitionError(
-                "the file's training indices take up the whole set and it names no test indices: add 'test'"
+                "the file's training indices cover the whole data set and it has no test indices: add lists 'test'"
             )
     held_labels = [labels[part] for part in held]
     if test_labels is not None:
@@ -152,17 +164,17 @@ def divide(
         _check_apart(np.concatenate(held), np.concatenate(test))
     if validation is None:
         own, validation = split_validation(labels, own, validation_share, seed)
-    # Of the parts as they are, not of what the rule chose from, which a file of the same parts does not tell.
+    # Of the clients' samples, not of the pool that the rule chose from, which a file of the same samples cannot tell.
     seen = np.unique(np.concatenate([*own, *validation])) if test_labels is None else None
     unlabeled = IndexLists(assign_unlabeled(rule, num_unlabeled, novel, seed))
     return Division(IndexLists(own), IndexLists(validation), IndexLists(test), seen, unlabeled)
 
 
 def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: int) -> tuple[list[Ints], list[Ints]]:
-    """Split a stratified share off each client's own samples.
+    """Training and validation samples of each client, by a stratified split of its own samples.
 
-    Classes are rounded by largest remainders. Every class keeps a training sample, so that a client of few samples may
-    get a smaller validation part, or none.
+    Classes are rounded by largest remainders. Every class keeps a training sample, so that a client with few samples
+    may get a smaller validation split, or none.
 
     Args:
         labels: Class of each sample, shape (N,).
@@ -172,13 +184,19 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
 
     Returns:
         Training and validation samples of each client.
+
+    Example:
+        >>> labels = np.repeat([0, 1], 10)
+        >>> train, validation = split_validation(labels, [np.arange(20)], share=0.2, seed=0)
+        >>> labels[validation[0]].tolist(), len(train[0])
+        ([0, 0, 1, 1], 16)
     """
     held = class_counts(labels, parts, int(labels.max()) + 1)
     totals = np.floor(held.sum(axis=1) * share + 0.5).astype(np.int64)
     counts = apportion(held * share, totals, np.zeros_like(held), np.maximum(held - 1, 0))
     train, validation = [], []
     for client, part in enumerate(parts):
-        rng = np.random.default_rng([seed, VALIDATION_STREAM, client])
+        rng = np.random.default_rng([seed, DataStream.VALIDATION, client])
         chosen = take_per_class(labels[part], counts[client], rng)
         train.append(part[~chosen])
         validation.append(part[chosen])
@@ -186,17 +204,17 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
 
 
 def check_batches(division: Division, batch_size: int) -> None:
-    """Check that every client fills a batch, for where smaller ones are left out.
+    """Check that every client has at least one full batch, as ``drop_last`` needs.
 
-    With samples without labels, a client that has some is taken to train on them, too, and one that has none not to
-    train at all: whether a method takes them is not known here.
+    With unlabeled samples, a client that has some counts them too, and a client that has none is not checked: this
+    function does not know whether the method uses them.
 
     Args:
-        division: Who holds which samples.
+        division: Indices of every client's splits.
         batch_size: Samples in a batch.
 
     Raises:
-        PartitionError: If a client does not.
+        PartitionError: If a client has fewer samples.
     """
     sizes, further = division.train.sizes + division.unlabeled.sizes, division.unlabeled.sizes
     training = further > 0 if further.any() else np.ones(len(sizes), dtype=bool)
@@ -213,7 +231,7 @@ def _split_pool(labels: Ints, test_share: float, seed: int) -> tuple[Ints, Ints]
     held = np.bincount(labels)[None].astype(np.int64)
     total = np.floor(held.sum(axis=1) * test_share + 0.5).astype(np.int64)
     counts = apportion(held * test_share, total, np.zeros_like(held), np.maximum(held - 1, 0))
-    chosen = take_per_class(labels, counts[0], np.random.default_rng([seed, POOL_STREAM]))
+    chosen = take_per_class(labels, counts[0], np.random.default_rng([seed, DataStream.POOL]))
     if not chosen.any():
         raise PartitionError(
             f"test_share {test_share} of {len(labels)} samples leaves no test sample: raise test_share"
@@ -234,6 +252,6 @@ def _check_apart(held: Ints, test: Ints) -> None:
     shared = np.intersect1d(held, test)
     if len(shared):
         raise PartitionError(
-            f"{len(shared)} samples are both in a training and in a test part (the first: {shared[0]}): "
-            "without a separate test set, test indices must name samples that no client trains on"
+            f"{len(shared)} samples are both in a training and in a test split (the first: {shared[0]}): "
+            "without a separate test set, test indices must be of samples that no client trains on"
         )

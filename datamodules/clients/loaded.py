@@ -1,4 +1,4 @@
-"""A data set after its division: every client's parts, counts and names."""
+"""Divided data set: the samples with every client's indices, view and class counts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from pfl_lightning.datamodules.clients.client_data import ClientData, unlabeled_part
+from pfl_lightning.datamodules.clients.client_data import ClientData, unlabeled_split
 from pfl_lightning.datamodules.clients.division import Division
-from pfl_lightning.datamodules.clients.parts import ClientSplit
 from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.clients.views import ClientView, ViewedSplit, check_views, describe_views, views_to_bytes
 from pfl_lightning.datamodules.counting import Ints, class_counts
@@ -19,13 +19,16 @@ from pfl_lightning.datamodules.counting import Ints, class_counts
 
 @dataclass(frozen=True)
 class LoadedData:
-    """The samples, who holds which, and how each client sees its own.
+    """Samples of a data set with every client's indices and view.
 
     Attributes:
         samples: The whole data set.
-        division: Who holds which samples.
+        division: Indices of every client's splits.
         transform: Normalization and augmentation of every client's batches.
-        views: How each client sees its samples, one a client.
+        views: View of each client.
+
+    Raises:
+        ValueError: If a view does not fit the inputs.
     """
 
     samples: Samples
@@ -39,14 +42,14 @@ class LoadedData:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of who holds what and sees it how."""
+        """Hash of every client's indices and view, 16 hexadecimal digits."""
         samples = self.samples
         num_test = 0 if samples.test_targets is None else len(samples.test_targets)
         num_samples = (len(samples.train_targets), num_test, samples.num_unlabeled)
         return self.division.fingerprint(*num_samples, views_to_bytes(self.views))
 
     def client_data(self, client: int) -> ClientData:
-        """One client's parts, through its view."""
+        """Splits of one client, through its view."""
         samples, division, view = self.samples, self.division, self.views[client]
         inputs, targets = samples.train_inputs, samples.train_targets
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
@@ -59,7 +62,7 @@ class LoadedData:
             train=split(inputs, targets, division.train[client], self.transform),
             validation=split(inputs, targets, division.validation[client], self.transform),
             test=split(test_inputs, test_targets, division.test[client], self.transform),
-            unlabeled=unlabeled_part(unlabeled, division.unlabeled[client], self.transform, view),
+            unlabeled=unlabeled_split(unlabeled, division.unlabeled[client], self.transform, view),
         )
 
     def class_counts(self) -> Ints:
@@ -69,15 +72,15 @@ class LoadedData:
         return np.stack([view.counts(row) for view, row in zip(self.views, stored, strict=True)])
 
     def client_groups(self) -> list[str] | None:
-        """What sets the clients apart by design: domain and view of each, None where there is neither."""
+        """Domain and view of each client in words; None if the clients have neither."""
         domains, views = self._client_domains(), describe_views(self.views)
         if domains is None:
             return views if any(views) else None
         return [", ".join(filter(None, both)) for both in zip(domains, views, strict=True)]
 
     def _client_domains(self) -> list[str] | None:
-        """The domain of each client, None unless every client's training samples come from a single one."""
+        """Domain of each client; None unless every client's training samples come from a single domain."""
         if self.samples.train_domains is None:
             return None
-        held = [np.unique(self.samples.train_domains.numpy()[part]) for part in self.division.train.arrays()]
+        held = [np.unique(self.samples.train_domains.numpy()[indices]) for indices in self.division.train.arrays()]
         return [self.samples.domain_names[own[0]] for own in held] if all(len(own) == 1 for own in held) else None

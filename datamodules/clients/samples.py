@@ -1,4 +1,4 @@
-"""A whole data set as tensors."""
+"""Whole data set as tensors, before it is divided among clients."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Samples:
-    """A whole data set as tensors, in its own order.
+    """Whole data set as tensors, in its own order.
 
     Attributes:
         train_inputs: Shape (N, ...): images as unsigned bytes (N, C, H, W), or floats of any shape.
-        train_targets: Classes from 0, shape (N,).
+        train_targets: Classes from 0, shape (N,), int64.
         class_names: A name for each class.
-        test_inputs: Published test inputs, shape (M, ...), None if there is no test set.
-        test_targets: Their classes, shape (M,).
+        test_inputs: Published test inputs, shape (M, ...); None if there is no test set.
+        test_targets: Classes of the test inputs, shape (M,), int64; None if there is no test set.
         train_domains: Domain of each training sample, from 0, shape (N,), int64; None if there are no domains.
         domain_names: A name for each domain.
-        unlabeled_inputs: Further inputs without classes, shape (U, ...), None if there are none.
+        unlabeled_inputs: Additional inputs without classes, shape (U, ...); None if there are none.
+
+    Raises:
+        ValueError: If inputs, targets, class names or domains do not match.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import Samples
+        >>> inputs, targets = torch.rand(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
+        >>> samples = Samples(inputs, targets, class_names=("cat", "dog"), unlabeled_inputs=torch.rand(9, 4))
+        >>> samples.num_unlabeled
+        9
     """
 
     train_inputs: Tensor
@@ -51,7 +62,7 @@ class Samples:
 
     @property
     def num_unlabeled(self) -> int:
-        """Number of samples without a class, U."""
+        """Number of unlabeled samples U."""
         return 0 if self.unlabeled_inputs is None else len(self.unlabeled_inputs)
 
 

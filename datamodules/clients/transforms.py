@@ -1,4 +1,4 @@
-"""From stored tensors to a client's batches: augmentation and normalization, of whole batches on their device."""
+"""Augmentation and normalization of a client's batches, computed for whole batches on their device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,23 @@ __all__ = ["Augmentation", "BatchTransform", "RandomCrop", "RandomFlip", "channe
 
 @dataclass(frozen=True)
 class BatchTransform:
-    """What happens to a batch between the stored tensors and the client: augmentation, then normalization.
+    """Transform of a batch of stored values: augmentation, then normalization.
 
     Attributes:
         mean: Mean of each channel, in the scale of float inputs (unsigned bytes are scaled to [0, 1] first); None for
-            none.
-        std: Standard deviation of each channel, above 0; None for none.
-        augmentations: Applied in this order, on the stored values, before normalization.
+            no normalization.
+        std: Standard deviation of each channel, above 0; given together with ``mean``.
+        augmentations: Augmentations, applied in this order to the stored values, before normalization.
+
+    Raises:
+        ValueError: If only one of ``mean`` and ``std`` is given, their lengths differ, or a deviation is not above 0.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import BatchTransform
+        >>> transform = BatchTransform(mean=(0.5,), std=(0.25,))
+        >>> transform.normalize(torch.tensor([[[[0, 255]]]], dtype=torch.uint8)).tolist()
+        [[[[-2.0, 2.0]]]]
     """
 
     mean: tuple[float, ...] | None = None
@@ -46,26 +56,26 @@ class BatchTransform:
             generator: CPU generator of all random draws.
 
         Returns:
-            Tensor of the same shape, of the same dtype or, where bytes have become floats, from 0 to 1.
+            Tensor of the same shape; of the same dtype, or floats from 0 to 1 if an augmentation converts bytes.
         """
         for augmentation in self.augmentations:
             inputs = augmentation(inputs, generator)
         return inputs
 
     def normalize(self, inputs: Tensor, *, in_place: bool = False) -> Tensor:
-        """Turn stored values into float inputs.
+        """Convert stored values to float inputs.
 
         Args:
             inputs: Stored values, shape (B, C, ...); unsigned bytes are divided by 255, as torchvision's ``ToTensor``
                 does.
-            in_place: Whether floats may be changed where they are.
+            in_place: Whether float inputs may be changed in place.
 
         Returns:
-            New float tensor of the same shape; ``inputs`` itself if there is nothing to do or it was changed. Whole
-            numbers wider than a byte are token ids or the like and stay as they are.
+            New float tensor of the same shape; ``inputs`` itself if there is nothing to do or it was changed in place.
+            Integers wider than a byte (token ids, for instance) are unchanged without mean and std.
 
         Raises:
-            ValueError: If the number of channels is not that of the mean.
+            ValueError: If the number of channels differs from that of the mean.
         """
         outputs = inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
         if self.mean is None or self.std is None:
@@ -86,16 +96,21 @@ def channel_statistics(inputs: Tensor, chunk: int = 16384) -> tuple[tuple[float,
 
     Args:
         inputs: Unsigned bytes of shape (N, C, ...).
-        chunk: Samples that are looked at together, which bounds the memory needed.
+        chunk: Samples that are processed at a time, which bounds the memory needed.
 
     Returns:
         Mean and deviation of each channel in the scale [0, 1]; a deviation of 0 (a constant channel) becomes 1.
+
+    Example:
+        >>> images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+        >>> channel_statistics(images)
+        ((0.5,), (0.5,))
     """
     # Histograms of bytes are exact whatever the order of summation, and one pass gives both moments.
     histogram = torch.zeros(inputs.shape[1], 256, dtype=torch.int64)
-    for part in inputs.split(chunk):
+    for piece in inputs.split(chunk):
         for channel in range(inputs.shape[1]):
-            histogram[channel] += torch.bincount(part[:, channel].reshape(-1), minlength=256)
+            histogram[channel] += torch.bincount(piece[:, channel].reshape(-1), minlength=256)
     shares = histogram.double() / histogram.sum(dim=1, keepdim=True).clamp_min(1)
     values = torch.arange(256, dtype=torch.float64) / 255
     mean = shares @ values

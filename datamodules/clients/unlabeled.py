@@ -1,4 +1,4 @@
-"""Samples without labels: which client gets which."""
+"""Assignment of unlabeled samples to clients."""
 
 from __future__ import annotations
 
@@ -7,36 +7,43 @@ from collections.abc import Sequence
 import numpy as np
 
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.partition.base import UNLABELED_STREAM, Partitioner
+from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.seeding import DataStream
 
 
 def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> list[Ints]:
-    """Deal samples without labels to the clients that train: in equal shares, at random.
+    """Indices of the unlabeled samples of each client: equal shares at random for the clients that train.
 
-    There are no labels that a rule could go by, and clients that never train have no use for them. Where the rule
-    names such samples one by one (a file does), its lists are taken, but for the clients that never train.
+    A rule has no labels to use here, and clients that never train do not need the samples. A rule that lists unlabeled
+    samples explicitly (a file) decides instead, except for the clients that never train.
 
     Args:
         rule: The partition rule.
-        num_samples: Number of samples without labels.
-        novel: The clients that never train.
-        seed: Seed of the deal.
+        num_samples: Number of unlabeled samples.
+        novel: Ids of the clients that never train.
+        seed: Seed of the random order.
 
     Returns:
-        One array of indices a client, disjoint and all together everything, of sizes that differ by one at most; empty
-        for a novel client.
+        One array of indices per client. Arrays are disjoint, cover all samples, and differ in size by one at most;
+        empty for a novel client.
 
     Raises:
-        PartitionError: If the rule names a sample that there is not.
+        PartitionError: If the rule lists an index outside the unlabeled samples.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID
+        >>> indices = assign_unlabeled(IID(num_clients=3), num_samples=7, novel=[1], seed=0)
+        >>> [len(own) for own in indices]
+        [4, 0, 3]
     """
     shares = [np.empty(0, dtype=np.int64) for _ in range(rule.num_clients)]
     if num_samples == 0:
         return shares
     given = rule.fixed_unlabeled(num_samples)
-    aside = set(novel)
-    training = [client for client in range(rule.num_clients) if client not in aside]
+    excluded = set(novel)
+    training = [client for client in range(rule.num_clients) if client not in excluded]
     if given is None:
-        order = np.random.default_rng([seed, UNLABELED_STREAM]).permutation(num_samples).astype(np.int64)
+        order = np.random.default_rng([seed, DataStream.UNLABELED]).permutation(num_samples).astype(np.int64)
         given = [*shares]
         for client, share in zip(training, np.array_split(order, len(training)), strict=True):
             given[client] = share

@@ -1,4 +1,4 @@
-"""How a client sees its samples: rotated, or with other class numbers. The samples themselves stay as they are."""
+"""Views of clients on their samples: rotated images, or permuted labels. The stored samples are unchanged."""
 
 from __future__ import annotations
 
@@ -12,26 +12,40 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.clients.parts import ClientSplit
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.counting import Ints
 
 
 @dataclass(frozen=True)
 class ClientView:
-    """What one client sees in place of the stored samples, in its training, validation and test parts alike.
+    """Rotation and relabeling of one client's samples, the same in its train, validation and test split.
 
     Attributes:
-        rotation: Degrees by which every image is turned counter-clockwise; kept in [0, 360).
-        label_map: A permutation of the classes: a sample of class c counts as ``label_map[c]``. None (and a
-            permutation that moves nothing becomes None) for the classes as they are.
+        rotation: Degrees by which every image is rotated counter-clockwise; kept in [0, 360).
+        label_map: A permutation of the classes: a sample of class c counts as ``label_map[c]``. None keeps the classes;
+            the identity becomes None.
+
+    Raises:
+        ValueError: If the rotation is not finite, or the label map is no permutation.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import ClientView
+        >>> view = ClientView(rotation=-90, label_map=(2, 0, 1))
+        >>> view.rotation, view.targets(torch.tensor([0, 1, 2])).tolist()
+        (270.0, [2, 0, 1])
+        >>> view.inputs(torch.tensor([[[[1, 2], [3, 4]]]])).tolist()
+        [[[[3, 1], [4, 2]]]]
+        >>> ClientView(rotation=360, label_map=(0, 1, 2)).is_identity
+        True
     """
 
     rotation: float = 0.0
     label_map: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check both and bring them into the one form that equal views share."""
+        """Check both and normalize them, so that equal views compare equal."""
         if not math.isfinite(self.rotation):
             raise ValueError(f"a rotation must be a finite number of degrees, got {self.rotation}")
         object.__setattr__(self, "rotation", float(self.rotation) % 360.0)
@@ -45,19 +59,19 @@ class ClientView:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the client sees the samples as they are stored."""
+        """True if the client sees the samples as stored."""
         return self.rotation == 0.0 and self.label_map is None
 
     def inputs(self, stored: Tensor) -> Tensor:
-        """What the client sees of stored inputs, shape (n, ...); a rotation needs images, shape (n, C, H, W)."""
+        """Inputs as the client sees them, shape (n, ...); a rotation needs images, shape (n, C, H, W)."""
         return rotate_images(stored, self.rotation) if self.rotation else stored
 
     def targets(self, stored: Tensor) -> Tensor:
-        """The classes that the client sees for stored ones, shape (n,), int64."""
+        """Classes as the client sees them, shape (n,), int64."""
         return stored if self.label_map is None else torch.tensor(self.label_map, device=stored.device)[stored]
 
     def counts(self, stored: Ints) -> Ints:
-        """Samples of each class as the client sees them, for counts of the stored classes, shape (C,)."""
+        """Counts of the classes as the client sees them, from counts of the stored classes, shape (C,)."""
         if self.label_map is None:
             return stored
         seen = np.empty_like(stored)
@@ -66,14 +80,14 @@ class ClientView:
 
 
 class ViewedSplit(ClientSplit):
-    """A client's part seen through its view.
+    """A client's split seen through its view.
 
     Args:
         inputs: Stored inputs of the whole data set, shape (N, ...).
         targets: Stored classes of the whole data set, shape (N,), int64.
-        indices: This part's samples, shape (n,), int64.
+        indices: Samples of this split, shape (n,), int64.
         transform: Normalization and augmentation.
-        view: How the client sees them.
+        view: The client's view of its samples.
     """
 
     def __init__(
@@ -94,54 +108,58 @@ class ViewedSplit(ClientSplit):
 
 
 def rotate_images(images: Tensor, degrees: float, chunk: int = 1024) -> Tensor:
-    """Turn images counter-clockwise.
+    """Images rotated counter-clockwise.
 
-    Multiples of 90 degrees move pixels and are exact. Other angles are interpolated (bilinear, torchvision); the
-    corners that come into view are zero, which is black in stored images.
+    Multiples of 90 degrees move pixels and are exact. Other angles are interpolated (bilinear, torchvision); corners
+    from outside the image are zero, which is black in stored images.
 
     Args:
         images: Shape (n, C, H, W), any dtype.
         degrees: The angle.
-        chunk: Images that are interpolated together, which bounds the memory needed.
+        chunk: Images that are interpolated at a time, which bounds the memory needed.
 
     Returns:
-        New tensor of the same shape and dtype; H and W change places for a quarter turn.
+        New tensor of the same shape and dtype; H and W are exchanged for a quarter turn.
+
+    Example:
+        >>> rotate_images(torch.tensor([[[[1, 2], [3, 4]]]]), 90.0).tolist()
+        [[[[2, 4], [1, 3]]]]
     """
     turns, rest = divmod(degrees, 90.0)
     if rest == 0:
         return torch.rot90(images, int(turns) % 4, (-2, -1)).contiguous()
     from torchvision.transforms.functional import InterpolationMode, rotate
 
-    return torch.cat([rotate(part, degrees, InterpolationMode.BILINEAR) for part in images.split(chunk)])
+    return torch.cat([rotate(piece, degrees, InterpolationMode.BILINEAR) for piece in images.split(chunk)])
 
 
 def check_views(views: Sequence[ClientView], input_shape: Sequence[int]) -> None:
-    """Check that every client's view suits the inputs.
+    """Check that every client's view fits the inputs.
 
     Args:
-        views: One view a client.
+        views: One view per client.
         input_shape: Shape of one input.
 
     Raises:
-        ValueError: If inputs that are no images are to be rotated, or a quarter turn would change their shape.
+        ValueError: If a rotation applies to inputs that are no images, or a quarter turn would change their shape.
     """
     shape = tuple(input_shape)
     for client, view in enumerate(views):
         if view.rotation and len(shape) != 3:
             raise ValueError(
-                f"client {client} is to see its inputs turned by {view.rotation:g} degrees, which takes images of "
-                f"shape (C, H, W); the inputs have shape {shape}: leave FeatureShift away for such data"
+                f"client {client} sees its inputs rotated by {view.rotation:g} degrees, which needs images of shape "
+                f"(C, H, W); the inputs have shape {shape}: do not use FeatureShift with such data"
             )
         if view.rotation in (90.0, 270.0) and shape[1] != shape[2]:
             raise ValueError(
-                f"client {client} is to see its images turned by {view.rotation:g} degrees, which would make "
+                f"client {client} sees its images rotated by {view.rotation:g} degrees, which would make "
                 f"{shape[2]} x {shape[1]} (width x height) into {shape[1]} x {shape[2]}: give square images "
                 "(image_size), or angles other than 90 and 270"
             )
 
 
 def views_to_bytes(views: Sequence[ClientView]) -> bytes:
-    """All views as bytes, the same on every machine; none at all where every client sees the samples as they are."""
+    """Bytes of all views, the same on every machine; empty if every client sees the samples as stored."""
     if all(view.is_identity for view in views):
         return b""
     pieces = []
@@ -153,7 +171,7 @@ def views_to_bytes(views: Sequence[ClientView]) -> bytes:
 
 
 def views_to_arrays(views: Sequence[ClientView]) -> dict[str, npt.NDArray[Any]]:
-    """All views as the arrays of a file, see :func:`views_from_arrays`; nothing where there is nothing to record."""
+    """Arrays of all views for a file, see :func:`views_from_arrays`; empty if every view is the identity."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     if any(view.rotation for view in views):
         arrays["rotations"] = np.array([view.rotation for view in views])
@@ -163,16 +181,16 @@ def views_to_arrays(views: Sequence[ClientView]) -> dict[str, npt.NDArray[Any]]:
 
 
 def views_from_arrays(content: Mapping[str, Any]) -> list[ClientView]:
-    """The views that a file records.
+    """Views from the arrays of a file.
 
     Args:
         content: May have ``rotations``, shape (m,), in degrees, and ``label_maps``, shape (m, C).
 
     Returns:
-        One view a client; none at all if the file records none.
+        One view per client; an empty list if the file has neither array.
 
     Raises:
-        ValueError: If they are no such arrays, or belong to different numbers of clients.
+        ValueError: If the arrays have other shapes, or differ in the number of clients.
     """
     rotations, maps = content.get("rotations"), content.get("label_maps")
     if rotations is None and maps is None:
@@ -185,9 +203,13 @@ def views_from_arrays(content: Mapping[str, Any]) -> list[ClientView]:
 
 
 def describe_views(views: Sequence[ClientView]) -> list[str]:
-    """A few words on each client's view, such as ``90°`` or ``labels 1``; empty for the samples as they are.
+    """Short description of each client's view, such as ``90°`` or ``labels 1``; empty for the identity.
 
-    Label maps are numbered in the order in which they first appear, from 1.
+    Label maps are numbered from 1, in the order in which they first appear.
+
+    Example:
+        >>> describe_views([ClientView(), ClientView(rotation=90), ClientView(label_map=(1, 0))])
+        ['', '90°', 'labels 1']
     """
     numbers: dict[tuple[int, ...], int] = {}
     words = []

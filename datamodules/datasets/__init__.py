@@ -1,1 +1,1 @@
-"""Published data sets and image folders."""
+"""Published data sets, and folders of image files."""

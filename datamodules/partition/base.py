@@ -12,11 +12,7 @@ import numpy.typing as npt
 
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts
-
-# Streams of random numbers drawn from one seed, so that one purpose never disturbs another.
-RULE_STREAM, TEST_STREAM, VALIDATION_STREAM, POOL_STREAM, QUANTITY_STREAM, SHIFT_STREAM = range(6)
-NOVEL_STREAM, UNLABELED_STREAM = 6, 7
-
+from pfl_lightning.seeding import DataStream
 
 _PLAIN_VIEW = ClientView()  # one object, however many clients have it
 
@@ -98,7 +94,7 @@ class Partitioner(ABC):
         pools = [np.flatnonzero(labels == c) for c in range(num_classes)]
         parts = []
         for client, wanted in enumerate(counts):
-            rng = self.rng(TEST_STREAM, client)
+            rng = self.rng(DataStream.TEST, client)
             drawn = [rng.choice(pools[c], wanted[c], replace=False, shuffle=False) for c in np.flatnonzero(wanted)]
             parts.append(np.sort(np.concatenate(drawn)).astype(np.int64))
         return parts

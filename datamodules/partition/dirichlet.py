@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from pfl_lightning.datamodules.counting import Floats, Ints, distribute, fill, round_rows, spread_offsets
 from pfl_lightning.datamodules.partition.base import (
-    RULE_STREAM,
     Partitioner,
     PartitionError,
     check_labels,
     check_sizes,
     check_total,
 )
+from pfl_lightning.seeding import DataStream
 
 
 class DirichletOverClients(Partitioner):
@@ -53,7 +53,7 @@ class DirichletOverClients(Partitioner):
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Deal each class by its own draw, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
-        rng = self.rng(RULE_STREAM)
+        rng = self.rng(DataStream.RULE)
         supply = np.bincount(array).astype(np.int64)
         shares = rng.dirichlet(np.full(self.num_clients, self.alpha), size=len(supply))  # (C, m)
         if self.samples_per_client is not None:
@@ -109,7 +109,7 @@ class DirichletOverClasses(Partitioner):
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Fill each client by its own draw, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
-        rng = self.rng(RULE_STREAM)
+        rng = self.rng(DataStream.RULE)
         supply = np.bincount(array).astype(np.int64)
         asked = self.samples_per_client
         sizes = check_sizes(max(len(array) // self.num_clients, 1) if asked is None else asked, self.num_clients)

@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition.base import (
-    RULE_STREAM,
-    TEST_STREAM,
     Partitioner,
     PartitionError,
     check_labels,
     check_sizes,
 )
+from pfl_lightning.seeding import DataStream
 
 
 class Domains(Partitioner):
@@ -115,7 +114,7 @@ class Domains(Partitioner):
         for client in range(self.num_clients):
             rest = rests[self._domain_number(client)]
             if samples_per_client is not None and samples_per_client < len(rest):
-                rest = np.sort(self.rng(TEST_STREAM, client).choice(rest, samples_per_client, replace=False))
+                rest = np.sort(self.rng(DataStream.TEST, client).choice(rest, samples_per_client, replace=False))
             parts.append(rest)
         return parts
 
@@ -136,7 +135,7 @@ class Domains(Partitioner):
         each = self.num_clients // len(self._pools)
         for number, pool in enumerate(self._pools):
             own = sizes[number * each : (number + 1) * each]
-            order = self.rng(RULE_STREAM, number).permutation(pool)
+            order = self.rng(DataStream.RULE, number).permutation(pool)
             *given, rest = split_by_sizes(order, np.append(own, len(order) - own.sum()))
             parts += [np.sort(part) for part in given]
             rests.append(np.sort(rest))

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pfl_lightning.datamodules.counting import Ints, apportion, take_per_class
-from pfl_lightning.datamodules.partition.base import QUANTITY_STREAM, Partitioner, PartitionError, check_labels
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
 from pfl_lightning.datamodules.partition.transform import PartitionTransform
+from pfl_lightning.seeding import DataStream
 
 
 class Quantity(PartitionTransform):
@@ -33,7 +34,7 @@ class Quantity(PartitionTransform):
 
     def client_sizes(self) -> Ints:
         """The size drawn for each client, shape (m,)."""
-        return self.rng(QUANTITY_STREAM).choice(np.asarray(self.sizes), self.num_clients).astype(np.int64)
+        return self.rng(DataStream.QUANTITY).choice(np.asarray(self.sizes), self.num_clients).astype(np.int64)
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Partition by the base rule with the drawn sizes, see :meth:`Partitioner.partition`."""
@@ -73,4 +74,4 @@ class Quantity(PartitionTransform):
             )
         held = np.bincount(labels)[None]
         counts = apportion(held * (size / len(part)), np.array([size]), np.zeros_like(held), held)
-        return part[take_per_class(labels, counts[0], self.rng(QUANTITY_STREAM, client))]
+        return part[take_per_class(labels, counts[0], self.rng(DataStream.QUANTITY, client))]

@@ -17,13 +17,13 @@ from pfl_lightning.datamodules.counting import (
     spread_offsets,
 )
 from pfl_lightning.datamodules.partition.base import (
-    RULE_STREAM,
     Partitioner,
     PartitionError,
     check_labels,
     check_sizes,
     check_total,
 )
+from pfl_lightning.seeding import DataStream
 
 
 class IID(Partitioner):
@@ -56,7 +56,7 @@ class IID(Partitioner):
         else:
             sizes = check_sizes(self.samples_per_client, self.num_clients)
             check_total(sizes, num_samples)
-        order = self.rng(RULE_STREAM).permutation(num_samples).astype(np.int64)
+        order = self.rng(DataStream.RULE).permutation(num_samples).astype(np.int64)
         return [np.sort(part) for part in split_by_sizes(order, sizes)]
 
 
@@ -105,7 +105,7 @@ class DominantClasses(Partitioner):
         """Deal the dominant classes, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         shares = self._shares(int(array.max()) + 1)
-        return distribute_shares(self, array, shares, self.samples_per_client, self.rng(RULE_STREAM), self.overlap)
+        return distribute_shares(self, array, shares, self.samples_per_client, self.rng(DataStream.RULE), self.overlap)
 
     def _shares(self, num_classes: int) -> Floats:
         groups = self.groups or dominant_groups(num_classes)
@@ -154,7 +154,7 @@ class ClassesPerClient(Partitioner):
         """Deal the classes, then the samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         num_classes = int(array.max()) + 1
-        rng = self.rng(RULE_STREAM)
+        rng = self.rng(DataStream.RULE)
         shares = self._deal_classes(num_classes, rng) / self._num_held[:, None]
         return distribute_shares(self, array, shares, self.samples_per_client, rng)
 

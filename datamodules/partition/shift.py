@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.partition.base import SHIFT_STREAM, Partitioner, PartitionError
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.datamodules.partition.transform import PartitionTransform
+from pfl_lightning.seeding import DataStream
 
 
 class FeatureShift(PartitionTransform):
@@ -151,7 +152,7 @@ def draw_permutations(seed: int, number: int, num_classes: int) -> tuple[tuple[i
             f"ConceptShift: {number} groups need as many permutations, {num_classes} classes have "
             f"{math.factorial(num_classes)}: lower groups, or list permutations, which may repeat"
         )
-    rng = np.random.default_rng([seed, SHIFT_STREAM])
+    rng = np.random.default_rng([seed, DataStream.SHIFT])
     drawn = {tuple(range(num_classes)): None}  # a dictionary keeps the order of the draws
     while len(drawn) < number:
         drawn[tuple(rng.permutation(num_classes).tolist())] = None

@@ -26,7 +26,7 @@ from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.tensors import load_state
 
 __all__ = ["ModuleFederation"]
@@ -115,7 +115,7 @@ class ModuleFederation(Federation):
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
         module = copy.deepcopy(self._given.first)
-        with torch_seed(derive_seed(self.seed, "initial weights")):
+        with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
             module.trainer = self._trainer
             if is_overridden("configure_model", module):
                 module.configure_model()

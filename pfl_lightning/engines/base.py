@@ -26,7 +26,7 @@ from pfl_lightning.engines.tasks import (
 )
 from pfl_lightning.errors import ClientError
 from pfl_lightning.metrics import EvalMetrics
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
 
 __all__ = ["Engine"]
 
@@ -91,11 +91,11 @@ class Engine(ABC):
         client.logged_metrics = {}
         try:
             begin(client, task)
-            seed = derive_seed(environment.seed, "fit/model", context.round, context.client)
+            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
             with local_fit(environment), torch_seed(seed):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
-                    found = self._run_prepared(client, phase, context, environment, f"fit/{index}")
+                    found = self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.FIT, index))
                     context = replace(context, num_steps=context.num_steps + found.num_steps)
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
@@ -189,7 +189,7 @@ class Engine(ABC):
     def personalize(self, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
         """Run the client's personalization phases in place, on the state that it holds."""
         client.train()
-        seed = derive_seed(environment.seed, "personalize/model", context.round, context.client)
+        seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
         with local_fit(environment), torch_seed(seed):
             for index, phase in enumerate(client.personalization_phases()):
-                self._run_prepared(client, phase, context, environment, f"personalize/{index}")
+                self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.PERSONALIZE, index))

@@ -82,6 +82,7 @@ def begin(client: FederatedClient, task: FitTask) -> None:
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:
     """Let the phase's parameters train, and nothing else."""
+    client.check_phase(phase)
     client.phase = phase
     parameters = dict(client.named_parameters())
     known = _names.setdefault(client, {})

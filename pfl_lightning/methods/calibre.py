@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number
-from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrastive_loss, prototype_meta_loss
-from pfl_lightning.messages import ClientUpdate
-from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
-from pfl_lightning.methods.class_means import finite_features
-from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput, make_objective
-from pfl_lightning.self_supervised.client_parts import (
-    fitting_phases,
-    learn_from_views,
-    objective_phases,
-    objective_shared,
-    sum_of_terms,
-)
+from pfl_lightning.messages import ClientUpdate, State, statistics_field
+from pfl_lightning.methods._class_means import finite_features
+from pfl_lightning.methods._self_supervised import SelfSupervisedClient
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
+from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import select_state
 
-__all__ = ["Calibre"]
+__all__ = ["Calibre", "CalibreUpdate", "DivergenceAwareAggregator"]
 
 STARTS = 4
-"""Of the k-means on a batch."""
+"""Starts of the k-means on a batch."""
+
+COLLAPSED = torch.finfo(torch.float32).tiny
+"""A divergence rate below this counts as zero."""
 
 
-class Calibre(FederatedClient):
+@dataclass(frozen=True, kw_only=True)
+class CalibreUpdate(ClientUpdate):
+    """The client's shared state, and how far its encodings lie from the centroids of their clusters.
+
+    Attributes:
+        divergence: The divergence rate, a scalar: a mean distance.
+    """
+
+    divergence: Tensor = statistics_field(shape="", at_least=0)
+
+
+class Calibre(SelfSupervisedClient):
     """A self-supervised objective with two regularizers on prototypes of clusters; better clusters weigh more.
 
     The stage "train": Algorithm 1 on the clients, then an average with weights by the divergence rates. The head is
@@ -70,10 +77,8 @@ class Calibre(FederatedClient):
         "ICDCS",
         2024,
     )
-    batch_norm = "shared"
-    evaluation = "knn"  # until a head is fitted
-    uses_unlabeled_data = True
-    views = 2
+
+    loss_names = ("self_supervised", "prototype_meta", "prototype_contrastive")
 
     cluster_noise: Tensor
 
@@ -91,9 +96,17 @@ class Calibre(FederatedClient):
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
-        super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
+        super().__init__(
+            encoder,
+            num_classes,
+            objective=objective,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            **options,
+        )
         check_number("alpha_n", alpha_n)
         check_number("alpha_p", alpha_p)
         check_number("prototype_temperature", prototype_temperature, strict=True)
@@ -101,8 +114,6 @@ class Calibre(FederatedClient):
         check_choice("aggregation", aggregation, ("divergence", "samples"))
         self.alpha_n, self.alpha_p, self.clusters = alpha_n, alpha_p, clusters
         self.prototype_temperature, self.aggregation = prototype_temperature, aggregation
-        self.objective = make_objective(objective, encoder)
-        self.shared = objective_shared(self.objective)
         noise = torch.zeros(STARTS, clusters, _candidates(clusters))
         self.register_buffer("cluster_noise", noise, persistent=False)
 
@@ -112,24 +123,8 @@ class Calibre(FederatedClient):
             return AveragingAggregator(self, num_clients)
         return DivergenceAwareAggregator(self, num_clients)
 
-    def phases(self) -> tuple[Phase, ...]:
-        """E epochs of encoder and objective."""
-        return objective_phases(self.epochs)
-
-    def personalization_phases(self) -> tuple[Phase, ...]:
-        """What the options ask for, on single views without augmentation."""
-        return fitting_phases(super().personalization_phases())
-
-    def steps_on_features(self) -> bool:
-        """Whether the step is the base's: in a personalization."""
-        return self.phase.name == "fine_tune"
-
-    def check_samples(self, samples: Mapping[int, int]) -> None:
-        """What the objective asks of clients' numbers of samples."""
-        self.objective.check_samples(samples)
-
     def before_fit(self, context: FitContext) -> int | None:
-        """Start what the objective makes anew; draw the starts of the k-means of this fit.
+        """Start what the objective makes again; draw the starts of the k-means of this fit.
 
         Returns:
             A seed for the k-means on all encodings, after the fit.
@@ -137,7 +132,7 @@ class Calibre(FederatedClient):
         Raises:
             ConfigurationError: Batches have fewer samples than there are clusters.
         """
-        self.objective.before_fit(self.encoder, context)
+        super().before_fit(context)
         if self._regularized:
             self._check_batch_size(context)
             self.cluster_noise.copy_(torch.rand(self.cluster_noise.shape, dtype=torch.float32))  # alike on all devices
@@ -155,29 +150,21 @@ class Calibre(FederatedClient):
                 "clusters"
             )
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """L_ssl + alpha_n L_n + alpha_p L_p of two views e, o of a batch, inputs of shape (B, 2, ...) (Algorithm 1).
-
-        In the personalization the head's.
-        """
-        if self.phase.name == "fine_tune":
-            return super().training_step(batch, batch_idx)
-        output = learn_from_views(self.objective, self.encoder, batch)
-        terms = {"self_supervised": output.loss}  # L_ssl
-        if self._regularized:
-            terms |= self._regularizers(output)
-        return sum_of_terms(terms)
-
-    def _regularizers(self, output: ObjectiveOutput) -> dict[str, Tensor]:
+    def objective_terms(self, output: ObjectiveOutput) -> dict[str, Tensor]:
+        """L_ssl + alpha_n L_n + alpha_p L_p of two views e, o of a batch (Algorithm 1)."""
+        terms = super().objective_terms(output)  # L_ssl
+        meta = self.alpha_n > 0 and self.uses("prototype_meta")
+        contrastive = self.alpha_p > 0 and self.uses("prototype_contrastive")
+        if not (meta or contrastive):
+            return terms
         encodings = output.encodings  # z_e, z_o
         count = min(self.clusters, len(encodings[0]))
         noise = self.cluster_noise[:, :count, : _candidates(count)]
         clustering = kmeans(torch.cat(encodings), count, starts=STARTS, noise=noise)
         of_e, of_o = clustering.assignment.chunk(2)  # pseudo-labels
-        terms = {}
-        if self.alpha_n > 0:  # L_n: z_o against the prototypes of z_e
+        if meta:  # L_n: z_o against the prototypes of z_e
             terms["prototype_meta"] = self.alpha_n * prototype_meta_loss(*encodings, of_e, of_o, count)
-        if self.alpha_p > 0:  # L_p: NT-Xent between the prototypes of p_e and of p_o
+        if contrastive:  # L_p: NT-Xent between the prototypes of p_e and of p_o
             contrast = prototype_contrastive_loss(*output.projections, of_e, of_o, count, self.prototype_temperature)
             terms["prototype_contrastive"] = self.alpha_p * contrast
         return terms
@@ -196,6 +183,45 @@ class Calibre(FederatedClient):
             weights=select_state(self, self.shared_names()),
             divergence=divergence,
         )
+
+
+class DivergenceAwareAggregator(AveragingAggregator):
+    """Mean of the clients' shared state, w_k proportional to 1 / divergence_k (section IV-B).
+
+    The weights are those of :func:`~pfl_lightning.functional.inverse_divergence_weights`. Only updates with a rate of
+    zero, which wait for the smallest positive one of the cohort, are kept until the end of the round.
+
+    Args:
+        client: See :class:`~pfl_lightning.server.Aggregator`.
+        num_clients: Number of clients, m.
+    """
+
+    update_class = CalibreUpdate
+
+    def __init__(self, client: FederatedClient, num_clients: int) -> None:
+        super().__init__(client, num_clients)
+        self._start_round()
+
+    def _start_round(self) -> None:
+        self._smallest = float("inf")
+        self._collapsed: list[State] = []
+
+    def receive(self, update: ClientUpdate) -> None:
+        """Add one client's state to the running average."""
+        assert isinstance(update, CalibreUpdate)
+        divergence = float(update.divergence)
+        if divergence < COLLAPSED:
+            self._collapsed.append(update.weights)
+            return
+        self._smallest = min(self._smallest, divergence)
+        self._average.update(update.weights, 1.0 / divergence)
+
+    def aggregate(self) -> None:
+        """Take the mean."""
+        for state in self._collapsed:
+            self._average.update(state, 1.0 / self._smallest if self._smallest < float("inf") else 1.0)
+        self._start_round()
+        super().aggregate()
 
 
 def _candidates(clusters: int) -> int:

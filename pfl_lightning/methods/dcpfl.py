@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import copy
 import warnings
-from numbers import Integral
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_number, check_whole
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.functional import ClassStatistics, alignment_loss, sample_class_gaussians
-from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.methods.class_means import ClassMeansBroadcast, descend, finite_or_before, spread
-from pfl_lightning.methods.dcpfl_messages import DCPFLUpdate, dcpfl_update, statistics_of
-from pfl_lightning.seeding import seeded_generator
+from pfl_lightning.errors import ClientError
+from pfl_lightning.functional import ClassStatistics, alignment_loss, covariance_factors, sample_class_gaussians
+from pfl_lightning.functional.statistics.gaussians import covariances_by_class
+from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
+from pfl_lightning.methods._class_means import (
+    ClassMeansBroadcast,
+    ClassMeansUpdate,
+    ReceivedMeans,
+    class_statistics,
+    descend,
+    finite_or_before,
+    spread,
+)
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
+from pfl_lightning.seeding import Purpose, seeded_generator
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import select_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCPFLUpdate(ClassMeansUpdate):
+    """Class means (6), counts, and covariances (7): as factors, or as full matrices.
+
+    Attributes:
+        factors: F_c with F_c^T F_c = Sigma_c, of min(n_kc - 1, d) rows at most each, below one another, (R, d);
+            ``None`` without calibration or as matrices.
+        ranks: Rows of each class among them, (K,), int64.
+        covariances: Sigma_c, (K, d, d); ``None`` without calibration or as factors.
+    """
+
+    factors: Tensor | None = statistics_field(shape="R d", when="uses_factors")
+    ranks: Tensor | None = statistics_field(shape="K", dtype=torch.int64, at_least=0, when="uses_factors")
+    covariances: Tensor | None = statistics_field(shape="K d d", when="uses_matrices")
 
 
 class DCPFL(FederatedClient):
@@ -50,9 +75,7 @@ class DCPFL(FederatedClient):
     shared = ("head.*",)
     batch_norm = "own"
     eval_model = "trained"
-
-    means: Tensor
-    present: Tensor
+    loss_names = ("cross_entropy", "alignment")
 
     def __init__(
         self,
@@ -68,14 +91,14 @@ class DCPFL(FederatedClient):
         lr: float = 0.01,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         check_number("alignment (lambda)", alignment)
         check_number("server_lr", server_lr, strict=True)
-        _check_whole("virtual_features", virtual_features, 0)
-        _check_whole("calibration_epochs", calibration_epochs, 1)
-        _check_whole("calibration_batch_size", calibration_batch_size, 1)
+        check_whole("virtual_features", virtual_features, 0)
+        check_whole("calibration_epochs", calibration_epochs, 1)
+        check_whole("calibration_batch_size", calibration_batch_size, 1)
         if 0 < virtual_features < num_classes:
             raise ValueError(
                 f"virtual_features must be 0 or at least one a class ({num_classes}), got {virtual_features}"
@@ -83,8 +106,7 @@ class DCPFL(FederatedClient):
         self.alignment, self.virtual_features, self.server_lr = alignment, virtual_features, server_lr
         self.calibration_epochs, self.calibration_batch_size = calibration_epochs, calibration_batch_size
         self.factors = factors
-        self.register_buffer("means", torch.zeros(num_classes, self.head.in_features), persistent=False)
-        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=False)
+        self.received = ReceivedMeans(num_classes, self.head.in_features)
 
     def configure_aggregator(self, num_clients: int) -> DCPFLAggregator:
         """The server of DC-PFL."""
@@ -94,35 +116,72 @@ class DCPFL(FederatedClient):
         """Replace the head by the global one; take over the global class means."""
         super().receive(broadcast)
         assert isinstance(broadcast, ClassMeansBroadcast)
-        self.means.copy_(spread(broadcast.means, broadcast.classes, self.num_classes))
-        self.present.fill_(False)[broadcast.classes] = True
+        self.received.assign(broadcast.means, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy and lambda ||f(x) - mu_y||_2, mean over the batch (3, 4)."""
         terms = super().loss_terms(features, labels)
-        if self.alignment > 0:
-            distance = alignment_loss(features, labels, self.means, self.present, norm="l2")
+        if self.alignment > 0 and self.uses("alignment"):
+            distance = alignment_loss(features, labels, self.received.means, self.received.present, norm="l2")
             terms["alignment"] = self.alignment * distance
         return terms
 
     def make_update(self, context: FitContext, before: None) -> DCPFLUpdate:
-        """Class means (6), counts and covariances (7) at the trained encoder."""
-        return dcpfl_update(self, context, covariances=self.virtual_features > 0, factors=self.factors)
+        """Class means (6), counts and covariances (7) at the trained encoder.
+
+        Raises:
+            ClientError: The features are not finite, or a covariance could not be decomposed.
+        """
+        calibrated, like = self.virtual_features > 0, self.head.weight
+        statistics = class_statistics(self, context, with_covariances=calibrated)
+        classes = statistics.counts.nonzero().flatten()
+        rows = ranks = matrices = None
+        if calibrated and self.factors:
+            try:
+                rows, ranks = covariance_factors(statistics)
+            except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it in passing
+                raise ClientError(
+                    context.client,
+                    context.round,
+                    f"a class covariance of its features could not be decomposed ({error}); look for features that are "
+                    "very large or nearly the same, lower the learning rate, or upload matrices (factors=False)",
+                ) from error
+            rows, ranks = rows.to(like), ranks[classes]
+        elif calibrated:
+            matrices = like.new_zeros(len(classes), statistics.num_features, statistics.num_features)
+            places = {y: place for place, y in enumerate(classes.tolist())}
+            for y, covariance in statistics.covariances_by_class().items():
+                matrices[places[y]] = covariance
+        return DCPFLUpdate(
+            client=context.client,
+            round=context.round,
+            num_samples=context.data.num_samples,
+            classes=classes,
+            means=statistics.means[classes].to(like),
+            counts=statistics.counts[classes],
+            factors=rows,
+            ranks=ranks,
+            covariances=matrices,
+        )
 
 
 class DCPFLAggregator(Aggregator):
     """Trains the head on class means, pools the clients' statistics, and fine-tunes the head on virtual features."""
 
+    update_class = DCPFLUpdate
+
     def __init__(self, client: DCPFL, num_clients: int) -> None:
         super().__init__(client, num_clients)
+        self.expected_weights = {}  # clients upload class statistics, and not the head
         self.lr, self.virtual_features = client.server_lr, client.virtual_features
         self.epochs, self.batch_size = client.calibration_epochs, client.calibration_batch_size
-        self.factors = client.factors
+        self.uses_factors = self.virtual_features > 0 and client.factors
+        self.uses_matrices = self.virtual_features > 0 and not client.factors
         self.head = copy.deepcopy(client.head).requires_grad_(False)
         self.means: Tensor
         self.present: Tensor
-        self.register_buffer("means", torch.zeros_like(client.means))
-        self.register_buffer("present", torch.zeros_like(client.present))
+        self.register_buffer("means", torch.zeros_like(client.received.means))
+        self.register_buffer("present", torch.zeros_like(client.received.present))
         self._start_round()
 
     def _start_round(self) -> None:
@@ -140,9 +199,8 @@ class DCPFLAggregator(Aggregator):
 
     def receive(self, update: ClientUpdate) -> None:
         """One step of the head on the client's class means (8, 9); the statistics join the pool (10, 11)."""
-        classes, width = self.means.shape
-        statistics = statistics_of(update, classes, width, self.virtual_features > 0, self.factors)
         assert isinstance(update, DCPFLUpdate)
+        statistics = self._statistics_of(update)
         if not self._next:
             self._next = (copy.deepcopy(self.head),)
         weight = self.head.weight
@@ -150,6 +208,27 @@ class DCPFLAggregator(Aggregator):
             descend(self._next[0], update.means.to(weight), update.classes.to(weight.device), self.lr)  # (8), (9)
         self._pooled.merge(statistics)  # (10), (11)
         self._round = update.round
+
+    def _statistics_of(self, update: DCPFLUpdate) -> ClassStatistics:
+        """The client's class statistics on the CPU; the cost is that of the classes it has.
+
+        Raises:
+            InvalidMessageError: No features have such statistics.
+        """
+        classes, width = self.means.shape
+        counts = spread(update.counts, update.classes, classes).cpu()
+        means = spread(update.means, update.classes, classes).to("cpu", torch.float64)
+        try:
+            if update.factors is not None and update.ranks is not None:
+                ranks = spread(update.ranks, update.classes, classes).cpu()
+                covariances = covariances_by_class(update.factors.cpu(), ranks, width)
+            elif update.covariances is not None:
+                covariances = dict(zip(update.classes.tolist(), update.covariances.cpu(), strict=True))
+            else:
+                return ClassStatistics.from_moments(counts, means, square_deviations=torch.zeros(classes))
+            return ClassStatistics.from_moments(counts, means, covariances)
+        except ValueError as error:
+            update.refuse(str(error))
 
     def aggregate(self) -> None:
         """Take over the head, after its calibration on virtual features (12), and the pooled class means (10)."""
@@ -165,7 +244,7 @@ class DCPFLAggregator(Aggregator):
 
     def _calibrate(self) -> None:
         weight = self.head.weight
-        generator = seeded_generator(self.seed, "virtual features", self._round)
+        generator = seeded_generator(self.seed, Purpose.VIRTUAL_FEATURES, self._round)
         try:
             features, labels = sample_class_gaussians(self._pooled, self.virtual_features, generator)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it in passing
@@ -181,8 +260,3 @@ class DCPFLAggregator(Aggregator):
                 order = torch.randperm(len(labels), generator=generator).to(weight.device)
                 for batch in order.split(self.batch_size):
                     descend(self.head, features[batch], labels[batch], self.lr)  # (12)
-
-
-def _check_whole(name: str, value: int, least: int) -> None:
-    if not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import proximal_term
+from pfl_lightning.options import ClientOptions, Unpack
 
 
 class Ditto(FederatedClient):
-    """A global model as in FedAvg, and beside it a personal model on every client, held near the global one.
+    """A global model as in FedAvg, and a personal model on every client, held near the global one.
 
     The personal model is what is evaluated. It trains first, while the global model is still as it was received; what
     a client uploads does not depend on it.
@@ -30,6 +29,8 @@ class Ditto(FederatedClient):
     model_agnostic = True
     shared = ("global_model.*",)
     batch_norm = "shared"
+    loss_names = ("cross_entropy", "proximal")
+    personalization_losses = ("cross_entropy",)
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Ditto(FederatedClient):
         lam: float = 0.1,
         personal_epochs: int | None = None,
         personal_lr: float | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("lam (lambda)", lam)
@@ -50,8 +51,8 @@ class Ditto(FederatedClient):
         self.global_model = self.copy_network()
 
     def active_network(self) -> nn.Module | None:
-        """The global model in its own phase; otherwise the personal one."""
-        return self.global_model if self.training and self.phase.name == "global" else None
+        """The global model where it alone trains; otherwise the personal one."""
+        return self.global_model if self.training and self.phase.trains_only("global_model") else None
 
     def exported_names(self) -> list[str]:
         """The personal model alone."""
@@ -61,13 +62,13 @@ class Ditto(FederatedClient):
         """Algorithm 1, v_k before w (there after it): neither depends on the other, and w^t is still at hand."""
         return (
             Phase("personal", ("encoder.*", "head.*"), self.personal_epochs, self.personal_lr),
-            Phase("global", ("global_model.*",), self.epochs),
+            Phase("global", ("global_model.*",), self.epochs, losses=("cross_entropy",)),
         )
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """F_k(w) of the global model; h_k(v_k; w^t) = F_k(v_k) + lambda / 2 ||v_k - w^t||^2 of the personal."""
         terms = super().loss_terms(features, labels)
-        if self.phase.name == "personal":
+        if self.uses("proximal"):
             reference = dict(self.global_model.named_parameters())  # w^t: it trains in the phase after this one
             distance = proximal_term(self.network_parameters(), {n: p.detach() for n, p in reference.items()})
             terms["proximal"] = self.lam / 2 * distance

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_choice, check_number
+from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import supervised_contrastive_loss
+from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 
 PARTS = ("encoder", "projector", "head", "global_head")
@@ -40,8 +40,11 @@ class DualFed(FederatedClient):
         global_on: ``"encoder"``, or ``"projector"`` for a global classifier behind the projector: DualFed-P with a
             personal projector, DualFed-G with a shared one, ``personal=("head",)`` (Table 6).
         lr: Learning rate.
+        momentum: Momentum of the local SGD.
         weight_decay: Weight decay; the paper names none.
         epochs: Local epochs of each stage, E.
+        optimizer: Makes the optimizer from the trainable parameters, in place of SGD.
+        lr_scheduler: Makes a scheduler from the optimizer, stepped after every local epoch of a phase.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -55,6 +58,7 @@ class DualFed(FederatedClient):
     shared: tuple[str, ...] = ("encoder.*", "global_head.*")
     batch_norm = "own_statistics"
     heads = ("head.*", "global_head.*")
+    loss_names = ("cross_entropy", "contrastive", "global_cross_entropy")
 
     def __init__(
         self,
@@ -71,17 +75,28 @@ class DualFed(FederatedClient):
         personal: Sequence[str] = ("projector", "head"),
         global_on: str = "encoder",
         lr: float = 0.01,
+        momentum: float = 0.5,
         weight_decay: float = 0.0,
         epochs: int = 1,
-        **options: Any,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+        **options: Unpack[EvaluationOptions],
     ) -> None:
-        super().__init__(encoder, num_classes, lr=lr, weight_decay=weight_decay, epochs=epochs, **options)
+        super().__init__(
+            encoder,
+            num_classes,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            **options,
+        )
         check_number("contrastive (lambda)", contrastive)
         check_number("temperature (tau)", temperature, strict=True)
-        if projector_depth < 1 or projector_hidden < 1:
-            raise ValueError(
-                f"the projector needs a depth and a width of at least 1, got {projector_depth} and {projector_hidden}"
-            )
+        check_at_least("projector_depth", projector_depth, 1)
+        check_at_least("projector_hidden", projector_hidden, 1)
         check_choice("stages", stages, ("stage-wise", "simultaneous"))
         check_choice("prediction", prediction, ("probabilities", "logits"))
         check_choice("global_on", global_on, ("encoder", "projector"))
@@ -103,21 +118,27 @@ class DualFed(FederatedClient):
         if self.stages == "simultaneous":
             return (Phase("simultaneous", epochs=self.epochs),)
         return (
-            Phase("personal", ("encoder.*", "projector.*", "head.*"), self.epochs),
-            Phase("global", ("global_head.*",), self.epochs),
+            Phase(
+                "personal",
+                ("encoder.*", "projector.*", "head.*"),
+                self.epochs,
+                losses=("cross_entropy", "contrastive"),
+            ),
+            Phase("global", ("global_head.*",), self.epochs, losses=("global_cross_entropy",)),
         )
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """CE of the personal classifier and lambda SupCon(u) (6, 7) in stage 1, CE of the global one (9) in stage 2."""
         terms = {}
-        behind = self.phase.name != "global" or self.global_on == "projector"
+        personal, contrastive = self.uses("cross_entropy"), self.contrastive > 0 and self.uses("contrastive")
+        behind = personal or contrastive or self.global_on == "projector"
         projected = self.projector(features) if behind else features  # u
-        if self.phase.name != "global":
+        if personal:
             terms["cross_entropy"] = F.cross_entropy(self.head(projected), labels)  # (6)
-            if self.contrastive > 0:
-                contrast = supervised_contrastive_loss(projected, labels, self.temperature)  # (7)
-                terms["contrastive"] = self.contrastive * contrast
-        if self.phase.name != "personal":
+        if contrastive:
+            contrast = supervised_contrastive_loss(projected, labels, self.temperature)  # (7)
+            terms["contrastive"] = self.contrastive * contrast
+        if self.uses("global_cross_entropy"):
             scores = self.global_head(projected if self.global_on == "projector" else features)
             terms["global_cross_entropy"] = F.cross_entropy(scores, labels)  # (9)
         return terms

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient, Phase
+from pfl_lightning.options import TrainingOptions, Unpack
 
 
 class FedBABU(FederatedClient):
@@ -18,6 +17,8 @@ class FedBABU(FederatedClient):
         fine_tune: What is fine-tuned before the evaluation: ``"all"``, ``"head"`` or ``None``.
         fine_tune_epochs: Epochs of the fine-tuning. They are spent at every evaluation; the Trainer's
             ``check_val_every_n_epoch`` makes evaluations rarer.
+        fine_tune_lr: Learning rate of the fine-tuning; ``None`` takes ``lr``.
+        eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -36,9 +37,19 @@ class FedBABU(FederatedClient):
         *,
         fine_tune: str | None = "all",
         fine_tune_epochs: int = 5,
-        **options: Any,
+        fine_tune_lr: float | None = None,
+        eval_model: str | None = None,
+        **options: Unpack[TrainingOptions],
     ) -> None:
-        super().__init__(encoder, num_classes, fine_tune=fine_tune, fine_tune_epochs=fine_tune_epochs, **options)
+        super().__init__(
+            encoder,
+            num_classes,
+            fine_tune=fine_tune,
+            fine_tune_epochs=fine_tune_epochs,
+            fine_tune_lr=fine_tune_lr,
+            eval_model=eval_model,
+            **options,
+        )
 
     def phases(self) -> tuple[Phase, ...]:
         """Algorithm 1: the body alone."""

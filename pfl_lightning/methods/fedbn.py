@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.state.tensors import norm_names
 
 
@@ -26,7 +26,7 @@ class FedBN(FederatedClient):
     model_agnostic = True
     batch_norm = "own"
 
-    def __init__(self, encoder: nn.Module, num_classes: int, **options: Any) -> None:
+    def __init__(self, encoder: nn.Module, num_classes: int, **options: Unpack[ClientOptions]) -> None:
         super().__init__(encoder, num_classes, **options)
         if not norm_names(self, affine=True):
             warnings.warn(f"{type(encoder).__name__} has no batch normalization: FedBN is FedAvg then", stacklevel=2)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.functional import proximal_term, supervised_contrastive_loss
 from pfl_lightning.messages import Broadcast
+from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.state.tensors import TensorDict
 
 BETAS = (0.5, 0.999)  # of Adam, in the published implementation; the paper names no optimizer
@@ -49,7 +49,8 @@ class FedClassAvg(FederatedClient):
         lr: Learning rate.
         epochs: Local epochs a round, E.
         optimizer: Makes the optimizer from the trainable parameters; ``None`` is Adam with betas (0.5, 0.999) and
-            without weight decay, unless ``weight_decay`` is given. (``momentum`` is of SGD and has no effect then.)
+            without weight decay, unless ``weight_decay`` is given.
+        lr_scheduler: Makes a scheduler from the optimizer, stepped after every local epoch of a phase.
         weight_decay: Weight decay.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
@@ -64,6 +65,7 @@ class FedClassAvg(FederatedClient):
     shared: tuple[str, ...] = ("head.*",)
     batch_norm = "shared"  # of a shared encoder; the head has none
     eval_model = "trained"
+    loss_names = ("cross_entropy", "contrastive", "proximal")
 
     rounds_trained: Tensor
 
@@ -84,19 +86,26 @@ class FedClassAvg(FederatedClient):
         lr: float = 1e-4,
         epochs: int = 1,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
         weight_decay: float = 0.0,
-        **options: Any,
+        **options: Unpack[EvaluationOptions],
     ) -> None:
         make = optimizer or partial(torch.optim.Adam, lr=lr, betas=BETAS, weight_decay=weight_decay)
         super().__init__(
-            encoder, num_classes, lr=lr, epochs=epochs, optimizer=make, weight_decay=weight_decay, **options
+            encoder,
+            num_classes,
+            lr=lr,
+            epochs=epochs,
+            optimizer=make,
+            lr_scheduler=lr_scheduler,
+            weight_decay=weight_decay,
+            **options,
         )
         check_number("proximal (rho)", proximal)
         check_number("temperature", temperature, strict=True)
         if base_temperature is not None:
             check_number("base_temperature", base_temperature, strict=True)
-        if warm_up_epochs < 0:
-            raise ValueError(f"warm_up_epochs must not be negative, got {warm_up_epochs}")
+        check_at_least("warm_up_epochs", warm_up_epochs, 0)
         self.proximal, self.squared_proximal = proximal, squared_proximal
         self.contrastive, self.normalize = contrastive, normalize
         self.temperature, self.base_temperature = temperature, base_temperature
@@ -130,20 +139,20 @@ class FedClassAvg(FederatedClient):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss (4) of two views x', x'' of a batch, inputs of shape (B, 2, ...); of one view without contrast."""
         inputs, labels = batch
-        contrastive = self.contrastive and not self.phase.plain  # a personalization has one view
+        two_views = self.contrastive and not self.phase.plain  # a plain phase, as of a personalization, has one
+        contrastive = two_views and self.uses("contrastive")
         if contrastive:
             first, second = self.encoder(inputs.transpose(0, 1).flatten(0, 1)).chunk(2)  # one pass for both views
         else:
-            first = self.encoder(inputs)
-        terms = {"cross_entropy": F.cross_entropy(self.classify(first), labels)}  # CE(g(f(x')), y)
+            first = self.encoder(inputs[:, 0] if two_views else inputs)
+        terms = self.loss_terms(first, labels)  # CE(g(f(x')), y)
         if contrastive:
             terms["contrastive"] = supervised_contrastive_loss(  # SupCon(f(x'), f(x''))
                 torch.stack([first, second], dim=1), labels, self.temperature, self.base_temperature, self.normalize
             )
-        if self.proximal > 0:
+        if self.proximal > 0 and self.uses("proximal"):
             terms["proximal"] = self.proximal * self._distance()
-        loss = cast(Tensor, sum(terms.values()))
-        return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
+        return self.sum_of_terms(terms)
 
     def _distance(self) -> Tensor:
         """||w_head - w_global_head||_2 (5), or the mean of the squares."""

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
-from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.client import Citation, FitContext
 from pfl_lightning.messages import ClientUpdate
-from pfl_lightning.self_supervised import BYOL, Objective, ObjectiveFactory, make_objective
-from pfl_lightning.self_supervised.client_parts import (
-    fitting_phases,
-    learn_from_views,
-    objective_phases,
-    objective_shared,
-    sum_of_terms,
-)
+from pfl_lightning.methods._self_supervised import SelfSupervisedClient
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
+from pfl_lightning.self_supervised import BYOL, Objective, ObjectiveFactory
 from pfl_lightning.state.tensors import TensorDict
 
 __all__ = ["FedEMA"]
 
 
-class FedEMA(FederatedClient):
+class FedEMA(SelfSupervisedClient):
     """BYOL on the clients; a client goes on from a mixture of its own and the global networks, by how far these are.
 
     At the start of a fit the online encoder, projector and predictor become mu own + (1 - mu) global, with
@@ -57,10 +49,6 @@ class FedEMA(FederatedClient):
     """
 
     citation = Citation("Divergence-aware Federated Self-Supervised Learning", "Zhuang et al.", "ICLR", 2022)
-    batch_norm = "shared"
-    evaluation = "knn"  # until a head is fitted
-    uses_unlabeled_data = True
-    views = 2
 
     last_round: Tensor
     first_divergence: Tensor
@@ -77,17 +65,23 @@ class FedEMA(FederatedClient):
         lr: float = 0.032,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
-        super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
+        super().__init__(
+            encoder,
+            num_classes,
+            objective=objective or _byol,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            **options,
+        )
         check_number("tau", tau)
         if tau > 1:
             raise ValueError(f"tau must be at most 1, got {tau}")
         if scaler is not None:
             check_number("scaler (lambda)", scaler)
         self.tau, self.scaler, self.consecutive = tau, scaler, consecutive
-        self.objective = make_objective(objective or _byol, encoder)
-        self.shared = objective_shared(self.objective)
         self.own = TensorDict({name: parameter.detach().clone() for name, parameter in self._online().items()})
         self.register_buffer("last_round", torch.full((), -1, dtype=torch.int64))  # of the client's fits
         self.register_buffer("first_divergence", torch.zeros(()))  # lambda_k is tau divided by it; 0 before it is known
@@ -95,22 +89,6 @@ class FedEMA(FederatedClient):
     def _online(self) -> dict[str, nn.Parameter]:
         """The parameters that train: of the online encoder, the projector and the predictor."""
         return {n: p for n, p in self.named_parameters() if n.startswith(("encoder.", "objective."))}
-
-    def phases(self) -> tuple[Phase, ...]:
-        """E epochs of encoder and objective."""
-        return objective_phases(self.epochs)
-
-    def personalization_phases(self) -> tuple[Phase, ...]:
-        """What the options ask for, on single views without augmentation."""
-        return fitting_phases(super().personalization_phases())
-
-    def steps_on_features(self) -> bool:
-        """Whether the step is the base's: in a personalization."""
-        return self.phase.name == "fine_tune"
-
-    def check_samples(self, samples: Mapping[int, int]) -> None:
-        """What the objective asks of clients' numbers of samples."""
-        self.objective.check_samples(samples)
 
     def before_fit(self, context: FitContext) -> None:
         """Mix the client's own networks into the received global ones; start the target network."""
@@ -120,7 +98,7 @@ class FedEMA(FederatedClient):
         elif before >= 0:
             self.objective.forget()
         self.last_round.fill_(context.round)
-        self.objective.before_fit(self.encoder, context)
+        super().before_fit(context)
 
     @torch.no_grad()
     def _mix(self) -> None:
@@ -148,12 +126,6 @@ class FedEMA(FederatedClient):
             for name, parameter in self._online().items():
                 own[name].copy_(parameter)
         return super().make_update(context, before)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The objective's loss of two views, inputs of shape (B, 2, ...); in the personalization the head's."""
-        if self.phase.name == "fine_tune":
-            return super().training_step(batch, batch_idx)
-        return sum_of_terms({"self_supervised": learn_from_views(self.objective, self.encoder, batch).loss})
 
 
 def _byol(encoder: nn.Module) -> Objective:

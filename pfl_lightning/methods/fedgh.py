@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,13 +10,13 @@ from torch import nn
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.methods.class_means import (
+from pfl_lightning.methods._class_means import (
     ClassMeansUpdate,
-    check_class_means,
     class_means_update,
     descend,
     finite_or_before,
 )
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import select_state
 
@@ -41,7 +40,9 @@ class FedGH(FederatedClient):
     batch_norm = "own"
     eval_model = "trained"
 
-    def __init__(self, encoder: nn.Module, num_classes: int, *, server_lr: float = 0.01, **options: Any) -> None:
+    def __init__(
+        self, encoder: nn.Module, num_classes: int, *, server_lr: float = 0.01, **options: Unpack[ClientOptions]
+    ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("server_lr", server_lr, strict=True)
         self.server_lr = server_lr
@@ -58,8 +59,11 @@ class FedGH(FederatedClient):
 class FedGHAggregator(Aggregator):
     """Trains the head by one step of gradient descent for each client of the cohort, on its class means."""
 
+    update_class = ClassMeansUpdate
+
     def __init__(self, client: FedGH, num_clients: int) -> None:
         super().__init__(client, num_clients)
+        self.expected_weights = {}  # clients upload class means, and not the head
         self.head = copy.deepcopy(client.head).requires_grad_(False)
         self.lr = client.server_lr
         self._round = 0
@@ -72,15 +76,15 @@ class FedGHAggregator(Aggregator):
 
     def receive(self, update: ClientUpdate) -> None:
         """One step on the client's class means, on a copy: the head that is sent changes between rounds."""
-        checked = check_class_means(update, *self.head.weight.shape)
+        assert isinstance(update, ClassMeansUpdate)
         if not self._next:
             self._next = (copy.deepcopy(self.head),)
         self._round, device = update.round, self.head.weight.device
         with torch.autocast(device.type, enabled=False):
-            descend(self._next[0], checked.means.to(self.head.weight), checked.classes.to(device), self.lr)
+            descend(self._next[0], update.means.to(self.head.weight), update.classes.to(device), self.lr)
 
     def aggregate(self) -> None:
         """Take over the trained head."""
         if self._next:
             (trained,), self._next = self._next, ()
-            self.head = finite_or_before(trained, self.head, self._round)
+            self.head, self._round = finite_or_before(trained, self.head, self._round), 0

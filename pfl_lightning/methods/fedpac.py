@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
-from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.functional import (
     ClassStatistics,
     RunningAverage,
@@ -20,7 +18,8 @@ from pfl_lightning.functional import (
     weighted_class_means,
 )
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
-from pfl_lightning.methods.class_means import class_statistics
+from pfl_lightning.methods._class_means import ReceivedMeans, class_statistics
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AggregationWeights, Aggregator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
@@ -35,8 +34,8 @@ class FedPACBroadcast(Broadcast):
         present: Which classes have a global centroid, (C,), bool; none before the first aggregation.
     """
 
-    centroids: Tensor | None = statistics_field(default=None)
-    present: Tensor | None = statistics_field(default=None)
+    centroids: Tensor | None = statistics_field(shape="C d", when="alignment")
+    present: Tensor | None = statistics_field(shape="C", dtype=torch.bool, when="alignment")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +49,10 @@ class FedPACUpdate(ClientUpdate):
         variance: V_k (44), a scalar; ``None`` without combination.
     """
 
-    centroids: Tensor | None = statistics_field(default=None)
-    counts: Tensor | None = statistics_field(default=None)
-    weighted_means: Tensor | None = statistics_field(default=None)
-    variance: Tensor | None = statistics_field(default=None)
+    centroids: Tensor | None = statistics_field(shape="C d", when="alignment")
+    counts: Tensor | None = statistics_field(shape="C", dtype=torch.int64, at_least=0, when="alignment")
+    weighted_means: Tensor | None = statistics_field(shape="C d", when="combination")
+    variance: Tensor | None = statistics_field(shape="", at_least=0, when="combination")
 
 
 class FedPAC(FederatedClient):
@@ -77,9 +76,8 @@ class FedPAC(FederatedClient):
         "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", "Xu et al.", "ICLR", 2023
     )
     batch_norm = "shared"
-
-    centroids: Tensor
-    present: Tensor
+    loss_names = ("cross_entropy", "alignment")
+    personalization_losses = ("cross_entropy",)
 
     def __init__(
         self,
@@ -91,15 +89,14 @@ class FedPAC(FederatedClient):
         head_epochs: int = 1,
         head_lr: float = 0.1,
         threshold: float = 1e-3,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)
         self.alignment, self.combination, self.threshold = alignment, combination, threshold
         self.head_epochs, self.head_lr = head_epochs, head_lr
         self.shared = ("encoder.*", "head.*") if combination else ("encoder.*",)
-        self.register_buffer("centroids", torch.zeros(num_classes, self.head.in_features), persistent=False)
-        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=False)
+        self.centroids = ReceivedMeans(num_classes, self.head.in_features)
 
     def configure_aggregator(self, num_clients: int) -> FedPACAggregator:
         """The server of FedPAC."""
@@ -110,14 +107,14 @@ class FedPAC(FederatedClient):
         super().receive(broadcast)
         assert isinstance(broadcast, FedPACBroadcast)
         if broadcast.centroids is not None and broadcast.present is not None:
-            self.centroids.copy_(broadcast.centroids)
-            self.present.copy_(broadcast.present)
+            self.centroids.means.copy_(broadcast.centroids)
+            self.centroids.present.copy_(broadcast.present)
 
     def phases(self) -> tuple[Phase, ...]:
         """The head on the received encoder (15), then the encoder under the new head (16)."""
         return (
-            Phase("head", ("head.*",), self.head_epochs, self.head_lr),
-            Phase("encoder", ("encoder.*",), self.epochs),
+            Phase("head", ("head.*",), self.head_epochs, self.head_lr, losses=("cross_entropy",)),
+            Phase("encoder", ("encoder.*",), self.epochs, losses=("cross_entropy", "alignment")),
         )
 
     def before_fit(self, context: FitContext) -> ClassStatistics:
@@ -125,17 +122,18 @@ class FedPAC(FederatedClient):
         received = class_statistics(self, context)
         if self.alignment > 0:
             # Before the first aggregation there are no centroids at all, and no alignment.
-            missing = (received.counts > 0).to(self.present.device) & ~self.present & self.present.any()
-            own = received.means.to(self.centroids)
-            self.centroids.copy_(torch.where(missing[:, None], own, self.centroids))
-            self.present.logical_or_(missing)
+            means, present = self.centroids.means, self.centroids.present
+            missing = (received.counts > 0).to(present.device) & ~present & present.any()
+            means.copy_(torch.where(missing[:, None], received.means.to(means), means))
+            present.logical_or_(missing)
         return received
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy, and lambda R_k (3) while the encoder trains."""
+        """Cross entropy and lambda R_k (3)."""
         terms = super().loss_terms(features, labels)
-        if self.alignment > 0 and self.phase.name == "encoder":
-            terms["alignment"] = self.alignment * alignment_loss(features, labels, self.centroids, self.present)
+        if self.alignment > 0 and self.uses("alignment"):
+            distance = alignment_loss(features, labels, self.centroids.means, self.centroids.present)
+            terms["alignment"] = self.alignment * distance
         return terms
 
     def make_update(self, context: FitContext, before: ClassStatistics) -> FedPACUpdate:
@@ -160,14 +158,16 @@ class FedPACAggregator(Aggregator):
     A client outside the cohort keeps its head.
     """
 
+    update_class = FedPACUpdate
+
     def __init__(self, client: FedPAC, num_clients: int) -> None:
         super().__init__(client, num_clients)
-        names = client.shared_names()
-        shared = select_state(client, names)
+        shared = select_state(client, client.shared_names())
         self.alignment, self.combination, self.threshold = client.alignment, client.combination, client.threshold
+        # Whatever is shared and not `encoder.*` is the head of (4): batch normalization and further layers included.
         self.encoder = TensorDict({name: value for name, value in shared.items() if name.startswith("encoder.")})
         self.heads = ClientStates({n: v for n, v in shared.items() if n not in self.encoder.as_state()}, num_clients)
-        classes, width = client.centroids.shape
+        classes, width = client.centroids.means.shape
         self.centroids: Tensor
         self.present: Tensor
         self.register_buffer("centroids", torch.zeros(classes, width))
@@ -193,27 +193,6 @@ class FedPACAggregator(Aggregator):
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's encoder and centroids to the sums and keep its head."""
         assert isinstance(update, FedPACUpdate)
-        expected = {**self.encoder.as_state(), **self.heads.initial}
-        update.check_like("weights", update.weights, expected)
-        classes, width = self.centroids.shape
-        shapes = {
-            "centroids": (classes, width),
-            "counts": (classes,),
-            "weighted_means": (classes, width),
-            "variance": (),
-        }
-        for name, shape in shapes.items():
-            value, wanted = getattr(update, name), self._expects(name)
-            if wanted != (value is not None):
-                reason = f"{name} is {'missing' if wanted else 'not expected'}"
-                raise InvalidMessageError(update.client, update.round, reason)
-            if value is not None:
-                update.check_shape(name, value, *shape)
-        update.check_finite()
-        update.check_size()
-        if update.variance is not None and float(update.variance) < 0:
-            reason = f"variance is {float(update.variance)}; (44) is not negative"
-            raise InvalidMessageError(update.client, update.round, reason)
         encoder = {name: update.weights[name] for name in self.encoder.as_state()}
         self._average.update(encoder, update.num_samples)
         if update.centroids is not None and update.counts is not None:
@@ -222,19 +201,7 @@ class FedPACAggregator(Aggregator):
             self._counts += counts
         if self.combination:
             head = {name: update.weights[name].cpu() for name in self.heads.initial}
-            self._cohort.append(
-                FedPACUpdate(
-                    client=update.client,
-                    round=update.round,
-                    num_samples=update.num_samples,
-                    weights=head,
-                    weighted_means=update.weighted_means,
-                    variance=update.variance,
-                )
-            )
-
-    def _expects(self, name: str) -> bool:
-        return self.alignment > 0 if name in ("centroids", "counts") else self.combination
+            self._cohort.append(replace(update, weights=head, centroids=None, counts=None))
 
     def aggregate(self) -> None:
         """Encoder (18), centroids (19), and the cohort's heads (4)."""
@@ -268,18 +235,6 @@ class FedPACAggregator(Aggregator):
     def has_client_weights(self) -> bool:
         """Whether heads are combined."""
         return self.combination
-
-    def client_states(self) -> tuple[ClientStates, ...]:
-        """The heads."""
-        return (self.heads,)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The combined heads, for the checkpoint; they rest in host memory and are no buffers."""
-        return self.heads.state_dict()
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the heads."""
-        self.heads.load_state_dict(state)
 
 
 def _given(value: Tensor | None) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -11,16 +9,14 @@ from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.functional import alignment_loss
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.methods.class_means import (
+from pfl_lightning.methods._class_means import (
     ClassMeansBroadcast,
     ClassMeansUpdate,
-    check_class_means,
+    ReceivedMeans,
     class_means_update,
-    spread,
 )
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
-
-"""Score of a class without a prototype: below that of any other, and such that losses can still be summed."""
 
 
 class FedProto(FederatedClient):
@@ -41,9 +37,7 @@ class FedProto(FederatedClient):
     shared = ()
     batch_norm = "own"
     equal_features = True
-
-    prototypes: Tensor
-    present: Tensor
+    loss_names = ("cross_entropy", "alignment")
 
     def __init__(
         self,
@@ -52,14 +46,13 @@ class FedProto(FederatedClient):
         *,
         alignment: float = 1.0,
         prediction: str = "prototype",
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)
         check_choice("prediction", prediction, ("prototype", "classifier"))
         self.alignment, self.prediction = alignment, prediction
-        self.register_buffer("prototypes", torch.zeros(num_classes, self.head.in_features), persistent=False)
-        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=False)
+        self.prototypes = ReceivedMeans(num_classes, self.head.in_features)
 
     def configure_aggregator(self, num_clients: int) -> FedProtoAggregator:
         """The server of FedProto."""
@@ -68,13 +61,15 @@ class FedProto(FederatedClient):
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the global prototypes."""
         assert isinstance(broadcast, ClassMeansBroadcast)
-        self.prototypes.copy_(spread(broadcast.means, broadcast.classes, self.num_classes))
-        self.present.fill_(False)[broadcast.classes] = True
+        self.prototypes.assign(broadcast.means, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy and lambda times the squared distance to the prototype of the class, mean over d (7)."""
-        distance = alignment_loss(features, labels, self.prototypes, self.present)
-        return {**super().loss_terms(features, labels), "alignment": self.alignment * distance}
+        terms = super().loss_terms(features, labels)
+        if self.uses("alignment"):
+            distance = alignment_loss(features, labels, self.prototypes.means, self.prototypes.present)
+            terms["alignment"] = self.alignment * distance
+        return terms
 
     def make_update(self, context: FitContext, before: None) -> ClassMeansUpdate:
         """The client's prototypes: class means at the trained encoder (3)."""
@@ -90,20 +85,23 @@ class FedProto(FederatedClient):
         if self.prediction == "classifier":
             return scores
         # In single precision at least: half-precision distances tie.
-        precise = torch.promote_types(self.prototypes.dtype, torch.float32)
-        nearness = -torch.cdist(features.to(precise), self.prototypes.to(precise))
+        prototypes, present = self.prototypes.means, self.prototypes.present
+        precise = torch.promote_types(prototypes.dtype, torch.float32)
+        nearness = -torch.cdist(features.to(precise), prototypes.to(precise))
         # A class without a prototype comes after the farthest of the others.
-        last = nearness.masked_fill(~self.present, torch.inf).amin(dim=1, keepdim=True) - 1
-        nearness = torch.where(self.present, nearness, last)
-        return torch.where(self.present.any(), nearness, scores.to(nearness))
+        last = nearness.masked_fill(~present, torch.inf).amin(dim=1, keepdim=True) - 1
+        nearness = torch.where(present, nearness, last)
+        return torch.where(present.any(), nearness, scores.to(nearness))
 
 
 class FedProtoAggregator(Aggregator):
     """Averages prototypes over the clients of the cohort that have the class, weighted by samples (6)."""
 
+    update_class = ClassMeansUpdate
+
     def __init__(self, client: FedProto, num_clients: int) -> None:
         super().__init__(client, num_clients)
-        classes, width = client.prototypes.shape
+        classes, width = client.prototypes.means.shape
         self.prototypes: Tensor
         self.present: Tensor
         self.register_buffer("prototypes", torch.zeros(classes, width))
@@ -121,13 +119,13 @@ class FedProtoAggregator(Aggregator):
 
     def receive(self, update: ClientUpdate) -> None:
         """Add a client's prototypes to the sums."""
-        checked = check_class_means(update, *self.prototypes.shape)
-        counts, classes = checked.counts.to("cpu", torch.float64), checked.classes.cpu()
-        self._sum[classes] += counts[:, None] * checked.means.to("cpu", torch.float64)
+        assert isinstance(update, ClassMeansUpdate)
+        counts, classes = update.counts.to("cpu", torch.float64), update.classes.cpu()
+        self._sum[classes] += counts[:, None] * update.means.to("cpu", torch.float64)
         self._counts[classes] += counts
 
     def aggregate(self) -> None:
-        """The mean of each class (6); a class that nobody in the cohort has keeps its prototype."""
+        """The mean of each class (6); a class that no client of the cohort has keeps its prototype."""
         seen = self._counts > 0
         means = self._sum / self._counts.clamp(min=1)[:, None]
         self.prototypes[seen] = means[seen].to(self.prototypes)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient, Phase
+from pfl_lightning.options import ClientOptions, Unpack
 
 
 class FedRep(FederatedClient):
@@ -35,7 +34,7 @@ class FedRep(FederatedClient):
         *,
         head_epochs: int = 1,
         head_lr: float | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         self.head_epochs, self.head_lr = head_epochs, head_lr

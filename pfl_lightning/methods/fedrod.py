@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,6 +9,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.functional import balanced_softmax_loss
+from pfl_lightning.options import ClientOptions, Unpack
 
 
 class FedRoD(FederatedClient):
@@ -36,10 +35,14 @@ class FedRoD(FederatedClient):
     shared = ("encoder.*", "head.*")
     batch_norm = "shared"
     heads = ("head.*", "personal_head.*")
+    loss_names = ("balanced_softmax", "personal_cross_entropy")
+    personalization_losses = ("cross_entropy",)  # nothing of it is averaged, so that local imbalance may stay
 
     class_counts: Tensor
 
-    def __init__(self, encoder: nn.Module, num_classes: int, *, prediction: str = "personal", **options: Any) -> None:
+    def __init__(
+        self, encoder: nn.Module, num_classes: int, *, prediction: str = "personal", **options: Unpack[ClientOptions]
+    ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_choice("prediction", prediction, ("personal", "generic"))
         self.prediction = prediction
@@ -52,14 +55,17 @@ class FedRoD(FederatedClient):
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The generic part's balanced loss and the personal head's cross entropy; in fine-tuning, the plain one."""
-        if self.phase.name == "fine_tune":  # nothing of it is averaged, so that local imbalance need not be undone
-            return super().loss_terms(features, labels)
+        terms = super().loss_terms(features, labels)
+        balanced, personal = self.uses("balanced_softmax"), self.uses("personal_cross_entropy")
+        if not (balanced or personal):
+            return terms
         generic = self.head(features)
-        scores = generic.detach() + self.personal_head(features.detach())
-        return {
-            "balanced_softmax": balanced_softmax_loss(generic, labels, self.class_counts),
-            "personal_cross_entropy": F.cross_entropy(scores, labels),
-        }
+        if balanced:
+            terms["balanced_softmax"] = balanced_softmax_loss(generic, labels, self.class_counts)
+        if personal:
+            scores = generic.detach() + self.personal_head(features.detach())
+            terms["personal_cross_entropy"] = F.cross_entropy(scores, labels)
+        return terms
 
     def classify(self, features: Tensor) -> Tensor:
         """Scores (N, C) of both heads together, or of the generic one."""

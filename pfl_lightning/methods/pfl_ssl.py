@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from torch import nn
 
-from torch import Tensor, nn
-
-from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
-from pfl_lightning.self_supervised import ObjectiveFactory, make_objective
-from pfl_lightning.self_supervised.client_parts import (
-    fitting_phases,
-    learn_from_views,
-    objective_phases,
-    objective_shared,
-    sum_of_terms,
-)
+from pfl_lightning.client import Citation
+from pfl_lightning.methods._self_supervised import SelfSupervisedClient
+from pfl_lightning.options import OptionsWithoutSGD, Unpack
+from pfl_lightning.self_supervised import ObjectiveFactory
 
 __all__ = ["PFLSSL"]
 
 
-class PFLSSL(FederatedClient):
+class PFLSSL(SelfSupervisedClient):
     """Clients train an encoder by a self-supervised objective; encoder and projector are averaged (section III-B).
 
     The baselines of Calibre: pFL-SimCLR, pFL-BYOL, pFL-SimSiam, pFL-MoCoV2, and likewise SwAV and SMoG. The head is
@@ -46,10 +38,6 @@ class PFLSSL(FederatedClient):
         "ICDCS",
         2024,
     )
-    batch_norm = "shared"
-    evaluation = "knn"  # until a head is fitted
-    uses_unlabeled_data = True
-    views = 2
 
     def __init__(
         self,
@@ -60,34 +48,14 @@ class PFLSSL(FederatedClient):
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
-        **options: Any,
+        **options: Unpack[OptionsWithoutSGD],
     ) -> None:
-        super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
-        self.objective = make_objective(objective, encoder)
-        self.shared = objective_shared(self.objective)
-
-    def phases(self) -> tuple[Phase, ...]:
-        """E epochs of encoder and objective."""
-        return objective_phases(self.epochs)
-
-    def personalization_phases(self) -> tuple[Phase, ...]:
-        """What the options ask for, on single views without augmentation."""
-        return fitting_phases(super().personalization_phases())
-
-    def steps_on_features(self) -> bool:
-        """Whether the step is the base's: in a personalization."""
-        return self.phase.name == "fine_tune"
-
-    def check_samples(self, samples: Mapping[int, int]) -> None:
-        """What the objective asks of clients' numbers of samples."""
-        self.objective.check_samples(samples)
-
-    def before_fit(self, context: FitContext) -> None:
-        """Start what the objective makes anew in every fit."""
-        self.objective.before_fit(self.encoder, context)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The objective's loss of two views, inputs of shape (B, 2, ...); in the personalization the head's."""
-        if self.phase.name == "fine_tune":
-            return super().training_step(batch, batch_idx)
-        return sum_of_terms({"self_supervised": learn_from_views(self.objective, self.encoder, batch).loss})
+        super().__init__(
+            encoder,
+            num_classes,
+            objective=objective,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            **options,
+        )

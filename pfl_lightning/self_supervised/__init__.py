@@ -4,9 +4,9 @@ Heads, losses and memory banks are lightly's (``pip install 'pfl-lightning[ssl]'
 """
 
 from pfl_lightning.self_supervised.byol import BYOL
-from pfl_lightning.self_supervised.choice import OBJECTIVES, ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.mocov2 import MoCoV2
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput
+from pfl_lightning.self_supervised.registry import OBJECTIVES, ObjectiveFactory, make_objective
 from pfl_lightning.self_supervised.simclr import SimCLR
 from pfl_lightning.self_supervised.simsiam import SimSiam
 from pfl_lightning.self_supervised.smog import SMoG

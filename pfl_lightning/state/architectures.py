@@ -13,7 +13,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, RoundRobin, build_encoder, encoder_label
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 
 __all__ = [
     "ArchitectureSummary",
@@ -68,7 +68,7 @@ def build_clients(
     """
     clients, input_shape = [], data.input_shape
     for index, make in enumerate(assignment.encoders):
-        with torch_seed(derive_seed(seed, "initial weights", *([index] if index else []))):
+        with torch_seed(derive_seed(seed, Purpose.INITIAL_WEIGHTS, *([index] if index else []))):
             encoder = _build_encoder(make, input_shape)
             if not isinstance(getattr(encoder, "out_features", None), int):
                 raise ConfigurationError(

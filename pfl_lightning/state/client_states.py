@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
-from pfl_lightning.state.rows import FileRows, MemoryRows, Rows, first_rows
+from pfl_lightning.state.row_storage import FileRows, MemoryRows, Rows, first_rows
 
 __all__ = ["ClientStates", "spill_to_disk"]
 

@@ -70,5 +70,5 @@ class DeclaredParts(L.LightningModule):
         return self.match(self.state_dict().keys(), self.fixed)
 
     def exported_names(self) -> list[str]:
-        """Names, in :meth:`exported_module`, of what the client predicts with."""
+        """Names, in :meth:`~pfl_lightning.FederatedClient.exported_module`, of what the client predicts with."""
         return list(self.state_dict())

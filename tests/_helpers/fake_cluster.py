@@ -3,7 +3,7 @@
 from _helpers.ray_helpers import FakeRay
 from pfl_lightning import RayEngine
 from pfl_lightning.engines.ray import engine as ray_fit
-from pfl_lightning.engines.ray import parcels as _ray_parcels
+from pfl_lightning.engines.ray import payloads as _payloads
 
 
 class FakeCluster:
@@ -19,6 +19,6 @@ class FakeCluster:
 def fake_ray_engine(monkeypatch, workers=2, deaths=(), seed=0, **options):
     """A RayEngine whose workers live in this process, and the Ray that they have; it sends the smallest tensor once."""
     ray = FakeRay(deaths, seed)
-    monkeypatch.setattr(_ray_parcels, "WORTH_SHARING", 0)
+    monkeypatch.setattr(_payloads, "WORTH_SHARING", 0)
     monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(ray, workers))
     return RayEngine(workers=workers, **options), ray

@@ -88,7 +88,7 @@ class FakeRay:
     The actors' answers come in a random order, and what goes to an actor or comes back is copied at that moment.
 
     Args:
-        deaths: How often a worker dies on a parcel, by how many parcels were handed out before.
+        deaths: How often a worker dies on a payload, by how many payloads were handed out before.
         seed: Of the order.
     """
 

@@ -48,3 +48,12 @@ def test_a_wrong_value(tmp_path, capsys, monkeypatch, command, flag, line):
 @pytest.mark.parametrize("message", ["one line", "two lines\n  - of another kind", 'Parser key "a": at once', ""])
 def test_other_messages_stay(message):
     assert shorten(message) == message
+
+
+def test_a_misspelt_option_lists_the_right_ones(tmp_path, capsys):
+    flags = ["--model.method.init_args.epoch", "3", "--run_dir", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", str(CONFIG), *flags])
+    hint = capsys.readouterr().err.splitlines()[1]
+    assert hint.startswith("did you mean 'epochs'? options of Calibre: aggregation, alpha_n, ")
+    assert {"lr", "epochs", "eval_model"} <= set(hint.partition("Calibre: ")[2].split(", "))

@@ -27,7 +27,8 @@ from _helpers.views import ToyViews, flat_encoder
 from pfl_lightning.client import Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import PFLSSL, Calibre
-from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
+from pfl_lightning.methods.calibre import CalibreUpdate, DivergenceAwareAggregator
+from pfl_lightning.phases import Personalization
 from pfl_lightning.self_supervised import OBJECTIVES
 
 EPOCHS, LR = 2, 0.05
@@ -163,7 +164,8 @@ def test_the_head_waits_and_is_fitted_alone_in_the_personalization():
     client = FIT(tiny_encoder((6,)), 5)
     assert client.phases() == (Phase("self_supervised", ("encoder.*", "objective.*"), EPOCHS),)
     inputs, labels = Toy().tensors(1)
-    client.phase = Phase("fine_tune", ("head.*",))
+    client.personalization = Personalization("head")
+    (client.phase,) = client.personalization_phases()
     terms = client.training_step((inputs, labels), 0)
     assert set(terms) == {"loss", "cross_entropy"}
     expected = torch.nn.functional.cross_entropy(client.head(client.encoder(inputs)), labels)

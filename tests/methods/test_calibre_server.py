@@ -9,7 +9,7 @@ from _helpers.toy import SMALL_SIMCLR, assert_same, tiny_encoder
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.functional import inverse_divergence_weights, weighted_average
 from pfl_lightning.methods import Calibre
-from pfl_lightning.methods.calibre_server import CalibreUpdate, DivergenceAwareAggregator
+from pfl_lightning.methods.calibre import CalibreUpdate, DivergenceAwareAggregator
 
 FIT = partial(Calibre, objective=SMALL_SIMCLR, clusters=3)
 
@@ -42,7 +42,7 @@ def test_the_mean_has_the_weights_by_divergence(rates):
 @pytest.mark.parametrize(
     ("divergence", "message"),
     [
-        (-0.5, r"client 1, round 0: the divergence rate is -0.5, expected a mean distance, >= 0"),
+        (-0.5, r"client 1, round 0: CalibreUpdate.divergence is -0.5, expected at least 0"),
         (float("nan"), r"client 1, round 0: CalibreUpdate.divergence holds 1 non-finite"),
         ([0.5, 0.5], r"client 1, round 0: CalibreUpdate.divergence has shape \(2,\), expected \(\)"),
     ],
@@ -52,6 +52,6 @@ def test_a_rate_without_meaning_is_refused(divergence, message):
     like = server.weights.as_state()
     server.receive(make_update(0, 0.5, 2.0, like))
     with pytest.raises(InvalidMessageError, match=message):
-        server.receive(make_update(1, divergence, 5.0, like))
+        server.check(make_update(1, divergence, 5.0, like))
     server.aggregate()
     assert all(bool((tensor == 2).all()) for tensor in server.weights.as_state().values())

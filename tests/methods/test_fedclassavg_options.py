@@ -81,7 +81,7 @@ def test_different_encoders_cannot_be_averaged():
         ({"temperature": 0.0}, "temperature must be a finite number above 0"),
         ({"temperature": float("nan")}, "temperature must be a finite number above 0"),
         ({"base_temperature": -0.07}, "base_temperature must be a finite number above 0"),
-        ({"warm_up_epochs": -1}, "warm_up_epochs must not be negative"),
+        ({"warm_up_epochs": -1}, "warm_up_epochs must be at least 0, got -1"),
     ],
 )
 def test_arguments_without_meaning_are_refused(options, message):

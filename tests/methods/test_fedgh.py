@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.methods import FedGH, FedProto
-from pfl_lightning.methods.class_means import ClassMeansUpdate
+from pfl_lightning.methods._class_means import ClassMeansUpdate
 from pfl_lightning.seeding import derive_seed
 
 EPOCHS, LR, SERVER_LR = 2, 0.05, 0.3
@@ -178,17 +178,20 @@ BAD = {
     "counts": ({"counts": torch.tensor([8])}, r"counts has shape \(1,\), expected \(2,\)"),
     "column": ({"classes": torch.tensor([[1], [3]])}, r"classes has shape \(2, 1\), expected \(2,\)"),
     "scalar": ({"classes": torch.tensor(1), "means": torch.zeros(1, FEATURES), "counts": torch.ones(1)}, "classes has"),
-    "unordered": ({"classes": torch.tensor([3, 1])}, r"classes are \[3, 1\], expected ascending"),
-    "twice": ({"classes": torch.tensor([1, 1])}, r"classes are \[1, 1\], expected ascending"),
-    "too large": ({"classes": torch.tensor([1, 5])}, r"classes are \[1, 5\], expected ascending classes of 0 to 4"),
-    "negative": ({"classes": torch.tensor([-1, 3])}, r"classes are \[-1, 3\]"),
+    "unordered": ({"classes": torch.tensor([3, 1])}, r"classes is \[3, 1\], expected ascending"),
+    "twice": ({"classes": torch.tensor([1, 1])}, r"classes is \[1, 1\], expected ascending"),
+    "too large": (
+        {"classes": torch.tensor([1, 5])},
+        r"classes is \[1, 5\], expected ascending numbers, at least 0, below 5",
+    ),
+    "negative": ({"classes": torch.tensor([-1, 3])}, r"classes is \[-1, 3\]"),
     "fractions": ({"classes": torch.tensor([1.0, 3.0])}, "classes has dtype torch.float32, expected torch.int64"),
     "half a sample": ({"counts": torch.tensor([0.5, 2.0])}, "counts has dtype torch.float32"),
-    "no samples": ({"counts": torch.tensor([0, 8])}, r"counts are \[0, 8\], expected at least 1"),
+    "no samples": ({"counts": torch.tensor([0, 8])}, r"counts is \[0, 8\], expected at least 1"),
     "no sample at all": ({"num_samples": 0}, "num_samples is 0"),
     "none": (
         {"means": torch.zeros(0, FEATURES), "classes": torch.zeros(0).long(), "counts": torch.zeros(0).long()},
-        r"classes are \[\]",
+        r"classes is \[\]",
     ),
 }
 
@@ -203,7 +206,7 @@ def test_bad_uploads_are_refused_and_leave_the_server_as_it_was(method, changes,
         if not bad_first:
             server.receive(upload(0))
         with pytest.raises(InvalidMessageError, match=rf"client 7, round 3: .*{message}") as caught:
-            server.receive(upload(**changes))
+            server.check(upload(**changes))
         assert (caught.value.client, caught.value.round) == (7, 3)
         assert_same(dict(server.state_dict()), before)
     server.aggregate()

@@ -16,7 +16,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.ray.cluster import Cluster, require_ray
 from pfl_lightning.engines.ray.packing import Packed, pack, unpack
-from pfl_lightning.engines.ray.parcels import HostCopies, Parcels
+from pfl_lightning.engines.ray.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.ray.pool import Job, WorkerPool
 from pfl_lightning.engines.ray.worker import ClientWork, Notice, Reply, Setup, TorchSwitches
 from pfl_lightning.engines.sequential import SequentialEngine
@@ -33,7 +33,7 @@ from pfl_lightning.errors import ConfigurationError, FederationError
 __all__ = ["RayEngine"]
 
 EVALUATED_TOGETHER = 4
-"""Clients in a parcel of an evaluation without fine-tuning, which takes less time than a fit."""
+"""Clients in a payload of an evaluation without fine-tuning, which takes less time than a fit."""
 
 _log = logging.getLogger(__name__)
 
@@ -188,15 +188,15 @@ class RayEngine(Engine):
     def _spread(self, work: Iterator[ClientWork], method: str, together: int) -> Iterator[Any]:
         if self._pool is None or self._cluster is None:
             raise FederationError("the workers have not been started; a Federation does so: call start() first")
-        parcels = Parcels(self._cluster.ray.put, self._bundle_numbers)
+        payloads = PayloadBuilder(self._cluster.ray.put, self._bundle_numbers)
 
         def jobs() -> Iterator[Job]:
             while group := list(islice(work, together)):
-                before, parcel = parcels.num_bytes, parcels.make(group)
-                self.bytes_sent += parcels.num_bytes - before
+                before, payload = payloads.num_bytes, payloads.make(group)
+                self.bytes_sent += payloads.num_bytes - before
                 first = group[0].broadcast
                 others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-                yield Job(parcel, method, f"client {first.client}{others}, round {first.round}")
+                yield Job(payload, method, f"client {first.client}{others}, round {first.round}")
 
         for reply in self._pool.run(jobs()):
             assert reply.value is not None

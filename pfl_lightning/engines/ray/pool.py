@@ -1,4 +1,4 @@
-"""Worker processes that take parcels of clients, and others in the place of those that die."""
+"""Worker processes that take payloads of clients, and others in the place of those that die."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pfl_lightning.engines.ray.packing import Packed, unpack
-from pfl_lightning.engines.ray.worker import Parcel, Reply, Worker, versions
+from pfl_lightning.engines.ray.worker import Payload, Reply, Worker, versions
 from pfl_lightning.errors import ConfigurationError, FederationError
 
 __all__ = ["Job", "WorkerPool"]
@@ -18,21 +18,21 @@ __all__ = ["Job", "WorkerPool"]
 _log = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
-"""Workers that may die on one parcel before the run is given up."""
+"""Workers that may die on one payload before the run is given up."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A parcel on its way.
+    """A payload on its way.
 
     Attributes:
-        parcel: What a worker gets.
+        payload: What a worker gets.
         method: What it does with it: the name of a method of :class:`Worker`.
         about: Whom it is about, for messages.
         deaths: Workers that died while they had it in hand.
     """
 
-    parcel: Parcel
+    payload: Payload
     method: str
     about: str
     deaths: int = 0
@@ -143,7 +143,7 @@ class WorkerPool:
             for seat in ready:
                 if len(seat.jobs) == held and len(run.waiting) > held * len(self._seats):
                     number, job = run.waiting.popleft()
-                    seat.jobs[getattr(seat.actor, job.method).remote(job.parcel)] = (run, number, job)
+                    seat.jobs[getattr(seat.actor, job.method).remote(job.payload)] = (run, number, job)
 
     def _collect(self) -> None:
         """Wait for a reply, for a worker that has started, or for news of one that died."""

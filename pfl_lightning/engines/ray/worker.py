@@ -1,4 +1,4 @@
-"""What runs in a worker process: local fits and evaluations of parcels of clients, by an ordinary engine."""
+"""What runs in a worker process: local fits and evaluations of payloads of clients, by an ordinary engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, State
 
-__all__ = ["ClientWork", "Notice", "Parcel", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
+__all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class ClientWork:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Payload:
     """Clients for a worker.
 
     Attributes:
         work: A tuple of :class:`ClientWork`.
-        bundles: Tensors that several parcels have in common: the bundles' numbers and where Ray keeps them.
-        alive: Numbers of all bundles that parcels may still refer to; a worker forgets the others.
+        bundles: Tensors that several payloads have in common: the bundles' numbers and where Ray keeps them.
+        alive: Numbers of all bundles that payloads may still refer to; a worker forgets the others.
     """
 
     work: Packed
@@ -183,13 +183,13 @@ class Worker:
         """Answer."""
         return True
 
-    def fit(self, parcel: Parcel) -> Reply:
-        """Fit the clients of a parcel; the value is a list of their results."""
-        return self._answer(lambda: self._fit(parcel))
+    def fit(self, payload: Payload) -> Reply:
+        """Fit the clients of a payload; the value is a list of their results."""
+        return self._answer(lambda: self._fit(payload))
 
-    def evaluate(self, parcel: Parcel) -> Reply:
-        """Evaluate the clients of a parcel; the value is a list of their results."""
-        return self._answer(lambda: self._evaluate(parcel))
+    def evaluate(self, payload: Payload) -> Reply:
+        """Evaluate the clients of a payload; the value is a list of their results."""
+        return self._answer(lambda: self._evaluate(payload))
 
     def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> None:
         found: Setup = unpack(setup)
@@ -204,11 +204,11 @@ class Worker:
         self._engine = found.engine
         self._engine.start(self._models, self._data, self._environment)
 
-    def _fit(self, parcel: Parcel) -> list[Any]:
+    def _fit(self, payload: Payload) -> list[Any]:
         environment = self._environment
         tasks = [
             (model, FitTask(context, work.broadcast.to(environment.device), work.state))
-            for work, model, context in self._clients(parcel, training=True)
+            for work, model, context in self._clients(payload, training=True)
         ]
         with torch.enable_grad(), _step_context(environment, training=True):
             return self._results(tasks)
@@ -219,9 +219,9 @@ class Worker:
         return [result if len(tasks) == 1 else result.with_own_state() for result in results]
 
     @torch.no_grad()
-    def _evaluate(self, parcel: Parcel) -> list[Any]:
+    def _evaluate(self, payload: Payload) -> list[Any]:
         environment, tasks = self._environment, []
-        for work, model, context in self._clients(parcel, training=False):
+        for work, model, context in self._clients(payload, training=False):
             parts = self._data.client_data(work.broadcast.client)
             broadcast = work.broadcast.to(environment.device)
             validation, test = parts.validation if work.validation else None, parts.test if work.test else None
@@ -229,12 +229,12 @@ class Worker:
         with _step_context(environment, training=False):
             return list(self._engine.evaluate(tasks, environment))
 
-    def _clients(self, parcel: Parcel, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, FitContext]]:
-        self._bundles = {number: kept for number, kept in self._bundles.items() if number in parcel.alive}
-        for number, reference in parcel.bundles:
+    def _clients(self, payload: Payload, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, FitContext]]:
+        self._bundles = {number: kept for number, kept in self._bundles.items() if number in payload.alive}
+        for number, reference in payload.bundles:
             if number not in self._bundles:
                 self._bundles[number] = unpack(self._get(reference))
-        for work in unpack(parcel.work, self._bundles):
+        for work in unpack(payload.work, self._bundles):
             model = self._models[work.model]
             client, round = work.broadcast.client, work.broadcast.round
             context = make_context(self._data, client, round, model, self._environment, training=training)

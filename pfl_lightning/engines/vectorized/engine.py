@@ -18,13 +18,13 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, local_fit, trains
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, PhaseResult
-from pfl_lightning.engines.vectorized.computation.choice import Computations
+from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import VectorizedEvaluation
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.errors import ClientError
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, stack_purpose, torch_seed
 
 __all__ = ["VectorizedEngine"]
 
@@ -102,7 +102,7 @@ class VectorizedEngine(VectorizedEvaluation):
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
         self._at_once = clients_per_batch  # less after an out-of-memory error
         self._said: set[str] = set()
-        self._computations = Computations(compile, cuda_graphs, self._say)
+        self._computations = ComputationFactory(compile, cuda_graphs, self._say)
         self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class VectorizedEngine(VectorizedEvaluation):
                 members.append(prepare(client, task, environment, self.cache_features))
                 refuse_changes("receive, before_fit or phases")
             for alike in by_kind(member for member in members if member.error is None):
-                self._train_stack(client, alike, environment, refuse_changes, "fit")
+                self._train_stack(client, alike, environment, refuse_changes, Purpose.FIT)
         return members
 
     def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
@@ -230,7 +230,7 @@ class VectorizedEngine(VectorizedEvaluation):
         vectorize = self.vectorizes_forward(client, environment)
         stack = Stack(members, keep_layout=not vectorize)
         numbers = [member.context.client for member in members]
-        seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].context.round, *numbers)
+        seed = derive_seed(environment.seed, stack_purpose(purpose), members[0].context.round, *numbers)
         with local_fit(environment), torch_seed(seed):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
@@ -241,7 +241,7 @@ class VectorizedEngine(VectorizedEvaluation):
                     phase,
                     stack,
                     environment,
-                    f"{purpose}/{index}",
+                    phase_purpose(purpose, index),
                     self._clipping,
                     vectorize,
                     self._computations,
@@ -286,7 +286,7 @@ class VectorizedEngine(VectorizedEvaluation):
                 enter_phase(client, member.phases[-1])
             else:
                 client.train()
-            seed = derive_seed(environment.seed, "fit/model", context.round, context.client)
+            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
             with local_fit(environment), torch_seed(seed):
                 torch.set_rng_state(member.random_state)
                 context = replace(context, num_steps=member.num_steps)

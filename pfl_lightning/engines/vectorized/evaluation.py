@@ -17,9 +17,10 @@ from pfl_lightning.engines.lifecycle import enter_phase, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
-from pfl_lightning.engines.vectorized.scoring import score_stack
 from pfl_lightning.engines.vectorized.stack import Member, by_kind, full_state, put_state
+from pfl_lightning.engines.vectorized.stacked_evaluation import score_stack
 from pfl_lightning.errors import ClientError
+from pfl_lightning.seeding import Purpose
 
 __all__ = ["VectorizedEvaluation"]
 
@@ -177,7 +178,7 @@ class VectorizedEvaluation(Engine):
                 refuse_changes("receive or personalization_phases")
             for alike in by_kind(member for member in members if member.phases):
                 with torch.enable_grad():
-                    self._train_stack(client, alike, environment, refuse_changes, "personalize")
+                    self._train_stack(client, alike, environment, refuse_changes, Purpose.PERSONALIZE)
         for member, task in zip(members, group, strict=True):
             member.features = None
             if member.error is not None:

@@ -12,7 +12,7 @@ from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.sequential import new_scaler, passed_through
 from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
-from pfl_lightning.engines.vectorized.computation.choice import Computations
+from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.gradients import LossScaling, clip_per_client
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
 from pfl_lightning.engines.vectorized.loss_table import LossTable
@@ -40,7 +40,7 @@ def run_stacked_phase(
     purpose: str,
     clipping: Clipping,
     vectorize: bool = True,
-    computations: Computations | None = None,
+    computations: ComputationFactory | None = None,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
 

@@ -15,7 +15,7 @@ from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ClientError
 from pfl_lightning.messages import State
-from pfl_lightning.seeding import derive_seed, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.tensors import TensorDict
 
 __all__ = ["Member", "Stack", "by_kind", "full_state", "places_of", "prepare", "put_state"]
@@ -75,7 +75,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
     member, context = Member(task, task.context), task.context
     try:
         begin(client, task)
-        seed = derive_seed(environment.seed, "fit/model", context.round, context.client)
+        seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
         with local_fit(environment), torch_seed(seed):
             member.before = client.before_fit(context)
             member.random_state = torch.get_rng_state()

@@ -28,9 +28,8 @@ def cluster_means(features: Tensor, assignment: Tensor, num_clusters: int) -> tu
         num_clusters: K.
 
     Returns:
-        means: (K, d), in single precision at least, also under autocast; zero for an empty cluster. The gradient
-            reaches the features.
-        present: (K,) bool, False for an empty cluster.
+        The means, (K, d), in single precision at least, also under autocast; zero for an empty cluster. The gradient
+        reaches the features. And which clusters have a member, (K,) bool.
 
     Raises:
         ValueError: if shapes do not fit together, features are not floating point, the assignment is not of integers,

@@ -1,0 +1,172 @@
+"""Batches of a client's split, made by indexing on the device instead of by worker processes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pfl_lightning.datamodules.clients.splits import ClientSplit
+
+
+class BatchLoader:
+    """Batches of one split, made by indexing on the device. :meth:`ClientSplit.loader` creates it.
+
+    Without augmentation the split is gathered and normalized once, when first needed, and a batch is one indexing
+    step. With augmentation the stored values are gathered once, and every batch is augmented and normalized again.
+
+    Random draws come from the generator in this order: at the start of an epoch the permutation (if shuffled), then for
+    each batch its augmentations in their order. Several views of a batch are augmented together, as one batch of B * V
+    images in which the views of a sample are neighbors. This is faster than view by view, and the result already has
+    shape (B, V, ...).
+
+    Attributes:
+        batch_size: Samples in a full batch.
+        views: Number V of copies of every sample in a batch.
+        num_samples: Samples of the split, including those in a dropped batch.
+        augmented: True if batches are augmented, so that features of one epoch cannot be reused in the next.
+
+    Example:
+        Two augmented views of every sample, as contrastive methods need them:
+
+        >>> import torch
+        >>> from pfl_lightning.datamodules import BatchTransform, ClientSplit, RandomFlip
+        >>> images, targets = torch.rand(10, 3, 8, 8), torch.zeros(10, dtype=torch.int64)
+        >>> split = ClientSplit(images, targets, torch.arange(10), BatchTransform(augmentations=(RandomFlip(),)))
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> loader = split.loader(4, generator=generator, shuffle=True, drop_last=True, augment=True, views=2)
+        >>> len(loader), [tuple(inputs.shape) for inputs, _ in loader]
+        (2, [(4, 2, 3, 8, 8), (4, 2, 3, 8, 8)])
+    """
+
+    def __init__(
+        self,
+        split: ClientSplit,
+        batch_size: int,
+        *,
+        device: torch.device,
+        generator: torch.Generator | None,
+        shuffle: bool,
+        drop_last: bool,
+        augment: bool,
+        views: int = 1,
+    ) -> None:
+        self.batch_size = batch_size
+        self.views = views
+        self.num_samples = len(split)
+        self.augmented = augment and len(split.transform.augmentations) > 0
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if views < 1:
+            raise ValueError(f"views must be at least 1, got {views}: 1 for plain batches, 2 for pairs of views")
+        if generator is None and (shuffle or self.augmented):
+            raise ValueError("a loader that shuffles or augments needs a generator: pass generator=torch.Generator()")
+        if drop_last and batch_size > self.num_samples:
+            raise ValueError(
+                f"drop_last leaves no batch: batch_size is {batch_size}, the split has {self.num_samples} samples; "
+                f"lower batch_size to at most {self.num_samples}, set drop_last=False, or give clients more samples"
+            )
+        self._split = split
+        self._device = device
+        self._generator = generator
+        self._shuffle = shuffle
+        self._raw: Tensor | None = None
+        self._ready: tuple[Tensor, Tensor] | None = None
+
+        full, rest = divmod(self.num_samples, batch_size)
+        self._num_batches = full + (rest > 0 and not drop_last)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over one epoch of pairs (inputs, targets).
+
+        Yields:
+            Float inputs of shape (B, ...), or (B, V, ...) with several views, and int64 classes of shape (B,).
+        """
+        order = None
+        if self._shuffle:
+            order = torch.randperm(self.num_samples, generator=self._generator).to(self._device)
+        if self.augmented:
+            yield from self._augmented_batches(order)
+            return
+        inputs, targets = self.tensors()
+        for start in range(0, self._num_batches * self.batch_size, self.batch_size):
+            if order is None:
+                rows, labels = inputs[start : start + self.batch_size], targets[start : start + self.batch_size]
+            else:
+                batch = order[start : start + self.batch_size]
+                rows, labels = inputs.index_select(0, batch), targets.index_select(0, batch)
+            yield rows if self.views == 1 else self._grouped(self._repeated(rows)), labels
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All samples of the split in its order, normalized and never augmented.
+
+        Returns:
+            Inputs of shape (n, ...) and classes of shape (n,), on the device. Do not change them in place: batches
+            without augmentation are taken from them.
+        """
+        if self._ready is None:
+            inputs = self._split.transform.normalize(self._split.raw_inputs.to(self._device))
+            self._ready = (inputs, self._split.targets.to(self._device))
+        return self._ready
+
+    def with_inputs(self, inputs: Tensor) -> BatchLoader:
+        """Loader of the same batches with other inputs, for instance with precomputed features.
+
+        The new loader draws its order from the same generator object, has the same batch size and number of views, and
+        applies no transform.
+
+        Args:
+            inputs: One row per sample of the split, in the order of the split, shape (n, ...).
+
+        Returns:
+            A new loader; this one is unchanged.
+
+        Raises:
+            ValueError: If the number of rows is not n.
+
+        Example:
+            >>> import torch
+            >>> from pfl_lightning.datamodules import BatchTransform, ClientSplit
+            >>> split = ClientSplit(torch.rand(3, 8), torch.tensor([0, 1, 2]), torch.arange(3), BatchTransform())
+            >>> features = torch.tensor([[1.0], [2.0], [3.0]])
+            >>> [(x.tolist(), y.tolist()) for x, y in split.loader(batch_size=2).with_inputs(features)]
+            [([[1.0], [2.0]], [0, 1]), ([[3.0]], [2])]
+        """
+        if len(inputs) != self.num_samples:
+            raise ValueError(
+                f"expected one input per sample of the split, {self.num_samples} in all, got {len(inputs)}"
+            )
+        targets = self._ready[1] if self._ready is not None else self._split.targets.to(self._device)
+        other = copy.copy(self)
+        other.augmented = False
+        other._raw = None
+        other._ready = (inputs, targets)
+        return other
+
+    def _augmented_batches(self, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        if self._raw is None:
+            self._raw = self._split.raw_inputs.to(self._device)
+        targets = self._ready[1] if self._ready is not None else self._split.targets.to(self._device)
+        order = torch.arange(self.num_samples, device=self._device) if order is None else order
+        for start in range(0, self._num_batches * self.batch_size, self.batch_size):
+            batch = order[start : start + self.batch_size]
+            rows = self._raw.index_select(0, self._repeated(batch))
+            inputs = self._split.transform.normalize(
+                self._split.transform.augment(rows, self._generator), in_place=True
+            )
+            yield self._grouped(inputs), targets.index_select(0, batch)
+
+    def _repeated(self, rows: Tensor) -> Tensor:
+        """Rows repeated once per view, shape (B * V, ...)."""
+        return rows if self.views == 1 else rows.repeat_interleave(self.views, dim=0)
+
+    def _grouped(self, rows: Tensor) -> Tensor:
+        """Rows with the views of each sample in a separate dimension, shape (B, V, ...)."""
+        return rows if self.views == 1 else rows.unflatten(0, (-1, self.views))

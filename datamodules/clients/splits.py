@@ -1,0 +1,137 @@
+"""A client's train, validation or test split: an index list into tensors that all clients share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from pfl_lightning.datamodules.clients.batches import BatchLoader
+from pfl_lightning.datamodules.clients.transforms import BatchTransform
+
+NO_LABEL = -1
+"""Target of a sample without a label."""
+
+
+class ClientSplit:
+    """One client's training, validation or test samples.
+
+    A split holds an index list and references. The samples themselves are shared by all clients and are not copied
+    before a loader gathers them.
+
+    Args:
+        inputs: Stored inputs of the whole data set, shape (N, ...), unsigned bytes or floats.
+        targets: Classes of the whole data set, shape (N,), int64.
+        indices: Samples of this split, shape (n,), int64.
+        transform: Normalization and augmentation.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import BatchTransform, ClientSplit
+        >>> inputs, targets = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> split = ClientSplit(inputs, targets, torch.tensor([1, 3, 4]), BatchTransform())
+        >>> len(split), split.targets.tolist(), split.class_counts(num_classes=3).tolist()
+        (3, [1, 0, 1], [1, 2, 0])
+        >>> [x.tolist() for x, _ in split.loader(batch_size=2)]
+        [[[2.0, 3.0], [6.0, 7.0]], [[8.0, 9.0]]]
+    """
+
+    datamodule: LightningDataModule | None = None
+
+    def __init__(self, inputs: Tensor, targets: Tensor, indices: Tensor, transform: BatchTransform) -> None:
+        self.indices = indices
+        self.transform = transform
+        self._inputs = inputs
+        self._targets = targets
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def targets(self) -> Tensor:
+        """Classes of the samples, shape (n,), int64."""
+        return self._targets.index_select(0, self.indices)
+
+    @property
+    def raw_inputs(self) -> Tensor:
+        """Stored inputs of the samples, shape (n, ...), before augmentation and normalization."""
+        return self._inputs.index_select(0, self.indices)
+
+    def split(self, size: int) -> Iterator[ClientSplit]:
+        """Consecutive pieces of this split, for passes that must not hold all inputs at once.
+
+        Args:
+            size: Samples in a piece; the last may have fewer.
+        """
+        for indices in self.indices.split(size):
+            piece = copy.copy(self)
+            piece.indices = indices
+            yield piece
+
+    def select(self, positions: Tensor) -> ClientSplit:
+        """Split of the samples at the given positions.
+
+        Args:
+            positions: Whole numbers from 0 to n - 1, shape (k,), int64.
+
+        Returns:
+            A split of k samples that shares the stored tensors.
+        """
+        piece = copy.copy(self)
+        piece.indices = self.indices[positions]
+        return piece
+
+    def class_counts(self, num_classes: int) -> Tensor:
+        """Number of samples of each class; samples without a label are not counted.
+
+        Args:
+            num_classes: Number of classes C.
+
+        Returns:
+            Whole numbers, shape (C,), int64.
+        """
+        targets = self.targets
+        return torch.bincount(targets[targets != NO_LABEL], minlength=num_classes)
+
+    def loader(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        augment: bool = False,
+        views: int = 1,
+    ) -> BatchLoader:
+        """Loader of batches of this split.
+
+        Args:
+            batch_size: Samples in a batch, at least 1.
+            device: Device on which the batches are made.
+            generator: CPU generator of the order and of the augmentation.
+            shuffle: Whether every epoch has a new random order.
+            drop_last: Whether an incomplete last batch is dropped.
+            augment: Whether the training augmentation is applied.
+            views: Number V of independently augmented copies of every sample in a batch; above 1, a batch's inputs
+                have shape (B, V, ...).
+
+        Returns:
+            A re-iterable loader; every pass is one epoch.
+
+        Raises:
+            ValueError: If an argument is out of range, a generator is missing, or no batch would be left.
+        """
+        return BatchLoader(
+            self,
+            batch_size,
+            device=torch.device(device),
+            generator=generator,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            augment=augment,
+            views=views,
+        )

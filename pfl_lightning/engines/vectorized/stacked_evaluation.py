@@ -1,0 +1,206 @@
+"""Forward passes of many clients at once, on their own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.engines.evaluation import SplitMetrics
+from pfl_lightning.engines.lifecycle import local_fit
+from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
+from pfl_lightning.engines.vectorized.evaluation_batches import Piece, PieceBatch, gather, groups_of, pieces_of
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
+from pfl_lightning.engines.vectorized.stack import Member, Stack, places_of
+from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.seeding import torch_seed
+
+__all__ = ["score_stack"]
+
+TRIED = 8
+"""Samples on which padding is tried."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def score_stack(client: FederatedClient, members: Sequence[Member], environment: FitEnvironment) -> list[SplitMetrics]:
+    """Scores of clients on their parts; the same as those of :func:`score_part`, up to rounding.
+
+    Args:
+        client: The module, in evaluation mode; its own tensors play no part.
+        members: Clients of one kind.
+        environment: What the outer Trainer gives.
+
+    Raises:
+        CannotVectorizeError: The client's forward pass cannot be vectorized.
+    """
+    tasks = [cast(EvaluationTask, member.task) for member in members]
+    states = _States(members)
+    try:
+        with local_fit(environment), guarded_attributes(client) as refuse_changes:
+            scores = _StackedEvaluation(client, states, environment).scores(tasks)
+            refuse_changes("forward")
+    finally:
+        for row, member in enumerate(members):
+            member.state = states.row(row)
+    return scores
+
+
+class _States:
+    """The states of clients; what is equal for all of them is held once, so that it is applied to all in one piece.
+
+    Args:
+        members: The clients, whose own states are given up.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        tensors = Stack(members, keep_layout=True).tensors
+        self._names = list(tensors)
+        self.shared: dict[str, Tensor] = {}
+        self._own: dict[str, Tensor] = {}
+        for name in self._names:
+            tensor = tensors.pop(name)
+            if bool((tensor == tensor[:1]).all()):
+                self.shared[name] = tensor[0].clone()
+            else:
+                self._own[name] = tensor.contiguous()
+
+    def own(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """What is not equal, of some clients, (R, ...)."""
+        first, end = rows[0], rows[0] + len(rows)
+        if list(rows) == list(range(first, end)):
+            return {name: tensor[first:end] for name, tensor in self._own.items()}
+        return {
+            name: tensor.index_select(0, torch.tensor(rows, device=tensor.device)) for name, tensor in self._own.items()
+        }
+
+    def row(self, row: int) -> dict[str, Tensor]:
+        """All of one client; not copied."""
+        return {name: self.shared[name] if name in self.shared else self._own[name][row] for name in self._names}
+
+
+class _StackedEvaluation:
+    """The passes over the parts of many clients.
+
+    Args:
+        client: The module, in evaluation mode.
+        states: The clients' states.
+        environment: What the outer Trainer gives.
+    """
+
+    def __init__(self, client: FederatedClient, states: _States, environment: FitEnvironment) -> None:
+        self._client, self._states, self._environment = client, states, environment
+        self._module, self._places = _Forward(client), places_of(client)
+
+    def scores(self, tasks: Sequence[EvaluationTask]) -> list[SplitMetrics]:
+        """Scores of the clients, in order."""
+        device, places = self._environment.device, 2 * len(tasks)
+        right = torch.zeros(places, dtype=torch.int64, device=device)
+        losses = torch.zeros(places, dtype=torch.float32, device=device)
+        for pieces in self._groups(tasks):
+            for batch in gather(pieces, device):
+                index = torch.tensor([2 * piece.row + piece.part for piece in batch.pieces], device=device)
+                for total, found in zip((right, losses), self._judge(batch), strict=True):
+                    total.index_add_(0, index, found)
+        numbers = zip(right.tolist(), losses.tolist(), strict=True)
+        sizes = [0 if part is None else len(part) for task in tasks for part in (task.validation, task.test)]
+        every = [EvalMetrics(r / n, loss / n, n) if n else None for (r, loss), n in zip(numbers, sizes, strict=True)]
+        return list(zip(every[::2], every[1::2], strict=True))
+
+    def _groups(self, tasks: Sequence[EvaluationTask]) -> Iterator[list[Piece]]:
+        """The largest piece of every client, then the second of those that have one, and so on; in groups.
+
+        A group has no more samples than a training step of all clients, or than an evaluation batch.
+        """
+        limit = max(
+            sum(task.context.data.batch_size for task in tasks), *(task.context.data.eval_batch_size for task in tasks)
+        )
+        every = [pieces_of(row, task) for row, task in enumerate(tasks)]
+        turns = [[piece for piece in turn if piece is not None] for turn in zip_longest(*every)]
+        differ = next((turn for turn in turns if len({piece.size for piece in turn}) > 1), None)
+        pad = differ is not None and self._may_pad(max(differ, key=lambda piece: piece.size))
+        for turn in turns:
+            yield from groups_of(turn, limit, pad)
+
+    def _may_pad(self, piece: Piece) -> bool:
+        """Whether each sample has its scores to itself, whatever else is in the batch.
+
+        It has not where a layer uses batch statistics in evaluation, too. What is computed from a NaN is NaN, so that
+        rows of NaN show it; what merely compares samples is seen by the values.
+        """
+        samples = next(iter(piece.samples.split(TRIED)))
+        inputs, _ = samples.loader(TRIED, device=self._environment.device).tensors()
+        inputs = self._environment.precision.convert_input(inputs)
+        if not inputs.is_floating_point():
+            return False
+        state = {name: tensor.clone() for name, tensor in self._states.row(piece.row).items()}
+        with torch_seed(0), self._explained():
+            alone = self._scores(state, {}, inputs)
+            beside = self._scores(state, {}, torch.cat([inputs, torch.full_like(inputs, torch.nan)]))[: len(inputs)]
+        near = 0.01 * float(alone.abs().amax())
+        return bool(torch.isfinite(beside).all()) and torch.allclose(beside, alone, rtol=0.01, atol=near)
+
+    def _judge(self, batch: PieceBatch) -> tuple[Tensor, Tensor]:
+        """How many samples of each piece are classified correctly, and the sum of their cross entropies, (R,) each."""
+        given = self._states.own([piece.row for piece in batch.pieces]), self._states.shared
+        versions = [{name: tensor._version for name, tensor in tensors.items()} for tensors in given]
+        with self._explained():
+            found = vmap(self._judge_one, in_dims=(0, None, 0, 0), randomness="error")(
+                *given, self._environment.precision.convert_input(batch.inputs), batch.labels
+            )
+        for tensors, before in zip(given, versions, strict=True):
+            for name, tensor in tensors.items():
+                if tensor._version != before[name]:
+                    raise _changed(self._client, name)
+        valid = batch.valid
+        right, losses = found if valid is None else (values.masked_fill(~valid, 0) for values in found)
+        return right.sum(1), losses.sum(1)
+
+    def _judge_one(self, own: Tensors, shared: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self._scores(own, shared, inputs)
+        return scores.argmax(1) == labels, F.cross_entropy(scores.float(), labels, reduction="none")
+
+    def _scores(self, own: Tensors, shared: Tensors, inputs: Tensor) -> Tensor:
+        state = {**own, **shared}
+        given = {f"client.{place}": state[name] for place, name in self._places.items()}
+        with self._environment.precision.forward_context():
+            scores: Tensor = functional_call(self._module, given, (inputs,), tie_weights=False)
+        return scores
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Name the line of the user's code that cannot be vectorized."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, CannotVectorizeError):
+            raise
+        except Exception as error:
+            raise explain(error, self._client, "forward") from error
+
+
+class _Forward(nn.Module):
+    """The client's forward pass, which must leave its buffers alone."""
+
+    def __init__(self, client: FederatedClient) -> None:
+        super().__init__()
+        self.client = client
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        before = dict(self.client.named_buffers())
+        scores: Tensor = self.client(inputs)
+        for name, buffer in self.client.named_buffers():
+            if buffer is not before.get(name):
+                raise _changed(self.client, name)
+        return scores
+
+
+def _changed(client: FederatedClient, name: str) -> CannotVectorizeError:
+    return CannotVectorizeError(f"{type(client).__name__}.forward changes {name!r}")

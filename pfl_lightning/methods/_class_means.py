@@ -1,0 +1,154 @@
+"""Class means as messages, received class means, and a head that is trained on them."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.errors import ClientError
+from pfl_lightning.functional import ClassStatistics
+from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
+
+__all__ = [
+    "ClassMeansBroadcast",
+    "ClassMeansUpdate",
+    "ReceivedMeans",
+    "class_means_update",
+    "class_statistics",
+    "descend",
+    "finite_features",
+    "finite_or_before",
+    "spread",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassMeansBroadcast(Broadcast):
+    """Weights, and the global mean of every class that has one.
+
+    Attributes:
+        classes: Classes with a global mean, (K,), int64, ascending.
+        means: Their means, (K, d).
+    """
+
+    classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C")
+    means: Tensor = statistics_field(shape="K d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassMeansUpdate(ClientUpdate):
+    """Class means of a client's features at its trained encoder, of the classes that it has; no weights.
+
+    Attributes:
+        classes: Classes of the client, (K,), int64, ascending.
+        means: Their means, (K, d).
+        counts: Their numbers of samples, n_kc, (K,), int64.
+    """
+
+    classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True)
+    means: Tensor = statistics_field(shape="K d")
+    counts: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=1)
+
+
+class ReceivedMeans(nn.Module):
+    """Global class means that a client has received, for its loss; no part of the state that is stored or travels.
+
+    Args:
+        num_classes: Number of classes, C.
+        width: Width of the features, d.
+
+    Attributes:
+        means: Class means, (C, d); zero for classes without.
+        present: Classes that have a mean, (C,), bool.
+    """
+
+    means: Tensor
+    present: Tensor
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.zeros(num_classes, width), persistent=False)
+        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=False)
+
+    def assign(self, means: Tensor, classes: Tensor) -> None:
+        """Replace the content by the means (K, d) of some classes (K,)."""
+        self.means.copy_(spread(means, classes, len(self.means)))
+        self.present.fill_(False)[classes] = True
+
+
+def finite_features(client: FederatedClient, context: FitContext) -> tuple[Tensor, Tensor]:
+    """Features (n, d) and labels (n,) of the client's training data at its current encoder, not augmented.
+
+    Raises:
+        ClientError: The features are not finite.
+    """
+    features, labels = context.data.features(client.encoder)
+    if not bool(torch.isfinite(features).all()):
+        raise ClientError(
+            context.client,
+            context.round,
+            "the encoder's features are not finite; look at this client's data for NaN, "
+            "lower the learning rate or clip the gradient",
+        )
+    return features, labels
+
+
+def class_statistics(client: FederatedClient, context: FitContext, with_covariances: bool = False) -> ClassStatistics:
+    """Class statistics of the client's training data at its current encoder.
+
+    Raises:
+        ClientError: The features are not finite.
+    """
+    features, labels = finite_features(client, context)
+    statistics = ClassStatistics(client.num_classes, features.shape[1], with_covariances)
+    statistics.update(features, labels)
+    return statistics
+
+
+def class_means_update(client: FederatedClient, context: FitContext) -> ClassMeansUpdate:
+    """Class means of the client's training data at its current encoder, to be uploaded."""
+    statistics = class_statistics(client, context)
+    classes = statistics.counts.nonzero().flatten()
+    return ClassMeansUpdate(
+        client=context.client,
+        round=context.round,
+        num_samples=context.data.num_samples,
+        classes=classes,
+        means=statistics.means[classes].to(client.head.weight),
+        counts=statistics.counts[classes],
+    )
+
+
+def spread(rows: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """Rows (K, ...) of some classes as rows of all, (C, ...); the others are zero."""
+    result = rows.new_zeros(num_classes, *rows.shape[1:])
+    result[classes] = rows
+    return result
+
+
+@torch.enable_grad()
+def descend(head: nn.Module, features: Tensor, labels: Tensor, lr: float) -> None:
+    """One step of gradient descent of a head, in place, on the mean cross entropy of features (N, d)."""
+    parameters = [parameter.requires_grad_() for parameter in head.parameters()]
+    loss = F.cross_entropy(head(features), labels)
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.requires_grad_(False).sub_(lr * gradient)
+
+
+def finite_or_before(new: nn.Linear, before: nn.Linear, round: int) -> nn.Linear:
+    """Trained head of the server, or the one before, with a warning, where it is not finite."""
+    if all(bool(torch.isfinite(parameter).all()) for parameter in new.parameters()):
+        return new
+    warnings.warn(
+        f"round {round}: the server's head became non-finite and stays as it was; lower server_lr, "
+        "or look for clients whose class statistics are very large",
+        stacklevel=3,
+    )
+    return before

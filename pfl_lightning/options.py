@@ -1,0 +1,77 @@
+"""Options of a client, as a method's ``__init__`` passes them on.
+
+``**options: Unpack[ClientOptions]`` lets editors complete ``lr`` and ``epochs`` of every method, and type checkers
+refuse wrong names and values. A method that names an option itself, to give it its own default, takes the remaining
+options from one of the smaller classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from typing import Unpack
+else:
+
+    class Unpack:
+        """``typing.Unpack`` for type checkers, ``Any`` at run time.
+
+        jsonargparse takes the options of an unpacked TypedDict from the TypedDict, which has no defaults. Of any other
+        annotation it follows ``**options`` to the base class, so that ``--help`` and saved configs show the defaults.
+        """
+
+        def __class_getitem__(cls, options: Any) -> Any:
+            """``Any``, whatever the options."""
+            return Any
+
+
+__all__ = [
+    "ClientOptions",
+    "EvaluationOptions",
+    "FitOptions",
+    "OptionsWithoutSGD",
+    "SGDOptions",
+    "TrainingOptions",
+    "Unpack",
+]
+
+
+class SGDOptions(TypedDict, total=False):
+    """Options of the local SGD."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+
+
+class FitOptions(TypedDict, total=False):
+    """Length of a local fit, and what takes the place of SGD."""
+
+    epochs: int
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+    lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
+
+
+class EvaluationOptions(TypedDict, total=False):
+    """The model that is evaluated, and its fine-tuning before."""
+
+    fine_tune: str | None
+    fine_tune_epochs: int
+    fine_tune_lr: float | None
+    eval_model: str | None
+
+
+class TrainingOptions(SGDOptions, FitOptions, total=False):
+    """Options of a method with its own defaults of fine-tuning and evaluation."""
+
+
+class OptionsWithoutSGD(FitOptions, EvaluationOptions, total=False):
+    """Options of a method with its own defaults of SGD."""
+
+
+class ClientOptions(SGDOptions, FitOptions, EvaluationOptions, total=False):
+    """Keyword arguments of :class:`~pfl_lightning.client.FederatedClient`, where they are described."""

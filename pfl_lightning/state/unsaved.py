@@ -1,0 +1,115 @@
+"""Content of Python attributes, which a checkpoint does not save: a method that relies on it is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["UnsavedState"]
+
+# What a checkpoint saves, or torch's own bookkeeping.
+TORCHS_OWN = frozenset(vars(nn.Module()))
+STATELESS = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, logging.Logger)
+DEPTH = 8
+"""Attributes of attributes are followed so far."""
+
+
+class UnsavedState:
+    """Python attributes and non-persistent buffers of a module as they were at some time.
+
+    Numbers, strings, tensors, arrays and generators count, in lists, dictionaries and objects, too. Modules that are
+    clients (any LightningModule) are left out: the engines change them.
+
+    Args:
+        module: The module.
+        ignored: Names of attributes of ``module`` that may change.
+        saved: Objects whose content is saved.
+    """
+
+    def __init__(self, module: nn.Module, ignored: Collection[str] = (), saved: Iterable[object] = ()) -> None:
+        self._ignored = frozenset(ignored)
+        self._digests: dict[int, tuple[Tensor, int, str]] = {}  # of tensors that have not changed since
+        self._before = self._content(module, saved)
+
+    def first_change(self, module: nn.Module, saved: Iterable[object] = ()) -> str | None:
+        """Name of the first attribute of ``module`` that holds something else than before; ``None`` without any."""
+        now = self._content(module, saved)
+        for name in (*now, *self._before):
+            if now.get(name) != self._before.get(name):
+                return name
+        return None
+
+    def _content(self, module: nn.Module, saved: Iterable[object]) -> dict[str, str]:
+        self._known, self._digests = self._digests, {}
+        return dict(self._walk(module, {id(known) for known in (*module.parameters(), *module.buffers(), *saved)}))
+
+    def _walk(self, root: nn.Module, saved: set[int]) -> Iterator[tuple[str, str]]:
+        clients: list[str] = []
+        for prefix, module in root.named_modules():
+            if isinstance(module, L.LightningModule) or any(prefix.startswith(f"{client}.") for client in clients):
+                clients.append(prefix)
+                continue
+            place = f"{prefix}." if prefix else ""
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name in module._non_persistent_buffers_set:
+                    yield f"{place}{name}", self._digest(buffer)
+            for name, value in vars(module).items():
+                cached = isinstance(getattr(type(module), name, None), cached_property)
+                if name not in TORCHS_OWN and f"{place}{name}" not in self._ignored and not cached:
+                    yield from self._leaves(f"{place}{name}", value, saved, ())
+
+    def _leaves(self, name: str, value: Any, saved: set[int], above: tuple[int, ...]) -> Iterator[tuple[str, str]]:
+        """Every number, string and tensor that ``value`` holds, by its name, as text that tells contents apart."""
+        if id(value) in saved:
+            return
+        if isinstance(value, Tensor):
+            yield name, self._digest(value)
+        elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            yield name, repr(value)
+        elif isinstance(value, torch.Generator):
+            yield name, self._digest(value.get_state())
+        elif isinstance(value, np.ndarray | np.generic):
+            yield name, repr((value.shape, value.tobytes()))
+        elif isinstance(value, np.random.Generator):
+            yield name, repr(value.bit_generator.state)
+        elif isinstance(value, random.Random):
+            yield name, repr(value.getstate())
+        elif not isinstance(value, (*STATELESS, L.LightningModule)) and id(value) not in above and len(above) < DEPTH:
+            for part, content in _parts(value):
+                yield from self._leaves(f"{name}{part}", content, saved, (*above, id(value)))
+
+    def _digest(self, tensor: Tensor) -> str:
+        version = 0 if tensor.is_inference() else tensor._version
+        known = self._known.get(id(tensor))
+        if known is None or known[0] is not tensor or known[1] != version:
+            plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            told = f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.blake2b(plain.data, digest_size=16).hexdigest()}"
+            known = (tensor, version, told)
+        self._digests[id(tensor)] = known
+        return known[2]
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Contents of a container or an object, each with what to add to its name."""
+    if isinstance(value, Mapping):
+        for place, (key, item) in enumerate(value.items()):
+            yield f"[{key!r}]" if isinstance(key, str | int) else f"[{place}]", item
+    elif isinstance(value, list | tuple | deque):
+        for place, item in enumerate(value):
+            yield f"[{place}]", item
+    elif isinstance(value, set | frozenset):
+        yield "", tuple(sorted(map(repr, value)))
+    else:
+        for key, item in getattr(value, "__dict__", {}).items():
+            yield f".{key}", item

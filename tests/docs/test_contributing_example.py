@@ -1,0 +1,81 @@
+"""The worked examples of CONTRIBUTING.md run as they stand there."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pfl_lightning.cli import main
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```$", re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    """Code blocks of the page: FedCM, its config and its test; FedDyn and its test."""
+    found = [code for _, code in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())]
+    assert len(found) == 5
+    return found
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Import code as a module of the given name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def imported(name, code):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(code.replace("pfl_lightning.methods.fedcm", "example_fedcm"))
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    yield imported
+    for name in [name for name in sys.modules if name.startswith("example_")]:
+        del sys.modules[name]
+
+
+def test_the_method_passes_its_test(blocks, load):
+    load("example_fedcm", blocks[0])
+    example = load("example_fedcm_test", blocks[2])
+    example.test_rounds_equal_the_restatement()
+    example.test_engines_agree()
+
+
+def test_the_test_would_notice_a_wrong_server(blocks, load):
+    right = "/ scale for n in"
+    assert blocks[0].count(right) == 1
+    load("example_fedcm", blocks[0].replace(right, "/ (2 * scale) for n in"))
+    example = load("example_fedcm_test", blocks[2])
+    with pytest.raises(AssertionError):
+        example.test_rounds_equal_the_restatement()
+
+
+def test_the_config_runs(blocks, load, tmp_path, monkeypatch):
+    load("example_fedcm", blocks[0])
+    config = tmp_path / "fedcm_digits.yaml"
+    config.write_text(blocks[1].replace("pfl_lightning.methods.FedCM", "example_fedcm.FedCM"))
+    monkeypatch.chdir(tmp_path)
+    short = ["--trainer.max_epochs", "1", "--model.method.init_args.epochs", "1", "--trainer.accelerator", "cpu"]
+    main(["fit", "--config", str(config), *short])
+    assert (tmp_path / "runs" / "fedcm_digits" / "version_0" / "results.json").is_file()
+
+
+def test_state_of_a_client(blocks, load):
+    method = load("example_feddyn", blocks[3])
+    example = load("example_feddyn_test", blocks[4])
+    example.FedDyn = method.FedDyn
+    example.test_h_is_the_mean_of_the_clients_gradients()
+
+
+def test_the_server_of_the_example_is_saved(blocks, load):
+    """Its state and nothing else of it is in a checkpoint."""
+    method = load("example_fedcm", blocks[0])
+    encoder = torch.nn.Linear(3, 2)
+    encoder.out_features = 2
+    server = method.FedCM(encoder, 4).configure_aggregator(5)
+    names = {name.partition(".")[0] for name in server.state_dict()}
+    assert names == {"weights", "momentum"}
