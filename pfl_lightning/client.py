@@ -244,8 +244,10 @@ class FederatedClient(DeclaredParts):
         Raises:
             ConfigurationError: The method declares no such term in ``loss_names``.
         """
-        self._check_loss_name(loss, "loss_terms asks for")
-        return loss in (self.loss_names if self.phase.losses is None else self.phase.losses)
+        used = loss in (self.loss_names if self.phase.losses is None else self.phase.losses)
+        if not used:
+            self._check_loss_name(loss, "loss_terms asks for")
+        return used
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Terms of the loss by name, those that the current phase :meth:`uses`; the loss is their sum.

@@ -19,6 +19,9 @@ from pfl_lightning.state.clients import Clients
 
 __all__ = ["Round", "Traffic"]
 
+CHECKED_ROUNDS = 2
+"""Rounds after which the server is asked for content that no checkpoint would save: rounds are alike."""
+
 
 class Traffic:
     """Bytes sent up (clients to server) and down (server to clients), by kind of content."""
@@ -135,7 +138,8 @@ class Round:
                 f"{min_clients}. {'; '.join(errors[:3])}{more}"
             )
         self.server.aggregate()
-        self.server.check_unsaved()
+        if self.number < CHECKED_ROUNDS:
+            self.server.check_unsaved()
 
     def metrics(self) -> dict[str, float]:
         """Training metrics of the round, by the name under which they are logged.

@@ -16,7 +16,7 @@ from pfl_lightning.data import BatchSource, FitData, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.patching import call_step, patched
-from pfl_lightning.engines.lifecycle import needs_no_trainer
+from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.metrics import EvalMetrics
 

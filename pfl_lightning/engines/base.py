@@ -14,8 +14,9 @@ import torch
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, SplitSource
+from pfl_lightning.engines.advice import explained
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
-from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, explained, local_fit, phase_data, trains
+from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, local_fit, phase_data, trains
 from pfl_lightning.engines.tasks import (
     EvaluationResult,
     EvaluationTask,

@@ -1,14 +1,16 @@
-"""Steps of a local fit that all engines have in common: begin, enter a phase, conclude."""
+"""Steps of a local fit that all engines have in common: begin, enter a phase, get its optimizer, conclude."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, FitData
@@ -18,17 +20,18 @@ from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.state.tensors import load_state
 
 __all__ = [
+    "Scheduler",
+    "StepCount",
     "begin",
     "check_finite_losses",
     "conclude",
     "enter_phase",
-    "explained",
     "local_fit",
     "make_context",
     "means",
-    "needs_no_trainer",
     "phase_data",
     "trains",
+    "unpack_optimizers",
 ]
 
 # Matching the patterns of a method takes longer than a step of a small model, and their names do not change.
@@ -82,12 +85,12 @@ def begin(client: FederatedClient, task: FitTask) -> None:
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:
     """Let the phase's parameters train, and nothing else."""
-    client.check_phase(phase)
     client.phase = phase
     parameters = dict(client.named_parameters())
     known = _names.setdefault(client, {})
-    key = ("trained", phase.name, *phase.train, *parameters)
+    key = ("trained", phase.name, *phase.train, None, *(phase.losses or ()), None, *parameters)
     if key not in known:
+        client.check_phase(phase)
         known[key] = client.trained_names(phase)
     trained = known[key]
     for name, parameter in parameters.items():
@@ -137,52 +140,6 @@ def phase_data(client: FederatedClient, phase: Phase, context: FitContext) -> Fi
     return context.data.for_phase(phase.batch_size, phase.plain, leave_out_single=phase.plain and normed)
 
 
-def explained(error: Exception, client: FederatedClient, phase: Phase, context: FitContext) -> Exception:
-    """Return the error with the advice that it needs, or as it is.
-
-    Batch normalization cannot train on a batch of one sample, and a module may ask for a Trainer that is not there.
-    """
-    if _misses_trainer(error):
-        return _no_trainer(client.step_module)
-    if not str(error).startswith("Expected more than 1 value per channel"):
-        return error
-    count, size = context.data.num_samples, context.data.batch_size
-    if phase.plain and count == 1:
-        return ClientError(
-            context.client,
-            context.round,
-            f"batch normalization cannot train in phase {phase.name!r} on the client's only training sample; give "
-            "it more samples, or train the head alone",
-        )
-    advice = "choose another batch_size" if phase.plain else "set drop_last to true, or choose another batch_size"
-    return ConfigurationError(
-        f"client {context.client}, round {context.round}: batch normalization cannot train on a batch of one "
-        f"sample, and the {count} training samples in batches of {size} leave such a batch; {advice}"
-    )
-
-
-@contextmanager
-def needs_no_trainer(module: nn.Module) -> Iterator[None]:
-    """Explain what to do when a module asks for a Trainer that is not there."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not _misses_trainer(error):
-            raise
-        raise _no_trainer(module) from error
-
-
-def _misses_trainer(error: Exception) -> bool:
-    return "not attached to a `Trainer`" in str(error)
-
-
-def _no_trainer(module: nn.Module) -> ConfigurationError:
-    return ConfigurationError(
-        f"{type(module).__name__} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like), and "
-        "SequentialEngine has no Trainer: use TrainerEngine"
-    )
-
-
 def trains(module: nn.Module) -> bool:
     """Return whether any parameter trains in the current phase."""
     return any(parameter.requires_grad for parameter in module.parameters())
@@ -210,3 +167,68 @@ def check_finite_losses(losses: Sequence[Tensor], context: FitContext, phase: Ph
 def means(steps: Mapping[str, Sequence[Tensor]]) -> Losses:
     """Return means over the steps, by name."""
     return {name: float(torch.stack(list(values)).float().mean()) for name, values in steps.items()}
+
+
+# ---------------------------------------------------------------------- optimizers
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A learning-rate scheduler and when it steps."""
+
+    scheduler: Any
+    every_step: bool
+
+
+class StepCount:
+    """Counts the steps that optimizers take, by their own hooks.
+
+    A step that a gradient scaler skips never reaches the optimizer and is not counted.
+
+    Args:
+        optimizers: Optimizers whose steps are counted together.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer] = ()) -> None:
+        self.num_steps = 0
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(self._count)
+
+    def _count(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A fused optimizer is called in any case, and skips inside its kernel.
+        found_inf = getattr(optimizer, "found_inf", None)
+        self.num_steps += found_inf is None or not bool(found_inf)
+
+
+def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Scheduler]]:
+    """Read what ``configure_optimizers`` may return: one optimizer, with schedulers or without.
+
+    Raises:
+        ConfigurationError: Several optimizers or none, or a scheduler that watches a metric.
+    """
+    schedulers: Any = []
+    if isinstance(configured, dict):
+        schedulers = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
+        configured = configured["optimizer"]
+    elif isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], tuple | list):
+        configured, schedulers = configured
+    if isinstance(configured, tuple | list) and len(configured) == 1:
+        configured = configured[0]
+    if not isinstance(configured, Optimizer):
+        raise ConfigurationError(
+            f"this engine takes one optimizer from configure_optimizers, got {configured!r}; several need TrainerEngine"
+        )
+    return configured, [_read_scheduler(entry) for entry in schedulers]
+
+
+def _read_scheduler(entry: Any) -> Scheduler:
+    settings = entry if isinstance(entry, dict) else {"scheduler": entry}
+    scheduler, interval = settings["scheduler"], settings.get("interval", "epoch")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or settings.get("frequency", 1) != 1:
+        raise ConfigurationError(
+            "this engine steps schedulers every epoch or every step and watches no metric; "
+            "ReduceLROnPlateau and other frequencies need TrainerEngine"
+        )
+    if interval not in ("epoch", "step"):
+        raise ConfigurationError(f"a scheduler's interval must be 'epoch' or 'step', got {interval!r}")
+    return Scheduler(scheduler, interval == "step")

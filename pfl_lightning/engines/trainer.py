@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.lifecycle import check_finite_losses, means
-from pfl_lightning.engines.optimizers import StepCount
+from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator
