@@ -1,4 +1,4 @@
-"""What the accuracy benchmarks share: a process for each run, nothing computed twice, a table at the end."""
+"""Shared code of the accuracy benchmarks: one process per run, no run computed twice, a table at the end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _folder(study: Study, name: str, seed: int, args: argparse.Namespace) -> Pat
 
 
 def _results(study: Study, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any] | None:
-    """What a finished run left; nothing for one that was interrupted, which leaves its results so far."""
+    """Results of a finished run; None for an interrupted one, which only has its results so far."""
     folder = _folder(study, name, seed, args)
     if study.find is not None:
         return study.find(folder, args)
@@ -167,7 +167,7 @@ def _table(study: Study, args: argparse.Namespace) -> str:
 
 
 def runs_missing(results: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    """What a row says where not all seeds were run."""
+    """Note in a row for which not all seeds were run."""
     return "" if len(results) == len(args.seeds) else f" ({len(results)} of {len(args.seeds)} seeds)"
 
 

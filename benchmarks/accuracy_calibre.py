@@ -42,7 +42,7 @@ DEFAULT = ("Calibre (SimCLR)", "pFL-SimCLR", "FedAvg-FT", "FedBABU", "FedRep", *
 
 
 def method(name: str, args: argparse.Namespace) -> Any:
-    """What makes a method's clients."""
+    """Factory of a method's clients."""
     from pfl_lightning import methods as m
 
     lr = args.lr if name in SELF_SUPERVISED else args.supervised_lr

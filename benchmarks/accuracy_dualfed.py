@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--contrastive", type=float, default=40.0, help="lambda of DualFed")
-    parser.add_argument("--test-samples", type=int, default=None, help="greatest test part of a client")
+    parser.add_argument("--test-samples", type=int, default=None, help="greatest test split of a client")
 
 
 if __name__ == "__main__":

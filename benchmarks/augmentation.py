@@ -124,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     versions = f"torch {torch.__version__}, torchvision {torchvision.__version__}"
     print(f"{date.today()}, {platform.machine()}, {args.threads} threads, {args.workers} workers, {versions}\n")
-    print("| pixels | way | seconds an epoch | microseconds a view | times the whole batches |\n|---|---|---|---|---|")
+    print("| pixels | code | seconds an epoch | microseconds a view | times the whole batches |\n|---|---|---|---|---|")
     for size in args.sizes:
         images = torch.randint(0, 256, (args.images, 3, size, size), dtype=torch.uint8)
         ways = competitors(images, args.workers)

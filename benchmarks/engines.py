@@ -6,7 +6,7 @@ r"""Time of a round under VectorizedEngine and its options, and as a ratio to Se
 
 The workload is that of FedPAC's Table 1 without augmentation: 600 images of 3 x 32 x 32 a client, the paper's CNN, 5
 epochs, batches of 50 (random images, so that no data set is needed). ``--encoder dcpfl`` is DC-PFL with its five
-networks, dealt round-robin. Each repetition runs all engines in turn, and the median of the ratios within a repetition
+networks, assigned in turn. Each repetition runs all engines in turn, and the median of the ratios within a repetition
 is printed, so that a machine that is shared and drifts does not decide. Warm-up rounds, in which steps are compiled,
 are not counted; evaluation is left out everywhere. What an engine said (a fallback, a group that was halved) is printed
 below the table.

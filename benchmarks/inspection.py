@@ -1,4 +1,4 @@
-"""What all inspection callbacks at default periods add to the time of a fit, as a ratio.
+"""Time of a run with all inspection callbacks at default periods, as a ratio to one without.
 
     python benchmarks/inspection.py --data data/cifar10
     python benchmarks/inspection.py --data data/cifar10 --rounds 4 --clients 4 --repetitions 1 --profile

@@ -53,7 +53,7 @@ def seconds(work: Callable[[], float]) -> tuple[float, float]:
 
 
 def pairs(values: Tensor) -> dict[str, tuple[Callable[[], float], Callable[[], float]]]:
-    """What is compared: ours and scikit-learn's, each returning the inertia."""
+    """Compared implementations: ours and scikit-learn's, each returning the inertia."""
     array = values.numpy()
 
     def reference(starts: int) -> Callable[[], float]:

@@ -1,4 +1,4 @@
-"""What a round costs against the number of clients and against the cohort: time, start-up, memory, checkpoint.
+"""Cost of a round by the number of clients and by the cohort: time, start-up, memory, checkpoint.
 
     python benchmarks/many_clients.py
     python benchmarks/many_clients.py --engine vectorized --methods LocalOnly --clients 100 1000 --picture none
@@ -41,7 +41,7 @@ SAMPLES, WIDTH, CLASSES, EVALUATED = 20, 32, 10, 50
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured.
+    """Measured setting.
 
     Attributes:
         method: Name of the method.
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Cost:
-    """What was found.
+    """Measured costs.
 
     Attributes:
         round: Seconds of a round's training and aggregation.
@@ -106,7 +106,7 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
             return Samples(inputs[:number], labels[:number], names, inputs[number:], labels[number:])
 
     class Clock(L.Callback):
-        """When rounds and evaluations start and end."""
+        """Timer of rounds and evaluations."""
 
         def __init__(self) -> None:
             self.times: dict[str, list[float]] = {"round": [], "trained": [], "evaluated": []}
@@ -212,8 +212,10 @@ def main() -> None:
     parser.add_argument("--fixed-clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--store-limit-gb", type=float, default=4.0, help="0 lets all states rest on disk")
-    parser.add_argument("--picture", default="docs/images/cost_curves.png", help="where it goes; none for no picture")
+    parser.add_argument("--client-state-memory-gb", type=float, default=4.0, help="0 keeps all client states on disk")
+    parser.add_argument(
+        "--picture", default="docs/images/cost_curves.png", help="path of the figure; none for no figure"
+    )
     parser.add_argument("--only", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:

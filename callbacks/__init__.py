@@ -1,4 +1,4 @@
-"""Callbacks for the outer Trainer of a federation."""
+"""Callbacks for the Trainer of a federation: the training loop, results, tables and inspection."""
 
 from pfl_lightning.callbacks.architectures import ArchitectureTable, architecture_table
 from pfl_lightning.callbacks.inspection import (

@@ -15,10 +15,18 @@ __all__ = ["ArchitectureTable", "architecture_table"]
 
 
 def architecture_table(rows: Sequence[ArchitectureSummary], title: str | None = None) -> Table:
-    """Encoder, width of the features, parameters, what travels, and how many clients have it."""
+    """Table with one row per architecture: encoder, feature width, parameters, shared weights, number of clients.
+
+    Args:
+        rows: Summary of each architecture.
+        title: Title of the table; None for none.
+
+    Returns:
+        The table, to be printed by rich.
+    """
     table = Table(title=title)
     table.add_column("encoder")
-    for column in ("features", "parameters", "weights that travel", "clients"):
+    for column in ("features", "parameters", "shared weights", "clients"):
         table.add_column(column, justify="right")
     for row in rows:
         features = "-" if row.features is None else str(row.features)
@@ -27,9 +35,9 @@ def architecture_table(rows: Sequence[ArchitectureSummary], title: str | None = 
 
 
 class ArchitectureTable(L.Callback):
-    """Prints which encoders the clients have, how large they are and how many clients have each.
+    """Callback that prints a table of the clients' architectures when training starts.
 
-    Nothing is printed where the Trainer's ``enable_model_summary`` is false.
+    Nothing is printed if the Trainer's ``enable_model_summary`` is false.
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -196,11 +196,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._loaded.transform
 
     @property
-    def train_sizes(self) -> Ints:
-        """Training samples of each client, shape (m,)."""
-        return self._loaded.division.train.sizes
-
-    @property
     def unlabeled_sizes(self) -> Ints | None:
         """Number of unlabeled samples of each client, shape (m,); None if the data set has none."""
         return self._loaded.division.unlabeled.sizes if self._loaded.samples.num_unlabeled else None

@@ -12,14 +12,20 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuse a value that is none of the choices.
 
     Raises:
-        ValueError: Names the argument, the choices and the value.
+        ValueError: The message names the argument, the choices and the value.
+
+    Example:
+        >>> from pfl_lightning.checks import check_choice
+        >>> check_choice("norm", "l1", ("mse", "l2"))
+        Traceback (most recent call last):
+        ValueError: norm must be one of ('mse', 'l2'), got 'l1'
     """
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
 def check_number(name: str, value: float, least: float = 0.0, strict: bool = False) -> None:
-    """Refuse what is not a finite number, or is too small.
+    """Refuse a number that is not finite, or too small.
 
     Args:
         name: Name of the argument.
@@ -28,7 +34,13 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
         strict: Whether the least value itself is too small.
 
     Raises:
-        ValueError: Names the argument, what was expected and the value.
+        ValueError: The message names the argument, the bound and the value.
+
+    Example:
+        >>> from pfl_lightning.checks import check_number
+        >>> check_number("lr", 0.0, strict=True)
+        Traceback (most recent call last):
+        ValueError: lr must be a finite number above 0, got 0.0
     """
     if not math.isfinite(value) or value < least or (strict and value == least):
         bound = "above" if strict else "of at least"
@@ -39,7 +51,13 @@ def check_at_least(name: str, value: int, least: int) -> None:
     """Refuse a number that is too small.
 
     Raises:
-        ValueError: Names the argument, the least value and the value.
+        ValueError: The message names the argument, the least value and the value.
+
+    Example:
+        >>> from pfl_lightning.checks import check_at_least
+        >>> check_at_least("epochs", 0, 1)
+        Traceback (most recent call last):
+        ValueError: epochs must be at least 1, got 0
     """
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -85,7 +85,7 @@ class FederatedClient(DeclaredParts):
         epochs: Local epochs a round, E.
         optimizer: Makes the optimizer from the trainable parameters, in place of SGD.
         lr_scheduler: Makes a scheduler from the optimizer, stepped after every local epoch of a phase.
-        fine_tune: What a client trains on its own data, starting from its model, before it is evaluated: ``None``,
+        fine_tune: Part that a client trains on its own data, from its model, before it is evaluated: ``None``,
             ``"head"`` or ``"all"``. The result is used for the evaluation and then forgotten.
         fine_tune_epochs: Epochs of that fine-tuning.
         fine_tune_lr: Its learning rate; ``None`` takes ``lr``.
@@ -199,7 +199,7 @@ class FederatedClient(DeclaredParts):
         return None
 
     def make_update(self, context: FitContext, before: Any) -> ClientUpdate:
-        """What the client uploads after its last phase.
+        """Return the message to the server, after the last phase. Personal state is read afterwards.
 
         Args:
             context: Whose fit it was, in which round, on which data.
@@ -213,7 +213,7 @@ class FederatedClient(DeclaredParts):
         )
 
     def active_network(self) -> nn.Module | None:
-        """What trains in the current phase, made by :meth:`copy_network`; ``None``, by default, for the own network."""
+        """Network that trains in the current phase, made by :meth:`copy_network`; ``None`` for encoder and head."""
         return None
 
     def check_phases(self) -> None:
@@ -239,7 +239,7 @@ class FederatedClient(DeclaredParts):
             )
 
     def uses(self, loss: str) -> bool:
-        """Whether a loss term is part of the current phase's loss.
+        """Return whether a loss term is part of the current phase's loss.
 
         Raises:
             ConfigurationError: The method declares no such term in ``loss_names``.
@@ -284,7 +284,7 @@ class FederatedClient(DeclaredParts):
         return scores
 
     def representations(self, features: Tensor) -> dict[str, Tensor]:
-        """What there is to look at between inputs and scores, by name: the features (N, d), and what is made of them.
+        """Representations between inputs and scores, by name: the features (N, d), and what is made of them.
 
         For inspection alone; names are what pictures and scalars call the representations.
         """
@@ -308,7 +308,7 @@ class FederatedClient(DeclaredParts):
         return self.sum_of_terms(self.loss_terms(self.encode(inputs), labels))
 
     def steps_on_features(self) -> bool:
-        """Whether the step of the current phase is the base's: encoder, then loss terms of features and labels.
+        """Return whether the step of the current phase is the base's: encoder, then loss terms of features and labels.
 
         Where the encoder is frozen, the engines then compute the features once.
         """
@@ -393,7 +393,7 @@ class FederatedClient(DeclaredParts):
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def exported_module(self) -> L.LightningModule:
-        """What a client's owner gets of a copy of it, all of which may train again."""
+        """Module that a client's owner gets of a copy of it; all of it may train again."""
         return self.requires_grad_(True)
 
     def copy_network(self) -> nn.Module:
@@ -405,7 +405,7 @@ class FederatedClient(DeclaredParts):
         return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
 
     def uses_knn_evaluation(self) -> bool:
-        """Whether an evaluation now looks at nearest neighbors: no head was trained for it."""
+        """Return whether an evaluation uses nearest neighbors now: no head was trained for it."""
         return self.evaluation == "knn" and not self.personalization_phases()
 
     @contextmanager

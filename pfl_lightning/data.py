@@ -1,4 +1,4 @@
-"""A client's own training data, as its method and the local fit see it."""
+"""Data of a client and of a federation, as methods and engines see it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 __all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "FitData", "SplitSource", "class_of_batch"]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
-"""What the class may be called in items and batches that are dictionaries."""
+"""Keys of the class in items and batches that are dictionaries."""
 
 
 class BatchSource(Protocol):
-    """An epoch of batches at each iteration (see ``pfl_lightning.datamodules.BatchLoader``)."""
+    """Batches of one epoch at each iteration (see ``pfl_lightning.datamodules.BatchLoader``)."""
 
     augmented: bool
 
@@ -40,7 +40,7 @@ class SplitSource(Protocol):
 
     @property
     def datamodule(self) -> LightningDataModule | None:
-        """Whose hooks go with the batches; ``None`` for the package's own data."""
+        """Data module whose hooks apply to the batches; ``None`` for the package's own data."""
         ...
 
     def __len__(self) -> int: ...
@@ -73,27 +73,27 @@ class ClientParts(Protocol):
 
     @property
     def train(self) -> SplitSource:
-        """What the client trains on."""
+        """Samples for the training."""
         ...
 
     @property
     def validation(self) -> SplitSource:
-        """What choices may be made on."""
+        """Samples for the selection of hyperparameters and rounds."""
         ...
 
     @property
     def test(self) -> SplitSource:
-        """What the client is judged on."""
+        """Samples for the final evaluation."""
         ...
 
     @property
     def train_and_unlabeled(self) -> SplitSource:
-        """What a method without labels trains on; samples without a label have the class -1."""
+        """Samples for the training of methods that use unlabeled data, which has the class -1."""
         ...
 
 
 class FederatedData(Protocol):
-    """What a federation asks of its data module (see ``pfl_lightning.datamodules.FederatedDataModule``)."""
+    """Interface of a federation's data module (see ``pfl_lightning.datamodules.FederatedDataModule``)."""
 
     num_clients: int
     num_classes: int
@@ -106,20 +106,20 @@ class FederatedData(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Tells partitions apart."""
+        """Hash that identifies the partition."""
         ...
 
     @property
     def participating(self) -> list[int]:
-        """The clients that take part in the training; the others are in ``novel``."""
+        """Clients that take part in the training; the others are in ``novel``."""
         ...
 
     def client_data(self, client: int) -> ClientParts:
-        """One client's own parts."""
+        """Training, validation and test parts of one client."""
         ...
 
     def current_cohort(self) -> list[int]:
-        """The clients of the current round, in the order of the training loader."""
+        """Clients of the current round, in the order of the training loader."""
         ...
 
     def evaluated_clients(self) -> list[int]:
@@ -129,7 +129,7 @@ class FederatedData(Protocol):
 
 @dataclass
 class FitData:
-    """A client's training part with the settings of its local fit.
+    """Training part of a client with the settings of its local fit.
 
     Attributes:
         part: The training samples.
@@ -139,9 +139,9 @@ class FitData:
         views: Augmented copies of every sample in a batch.
         eval_batch_size: Samples in a batch without gradients.
         device: Where batches are delivered.
-        forward_context: The context of every forward pass, such as the outer Trainer's autocast.
-        convert_input: Brings inputs to the type that the outer Trainer's precision asks for.
-        labeled: Those of the samples that have labels, for plain batches; ``None`` where all have.
+        forward_context: Context of every forward pass, such as the outer Trainer's autocast.
+        convert_input: Conversion of inputs to the type of the outer Trainer's precision.
+        labeled: The labeled samples, for plain batches; ``None`` where all samples have labels.
     """
 
     part: SplitSource
@@ -158,13 +158,13 @@ class FitData:
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 
     def for_phase(self, batch_size: int | None = None, plain: bool = False, leave_out_single: bool = False) -> FitData:
-        """The data with the settings of a phase; itself where the phase has none of its own.
+        """Data with the settings of a phase; the same object where nothing differs.
 
         Args:
             batch_size: Samples in a batch; ``None`` keeps it.
-            plain: Whether batches are single views without augmentation, of samples with labels alone, incomplete last
-                ones included.
-            leave_out_single: Whether a last batch of a single sample is left out, where it is not the only one.
+            plain: Whether batches are single views without augmentation, of labeled samples only, with the incomplete
+                last batch.
+            leave_out_single: Whether a last batch of a single sample is dropped, unless it is the only one.
         """
         if plain and self.labeled is not None:
             own = replace(self, part=self.labeled, labeled=None, _plain=None, _features=None)
@@ -189,7 +189,7 @@ class FitData:
 
     @property
     def datamodule(self) -> LightningDataModule | None:
-        """Whose hooks go with the batches, where they are those of a data module of one's own."""
+        """User-defined data module whose hooks apply to the batches; ``None`` for the package's own data."""
         return self.part.datamodule
 
     def loader(self, generator: torch.Generator) -> BatchSource:
@@ -210,7 +210,7 @@ class FitData:
         """One epoch of :meth:`loader` without augmentation, as positions in :meth:`tensors`, on the CPU.
 
         Yields:
-            The samples of a batch, (B,) or, with several views, (B, views).
+            Positions of a batch's samples, (B,) or, with several views, (B, views).
         """
         count = self.num_samples
         options: dict[str, Any] = {} if self.views == 1 else {"views": self.views}
@@ -226,9 +226,9 @@ class FitData:
         return self._plain.tensors()
 
     def features(self, encoder: nn.Module) -> tuple[Tensor, Tensor]:
-        """The encoder's features of all samples, (n, d), and the labels, (n,), without gradient, in evaluation mode.
+        """Features of all samples, (n, d), and their labels, (n,), without gradient, in evaluation mode.
 
-        Asked again before the encoder has changed, it returns the same tensors without computing them again.
+        They are cached as long as the encoder does not change.
         """
         inputs, labels = self.tensors()
         version = tuple((id(t), t._version) for t in (*encoder.parameters(), *encoder.buffers()))
@@ -245,12 +245,23 @@ class FitData:
         return self._features[1], labels
 
     def forget_features(self) -> None:
-        """Compute features anew when next asked: fused optimizers and ``p.data`` change weights unseen by autograd."""
+        """Discard cached features: fused optimizers and ``p.data`` change weights without autograd's notice."""
         self._features = None
 
 
 def class_of_batch(batch: Any) -> Tensor | None:
-    """The classes of a batch (inputs, classes), or of a dictionary with one of the usual names; ``None`` without."""
+    """Classes of a batch (inputs, classes), or of a dictionary with one of ``LABEL_KEYS``; ``None`` if it has none.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.data import class_of_batch
+        >>> class_of_batch((torch.zeros(2, 5), torch.tensor([3, 1])))
+        tensor([3, 1])
+        >>> class_of_batch({"image": torch.zeros(2, 5), "label": torch.tensor([3, 1])})
+        tensor([3, 1])
+        >>> class_of_batch((torch.zeros(2, 5), torch.tensor([0.5, 0.1]))) is None  # no integers: a regression
+        True
+    """
     if isinstance(batch, Mapping):
         found = [batch[key] for key in LABEL_KEYS if key in batch]
     else:

@@ -1,4 +1,4 @@
-"""The errors of a federation: each says what was expected, what came, and what to do."""
+"""Errors of a federation; each message names the expected and the given value, and a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CheckpointError(FederationError):
 
 
 class ClientError(FederationError):
-    """One client cannot take part in a round; it names the client and the round.
+    """One client cannot take part in a round; the message names both.
 
     The :class:`~pfl_lightning.callbacks.FederatedLoop` leaves such a client out of the aggregation with a warning and
     goes on while enough clients remain.
@@ -24,7 +24,13 @@ class ClientError(FederationError):
     Args:
         client: Number of the client.
         round: Number of the round, from 0.
-        reason: What happened and what to do.
+        reason: Reason and remedy.
+
+    Example:
+        >>> from pfl_lightning.errors import ClientError
+        >>> raise ClientError(client=3, round=1, reason="its loss is NaN; lower the learning rate")
+        Traceback (most recent call last):
+        pfl_lightning.errors.ClientError: client 3, round 1: its loss is NaN; lower the learning rate
     """
 
     def __init__(self, client: int, round: int, reason: str) -> None:
@@ -34,7 +40,7 @@ class ClientError(FederationError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[ClientError], tuple[int, int, str]]:
-        """Survive the way between processes (the default would call ``__init__`` with the message alone)."""
+        """Support pickling between processes (the default would call ``__init__`` with the message alone)."""
         return type(self), (self.client, self.round, self.reason)
 
 

@@ -1,4 +1,4 @@
-"""How the accuracies of many clients become a handful of numbers."""
+"""Metrics of single clients, and their summary over all clients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["AccuracySummary", "EvalMetrics", "summarize"]
 
 @dataclass(frozen=True)
 class EvalMetrics:
-    """One client's model on one of its own parts.
+    """Metrics of one client's model on its validation or test part.
 
     Attributes:
-        accuracy: Share of samples classified rightly, in [0, 1].
+        accuracy: Share of correctly classified samples, in [0, 1].
         loss: Mean cross entropy, in nats.
         num_samples: Number of samples.
-        logged: What a module of one's own logged on the part, by name.
+        logged: Values that a user-defined LightningModule logged, by name.
     """
 
     accuracy: float
@@ -31,7 +31,7 @@ class EvalMetrics:
 
 @dataclass(frozen=True)
 class AccuracySummary:
-    """Accuracies over clients, each client counted once.
+    """Summary of accuracies over clients, each client counted once.
 
     Attributes:
         mean: Mean over clients.
@@ -52,19 +52,27 @@ class AccuracySummary:
     worst_client: int
 
     def as_dict(self) -> dict[str, float | int]:
-        """The summary by name."""
+        """Values of the summary by name."""
         return asdict(self)
 
 
 def summarize(clients: Sequence[int], accuracies: Sequence[float] | NDArray[np.float64]) -> AccuracySummary:
-    """Summarise accuracies over clients.
+    """Summary of accuracies over clients.
 
     Args:
         clients: Numbers of the clients, (m,).
         accuracies: Their accuracies, (m,).
 
     Raises:
-        ValueError: No client.
+        ValueError: There is no client.
+
+    Example:
+        >>> from pfl_lightning.metrics import summarize
+        >>> summary = summarize(clients=[3, 5, 8], accuracies=[0.25, 0.5, 0.75])
+        >>> summary.mean, summary.worst_decile, summary.worst_client  # a tenth of three clients is one client
+        (0.5, 0.25, 3)
+        >>> round(summary.std, 4)  # sqrt(2 * 0.25^2 / 3)
+        0.2041
     """
     values = np.asarray(accuracies, dtype=np.float64)
     if not len(values):

@@ -41,7 +41,7 @@ class Phase:
     losses: tuple[str, ...] | None = None
 
     def trains_only(self, part: str) -> bool:
-        """Whether all that trains lies in a part of the model, such as ``"head"``."""
+        """Return whether all that trains lies in a part of the model, such as ``"head"``."""
         return all(pattern.startswith(f"{part}.") for pattern in self.train)
 
 

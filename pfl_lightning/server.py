@@ -136,7 +136,7 @@ class Aggregator(nn.Module):
         raise NotImplementedError
 
     def has_client_weights(self) -> bool:
-        """Whether aggregations set :attr:`aggregation_weights`: each client gets its own combination."""
+        """Return whether aggregations set :attr:`aggregation_weights`: each client gets its own combination."""
         return False
 
     # ------------------------------------------------------------------ checkpoints

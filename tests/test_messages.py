@@ -155,7 +155,7 @@ def test_an_update_that_differs_from_its_declaration_is_refused(changes, reason)
 
 
 def test_a_field_that_the_server_does_not_want_is_refused():
-    with pytest.raises(InvalidMessageError, match="client 3, round 7: Declared.full is not expected"):
+    with pytest.raises(InvalidMessageError, match=r"client 3, round 7: Declared\.full is not expected"):
         Server(wanted=False).check(declared())
 
 
@@ -166,7 +166,7 @@ def test_an_update_of_another_class_is_refused():
     class More(Declared):
         further: Tensor | None = statistics_field(default=None)
 
-    with pytest.raises(InvalidMessageError, match="Server takes a Declared, got a More; .* has update_class = More"):
+    with pytest.raises(InvalidMessageError, match=r"Server takes a Declared, got a More; .* has update_class = More"):
         Server().check(declared(More))
 
 

@@ -1,4 +1,4 @@
-"""Callbacks that look at a fit and change nothing of it."""
+"""Inspection callbacks: figures and scalars of a federated run, without any effect on its results."""
 
 from pfl_lightning.callbacks.inspection.accuracy import ClientAccuracy
 from pfl_lightning.callbacks.inspection.attribution import UnitAttribution

@@ -1,4 +1,4 @@
-"""How the clients' accuracies spread."""
+"""Distribution of the accuracy over clients."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pfl_lightning.metrics import summarize
 __all__ = ["ClientAccuracy"]
 
 EDGES = np.linspace(0.0, 1.0, 21)
-PARTS = {"": "validation", "test_": "test"}
+SPLITS = {"": "validation", "test_": "test"}
 
 
 class ClientAccuracy(InspectionCallback):
     """Accuracy over clients: a band of one standard deviation around the mean, and a histogram.
 
-    After every evaluation the scalars ``accuracy/lower`` and ``accuracy/upper`` (mean minus and plus the deviation,
-    within [0, 1]) stand beside ``accuracy/mean`` and ``accuracy/worst_decile``, which are logged in any case; likewise
-    ``test_accuracy/*``, and apart ``novel_*`` where novel clients are evaluated. Every ``every_n_rounds`` rounds there
-    is a histogram over the clients that were evaluated, ``clients/accuracy`` and ``clients/test_accuracy``.
+    Every evaluation logs the scalars ``accuracy/lower`` and ``accuracy/upper`` (mean minus and plus the deviation,
+    within [0, 1]), in addition to ``accuracy/mean`` and ``accuracy/worst_decile``, which are always logged. The same
+    applies to ``test_accuracy/*``, and to ``novel_*`` if novel clients are evaluated. Every ``every_n_rounds`` rounds
+    there is a histogram over the evaluated clients, ``clients/accuracy`` and ``clients/test_accuracy``.
 
     Args:
         every_n_rounds: Rounds between two histograms.
@@ -33,14 +33,14 @@ class ClientAccuracy(InspectionCallback):
     """
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """The mean in its band, and the worst decile beside mean and best client, of each part."""
+        """Charts of each split: the mean with its band, and the mean, worst decile, worst and best client."""
         found = []
-        for prefix, part in PARTS.items():
+        for prefix, split in SPLITS.items():
             name = f"{prefix}accuracy"
             band = (f"{name}/mean", f"{name}/lower", f"{name}/upper")
-            found.append(Chart("accuracy", f"{part}: mean ± standard deviation over clients", band, band=True))
+            found.append(Chart("accuracy", f"{split}: mean ± standard deviation over clients", band, band=True))
             spread = f"{name}/(mean|worst_decile|worst|best)"
-            found.append(Chart("accuracy", f"{part}: mean, worst decile, worst and best client", (spread,)))
+            found.append(Chart("accuracy", f"{split}: mean, worst decile, worst and best client", (spread,)))
         return tuple(found)
 
     def after_evaluation(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
@@ -59,9 +59,9 @@ class ClientAccuracy(InspectionCallback):
 
     @staticmethod
     def _groups(federation: Federation) -> Iterator[tuple[str, dict[int, float]]]:
-        """Name and accuracies by client, of each part that the last evaluation had; novel clients apart.
+        """Yield the name and accuracies by client of each evaluated split, novel clients separately.
 
-        A model that has no accuracy (NaN), such as that of a regression, is left out.
+        A model without an accuracy (NaN), such as that of a regression, is left out.
         """
         novel = set(federation.data.novel)
         for prefix, scores in (("", federation.validation_scores), ("test_", federation.test_scores)):

@@ -1,4 +1,4 @@
-"""Which feature units clients classify by: FedClassAvg's Figure 9 (ICPP 2022)."""
+"""Attribution of the clients' predictions to feature units (FedClassAvg, ICPP 2022, Figure 9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.charts import Chart
 from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, represent
+from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, SplitName, represent
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.federation import Federation
@@ -29,12 +29,12 @@ __all__ = ["Attribution", "UnitAttribution", "draw_attribution"]
 
 @dataclass(frozen=True)
 class Attribution:
-    """What the units contribute to the classification of one sample.
+    """Contributions of the feature units to the classification of one sample.
 
     Attributes:
-        label: The sample's class.
-        clients: The clients that classify it rightly, m of them.
-        conductance: Of each of their units, (m, d).
+        label: Class of the sample.
+        clients: Ids of the m clients that classify it correctly.
+        conductance: Conductance of each of their units, shape (m, d).
     """
 
     label: int
@@ -43,24 +43,27 @@ class Attribution:
 
 
 class UnitAttribution(InspectionCallback):
-    """Ranks of the feature units by their conductance, client by client (FedClassAvg, section 5.3 and Figure 9).
+    """Ranks of the feature units by their conductance, for each client (FedClassAvg, section 5.3 and Figure 9).
 
-    Of the samples that are looked at, the one is taken that most clients classify rightly; for these clients the layer
+    Of the inspected samples, the one that most clients classify correctly is used. For these clients, the layer
     conductance of each feature unit for the score of its class (:func:`~pfl_lightning.functional.layer_conductance`) is
-    turned into a rank. ``attribution_ranks`` is a picture, units by clients: where clients use units alike, it has
-    horizontal stripes. ``attribution/rank_correlation`` is the mean of Spearman's correlation over pairs of these
-    clients, ``attribution/clients`` their number.
+    converted to a rank. The figure ``attribution_ranks`` shows units by clients: horizontal stripes mean that clients
+    use units alike. ``attribution/rank_correlation`` is the mean of Spearman's correlation over pairs of these clients,
+    ``attribution/clients`` their number.
 
-    Units are compared by position: all clients need features of one width. A method without a trained head, or with a
-    ``forward`` of its own (FedProto), has nothing to show.
+    Units are compared by position, so all clients need features of one width. A method without a trained head, or with
+    a different ``forward`` (FedProto), has nothing to show.
 
     Args:
-        every_n_rounds: Rounds between two pictures.
-        clients: At most so many clients are looked at.
-        samples: At most so many samples of all clients together, in equal shares.
-        part: Whose samples.
-        steps: Pieces of the integral.
+        every_n_rounds: Rounds between two figures.
+        clients: Greatest number of inspected clients.
+        samples: Greatest number of samples of all clients together, in equal shares.
+        part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
+        steps: Number of steps of the integral.
         dirpath: See :class:`InspectionCallback`.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
     """
 
     _probe: Probe
@@ -70,7 +73,7 @@ class UnitAttribution(InspectionCallback):
         every_n_rounds: int = 10,
         clients: int = 10,
         samples: int = 50,
-        part: PartName = "test",
+        part: SplitName = "test",
         steps: int = 32,
         dirpath: str | None = None,
     ) -> None:
@@ -80,7 +83,7 @@ class UnitAttribution(InspectionCallback):
         self.steps = steps
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """There is no trained head on features of one width, or nobody has samples."""
+        """Reason if there is no trained head on features of one width, or no client has samples; else None."""
         self._probe = Probe(federation, self.settings)
         if self._probe.lacks is not None:
             return self._probe.lacks
@@ -94,11 +97,11 @@ class UnitAttribution(InspectionCallback):
         return None
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """The correlation."""
+        """Chart of the rank correlation."""
         return (Chart("representations", "rank correlation of units between clients", ("attribution/rank_.*",)),)
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Find the sample, and rank the units of those who know it."""
+        """Log the rank correlation and the figure of the ranks."""
         found = self.attribute(federation)
         if found is None:
             return
@@ -114,31 +117,31 @@ class UnitAttribution(InspectionCallback):
         self.recorder.figure("attribution_ranks", figure, round)
 
     def attribute(self, federation: Federation) -> Attribution | None:
-        """The attribution of the sample that most clients classify rightly; ``None`` if nobody is right anywhere."""
+        """Attribution of the sample that most clients classify correctly; ``None`` if no sample is."""
         inputs, labels = self._probe.common_samples(federation, self.settings.samples)
-        right: dict[int, Tensor] = {}
+        correct: dict[int, Tensor] = {}
         for client, model in federation.client_models(self._probe.clients):
-            right[client] = self._right(federation, client, model, inputs, labels)
-        votes = torch.stack(list(right.values())).sum(dim=0)
+            correct[client] = self._correct(federation, client, model, inputs, labels)
+        votes = torch.stack(list(correct.values())).sum(dim=0)
         sample = int(votes.argmax())  # the first of equal ones
-        knowing = [client for client, own in right.items() if bool(own[sample])]
-        if not knowing:
+        clients = [client for client, own in correct.items() if bool(own[sample])]
+        if not clients:
             return None
         rows = []
         x, y = inputs[sample : sample + 1], labels[sample : sample + 1]
         precision = federation.environment.precision
-        for client, model in federation.client_models(knowing):
+        for client, model in federation.client_models(clients):
             with (
                 torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)),
                 precision.forward_context(),
             ):
                 units = layer_conductance(model.encoder, model.classify, precision.convert_input(x), y, self.steps)
             rows.append(units[0].float().cpu())
-        return Attribution(int(y), tuple(knowing), torch.stack(rows))
+        return Attribution(int(y), tuple(clients), torch.stack(rows))
 
     @staticmethod
     @torch.no_grad()
-    def _right(federation: Federation, client: int, model: FederatedClient, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _correct(federation: Federation, client: int, model: FederatedClient, inputs: Tensor, labels: Tensor) -> Tensor:
         found = represent(federation, client, model, inputs, lambda features: {"scores": model.classify(features)})
         scores = found["scores"]
         finite = scores.isfinite().all(dim=1)  # argmax takes NaN for the greatest
@@ -146,7 +149,7 @@ class UnitAttribution(InspectionCallback):
 
 
 def draw_attribution(found: Attribution, class_name: str, round: int) -> Figure:
-    """A heat map of the ranks, units by clients."""
+    """Heat map of the ranks, units by clients."""
     ranks = rank_scores(found.conductance).numpy().T
     figure = new_figure(float(np.clip(2.5 + 0.3 * len(found.clients), 4, 12)), 6)
     axes = figure.add_subplot()

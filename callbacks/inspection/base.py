@@ -1,4 +1,4 @@
-"""What all inspection callbacks have in common: when they show something, and where it goes."""
+"""Base of the inspection callbacks: the rounds in which they show something, and the loggers or files for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["InspectionCallback"]
 
 
 class InspectionCallback(L.Callback):
-    """Base of the callbacks that look at a fit and change nothing of it.
+    """Base of the callbacks that inspect a run without changing its results.
 
     A subclass overrides :meth:`show`, which is called after the first round, after every ``every_n_rounds``-th and
-    after the last; :meth:`after_round` and :meth:`after_evaluation` are called in every round, for what costs nothing.
+    after the last. :meth:`after_round` and :meth:`after_evaluation` are called in every round, for cheap scalars.
 
     Args:
-        every_n_rounds: How many rounds lie between two pictures.
-        dirpath: Folder for what no logger takes; ``None`` is ``inspection`` in the run's folder.
+        every_n_rounds: Rounds between two figures.
+        dirpath: Folder for figures and text that no logger accepts; ``None`` is ``inspection`` in the run's folder.
 
     Raises:
-        ConfigurationError: The period is less than one round.
+        ConfigurationError: If ``every_n_rounds`` is less than one.
     """
 
     def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
@@ -36,7 +36,7 @@ class InspectionCallback(L.Callback):
             )
         self.every_n_rounds, self.dirpath = every_n_rounds, dirpath
         self.optional = False
-        """Whether a run with nothing to show passes without a warning, as in a group of callbacks."""
+        """True if a run with nothing to show gets no warning, as in a group of callbacks."""
         self._recorder: Recorder | None = None
         self._unavailable: str | None = None
         self._round: int | None = None  # the last finished round of this fit
@@ -45,11 +45,11 @@ class InspectionCallback(L.Callback):
     # ------------------------------------------------------------------ for subclasses
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """Why this run has nothing to show, if so; asked once, before the first round."""
+        """Reason why this run has nothing to show, else None; called once, before the first round."""
         return None
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Charts of the scalars that it logs, for TensorBoard's Custom Scalars tab."""
+        """Charts of the logged scalars, for TensorBoard's Custom Scalars tab."""
         return ()
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
@@ -62,20 +62,27 @@ class InspectionCallback(L.Callback):
         """Called after every round."""
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Called after the rounds whose turn it is."""
+        """Called after the first, every ``every_n_rounds``-th and the last round."""
 
     @property
     def recorder(self) -> Recorder:
-        """Where pictures and scalars go."""
+        """Recorder of figures and scalars, available once training starts."""
         assert self._recorder is not None, "the fit has not begun"
         return self._recorder
 
     # ------------------------------------------------------------------ Lightning's hooks
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find out where things go and whether there is anything to show."""
+        """Set up the recorder and check whether there is anything to show.
+
+        Raises:
+            ConfigurationError: If the module is no Federation, or the folder cannot be created.
+        """
         if not isinstance(pl_module, Federation):
-            raise ConfigurationError(f"{type(self).__name__} looks at a Federation, got {type(pl_module).__name__}")
+            raise ConfigurationError(
+                f"{type(self).__name__} inspects a Federation, got {type(pl_module).__name__}: remove the callback, or "
+                "train a Federation"
+            )
         self._recorder = self._recorder_of(trainer)
         self._round = self._shown = None
         self._unavailable = self.unavailable(trainer, pl_module)
@@ -83,7 +90,7 @@ class InspectionCallback(L.Callback):
             warnings.warn(f"{type(self).__name__} shows nothing: {self._unavailable}", stacklevel=2)
 
     def _recorder_of(self, trainer: L.Trainer) -> Recorder:
-        """That of an inspection callback before this one, so that a run says once what goes where."""
+        """Recorder shared with an earlier callback of the same folder, so that messages appear once; else a new one."""
         for one in self._all(trainer):
             if one is self:
                 break
@@ -96,7 +103,7 @@ class InspectionCallback(L.Callback):
         return [callback for callback in trainer.callbacks if isinstance(callback, InspectionCallback)]  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Group the scalars of all inspection callbacks; one of them does it for all."""
+        """Group the scalars of all inspection callbacks into charts; the first callback does it for all."""
         assert isinstance(pl_module, Federation)
         every = self._all(trainer)
         if every[0] is self:
@@ -106,13 +113,13 @@ class InspectionCallback(L.Callback):
             self.before_fit(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look at an evaluation inside a fit."""
+        """Call :meth:`after_evaluation` for an evaluation during training."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking and self._unavailable is None:
             assert isinstance(pl_module, Federation)
             self.after_evaluation(trainer, pl_module, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look at a round that is over, evaluated or not."""
+        """Call :meth:`after_round`, and :meth:`show` when it is due."""
         if self._unavailable is None:
             assert isinstance(pl_module, Federation)
             self._round = trainer.current_epoch
@@ -121,7 +128,7 @@ class InspectionCallback(L.Callback):
                 self._show(trainer, pl_module, self._round)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show the last round, however the fit has ended."""
+        """Show the last round, also after an interrupted run."""
         if self._round is not None:
             assert isinstance(pl_module, Federation)
             self._show(trainer, pl_module, self._round)

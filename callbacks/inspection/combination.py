@@ -1,4 +1,4 @@
-"""Who gets how much of whose head: FedPAC's Figures 2 and 3 (ICLR 2023)."""
+"""Aggregation weights between clients' heads (FedPAC, ICLR 2023, Figures 2 and 3)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from pfl_lightning.server import AggregationWeights
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["CombinationWeights", "draw_mixture"]
+__all__ = ["CombinationWeights", "draw_weights"]
 
 
 class CombinationWeights(InspectionCallback):
-    """The weights with which clients' heads are combined (FedPAC, eq. 4), as a heat map with the groups marked.
+    """Weights with which clients' heads are combined (FedPAC, eq. 4), as a heat map with the groups marked.
 
-    Clients of the cohort are ordered by group: those with the same domain, rotation or labels by design, and the same
-    dominant classes. Row i shows what client i gets, column j what client j gives. Every round has scalars, means over
-    the cohort: ``combination/own`` (what a client gets of itself), ``combination/group`` (of its group, itself
-    included; without groups it is left out) and ``combination/clients`` (how many clients a head is made of,
-    1 / sum_j a_ij^2).
+    The clients of the round are ordered by group: the same domain, rotation or labels by design, and the same dominant
+    classes. Entry (i, j) is the weight of client j's head in client i's. Every round logs means over its clients:
 
-    For other methods there is nothing to show: methods that leave a ``aggregation_weights`` at the server are shown.
+    - ``combination/own``: weight of a client's own head.
+    - ``combination/group``: weight of the heads of its group, its own included; not logged without groups.
+    - ``combination/clients``: effective number of clients in a head, 1 / sum_j a_ij^2.
+
+    Other methods have nothing to show, unless their server sets ``aggregation_weights``.
 
     Args:
         every_n_rounds: Rounds between two heat maps.
@@ -40,16 +41,16 @@ class CombinationWeights(InspectionCallback):
     _groups: ClientGroups
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """The method combines nothing for single clients."""
+        """Reason if the method has no weights for each client; else None."""
         if federation.server.has_client_weights():
             return None
         name = federation.method_name
-        return f"{name}'s server makes no combination for each client (FedPAC's does, with combination=True)"
+        return f"{name}'s server has no aggregation weights for each client (FedPAC's has, with combination=True)"
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Shares and numbers of clients."""
+        """Charts of the weights and of the effective number of clients."""
         return (
-            Chart("combination", "what a client gets of itself and of its group", ("combination/(own|group)",)),
+            Chart("combination", "weight of a client's own head and of its group", ("combination/(own|group)",)),
             Chart("combination", "clients in a head", ("combination/clients",)),
         )
 
@@ -60,33 +61,33 @@ class CombinationWeights(InspectionCallback):
 
     def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the scalars."""
-        mixture = federation.server.aggregation_weights
-        if mixture is None:
+        weights = federation.server.aggregation_weights
+        if weights is None:
             return
-        weights = mixture.weights.double().numpy()
-        group = self._groups.group_of[list(mixture.clients)]
+        matrix = weights.weights.double().numpy()
+        group = self._groups.group_of[list(weights.clients)]
         values = {
-            "combination/own": float(weights.diagonal().mean()),
-            "combination/clients": float((1 / np.square(weights).sum(axis=1)).mean()),
+            "combination/own": float(matrix.diagonal().mean()),
+            "combination/clients": float((1 / np.square(matrix).sum(axis=1)).mean()),
         }
         if len(self._groups.names) > 1:
-            values["combination/group"] = float((weights * (group[:, None] == group)).sum(axis=1).mean())
+            values["combination/group"] = float((matrix * (group[:, None] == group)).sum(axis=1).mean())
         self.recorder.scalars(values, round)
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the heat map."""
-        mixture = federation.server.aggregation_weights
-        if mixture is not None:
-            self.recorder.figure("combination_weights", draw_mixture(mixture, self._groups, round), round)
+        weights = federation.server.aggregation_weights
+        if weights is not None:
+            self.recorder.figure("combination_weights", draw_weights(weights, self._groups, round), round)
 
 
-def draw_mixture(mixture: AggregationWeights, groups: ClientGroups, round: int) -> Figure:
-    """A heat map of the weights, clients ordered by group, with lines between the groups."""
-    order = groups.order(mixture.clients)
-    weights = mixture.weights.double().numpy()[np.ix_(order, order)]
-    clients = [mixture.clients[place] for place in order]
-    top = max(float(weights.max()), 1e-9)
-    figure, axes = client_map(weights, clients, f"combination weights, round {round}", "head of client", "weight", top)
+def draw_weights(weights: AggregationWeights, groups: ClientGroups, round: int) -> Figure:
+    """Heat map of the weights, with clients ordered by group and lines between the groups."""
+    order = groups.order(weights.clients)
+    matrix = weights.weights.double().numpy()[np.ix_(order, order)]
+    clients = [weights.clients[place] for place in order]
+    top = max(float(matrix.max()), 1e-9)
+    figure, axes = client_map(matrix, clients, f"combination weights, round {round}", "head of client", "weight", top)
     _mark_groups(axes, groups, [int(groups.group_of[client]) for client in clients])
     return figure
 

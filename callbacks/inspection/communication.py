@@ -1,4 +1,4 @@
-"""What traveled, and what it was good for."""
+"""Communication cost of a run, and its accuracy against the cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Communication", "TrafficPoint", "draw_accuracy_by_bytes"]
 
 @dataclass(frozen=True)
 class TrafficPoint:
-    """Where a run stands after a round.
+    """Communication cost and accuracy of a run after a round.
 
     Attributes:
         round: The round, from 0.
@@ -40,15 +40,15 @@ class TrafficPoint:
 
 
 class Communication(InspectionCallback):
-    """Bytes that traveled, and accuracy against bytes.
+    """Communication cost in bytes, and accuracy against it.
 
-    :class:`~pfl_lightning.callbacks.FederatedLoop` logs ``bytes/up_<kind>`` and ``bytes/down_<kind>`` in any case,
-    cumulated; here ``bytes/up``, ``bytes/down`` and ``bytes/total`` are added in every round, and every
-    ``every_n_rounds`` rounds there is a picture of the mean test accuracy against all bytes so far (for methods whose
-    messages differ in size, rounds cannot be compared). The curve goes on after a resume.
+    :class:`~pfl_lightning.callbacks.FederatedLoop` always logs the cumulative ``bytes/up_<kind>`` and
+    ``bytes/down_<kind>``. This callback adds ``bytes/up``, ``bytes/down`` and ``bytes/total`` in every round. Every
+    ``every_n_rounds`` rounds, it draws the mean test accuracy against all bytes so far, since methods whose messages
+    differ in size cannot be compared by rounds. The curve continues after a resume.
 
     Args:
-        every_n_rounds: Rounds between two pictures.
+        every_n_rounds: Rounds between two figures.
         dirpath: See :class:`InspectionCallback`.
     """
 
@@ -58,21 +58,21 @@ class Communication(InspectionCallback):
         self._loaded = False
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Both directions, and by kind."""
+        """Charts of the bytes in both directions, in total and by kind."""
         return (
             Chart("communication", "bytes so far", ("bytes/(up|down|total)",)),
             Chart("communication", "bytes so far, by kind", ("bytes/(up|down)_.*",)),
         )
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
-        """Forget another fit's history."""
+        """Clear the history, unless it comes from a checkpoint."""
         if not self._loaded:
             self.history = []
         self._loaded = False
 
     # After the evaluation, so that a checkpoint of the best round, which is written then, has the round in it.
     def after_evaluation(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Note the accuracy."""
+        """Record the accuracy."""
         scores = federation.test_scores or federation.validation_scores
         novel = set(federation.data.novel)
         known = {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
@@ -100,16 +100,16 @@ class Communication(InspectionCallback):
             self.recorder.figure("accuracy_by_bytes", figure, round)
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, for the checkpoint."""
+        """History for the checkpoint."""
         return {"history": [asdict(point) for point in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the checkpoint's history."""
+        """Restore the history from a checkpoint."""
         self.history, self._loaded = [TrafficPoint(**point) for point in state_dict["history"]], True
 
 
 def draw_accuracy_by_bytes(history: list[TrafficPoint], name: str) -> Figure:
-    """Accuracy against bytes up, down and together."""
+    """Plot of the accuracy against the bytes up, down and in total."""
     points = [point for point in history if point.accuracy is not None]
     accuracy = [100 * float(point.accuracy or 0) for point in points]
     sizes = {

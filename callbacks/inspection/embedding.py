@@ -1,4 +1,4 @@
-"""Clients' features in the plane, and in TensorBoard's Embedding Projector."""
+"""Clients' features as t-SNE figures, and in TensorBoard's Embedding Projector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.figures import colors, new_figure
 from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
-from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings, Representations
+from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, Representations, SplitName
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
@@ -33,13 +33,13 @@ MOST_IN_LEGEND = 20
 
 @dataclass(frozen=True)
 class Points:
-    """Representations of one kind and one width, of several clients.
+    """Representations of several clients, of one kind and one width.
 
     Attributes:
-        name: What pictures call them.
-        values: (n, d).
-        labels: Class of each, (n,).
-        clients: Client of each, (n,).
+        name: Name of the representation in figures.
+        values: Representations, shape (n, d).
+        labels: Class of each, shape (n,).
+        clients: Client of each, shape (n,).
     """
 
     name: str
@@ -49,21 +49,24 @@ class Points:
 
 
 class FeatureEmbedding(InspectionCallback):
-    """Features of some clients' samples by their own models: t-SNE pictures, and the Embedding Projector.
+    """Features of some clients' samples by their own models: t-SNE figures, and the Embedding Projector.
 
-    A picture ``features/<representation>`` has the same points twice, colored by class and by client. (DualFed has
-    two representations, in front of the projector and behind it; clients whose features differ in width get pictures of
-    their own.) For the projector, which TensorBoard alone has, the features of the last such round are written with
-    class, client and architecture of each sample, and its image where it has one.
+    A figure ``features/<representation>`` has the same points twice, colored by class and by client. DualFed has two
+    representations, before and after the projector; clients whose features differ in width get separate figures. For
+    the Embedding Projector, which only TensorBoard has, the features of the last such round are written with class,
+    client and architecture of each sample, and its image if it has one.
 
     Args:
-        every_n_rounds: Rounds between two pictures.
-        clients: At most so many clients are looked at.
-        samples: At most so many samples of each.
-        part: Which part of a client's data.
-        perplexity: Of the t-SNE; ``None`` is 30, or a third of the points where there are few.
+        every_n_rounds: Rounds between two figures.
+        clients: Greatest number of inspected clients.
+        samples: Greatest number of samples of each client.
+        part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
+        perplexity: Perplexity of the t-SNE; ``None`` is 30, or a third of the points if there are few.
         projector: Whether the projector's files are written.
         dirpath: See :class:`InspectionCallback`.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
     """
 
     _probe: Probe
@@ -73,7 +76,7 @@ class FeatureEmbedding(InspectionCallback):
         every_n_rounds: int = 10,
         clients: int = 10,
         samples: int = 50,
-        part: PartName = "test",
+        part: SplitName = "test",
         perplexity: float | None = None,
         projector: bool = True,
         dirpath: str | None = None,
@@ -85,10 +88,10 @@ class FeatureEmbedding(InspectionCallback):
         self.perplexity, self.projector = perplexity, projector
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """Nobody has samples, or too few.
+        """Reason if the clients have no samples, or too few for a t-SNE; else None.
 
         Raises:
-            ConfigurationError: The perplexity is too large for the samples.
+            ConfigurationError: If the perplexity is too large for the samples.
         """
         self._probe = Probe(federation, self.settings)
         if self._probe.lacks is not None:
@@ -110,7 +113,7 @@ class FeatureEmbedding(InspectionCallback):
         return None
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Draw the pictures and write the projector's files."""
+        """Draw the figures and write the projector's files."""
         data: Any = federation.data
         for points in gather_points(self._probe.representations(federation)):
             if len(points.values) < FEWEST:
@@ -137,7 +140,18 @@ class FeatureEmbedding(InspectionCallback):
 
 
 def gather_points(found: Iterable[Representations]) -> list[Points]:
-    """Put clients' representations of one name and one width together; several widths have names of their own."""
+    """Representations of all clients, grouped by name and width.
+
+    A name with several widths becomes one name per width.
+
+    Example:
+        >>> from pfl_lightning.callbacks.inspection.probe import Representations
+        >>> labels = torch.tensor([0, 1])
+        >>> found = [Representations(0, {"features": torch.rand(2, 4)}, labels)]
+        >>> found += [Representations(1, {"features": torch.rand(2, 8)}, labels)]
+        >>> [(points.name, tuple(points.values.shape)) for points in gather_points(found)]
+        [('features_4', (2, 4)), ('features_8', (2, 8))]
+    """
     held: dict[tuple[str, int], list[tuple[Representations, Tensor]]] = {}
     for own in found:
         for name, values in own.by_name.items():
@@ -155,12 +169,15 @@ def gather_points(found: Iterable[Representations]) -> list[Points]:
 
 
 def tsne(values: Tensor, perplexity: float | None, seed: int) -> NDArray[np.float64]:
-    """Points (n, d) in the plane, (n, 2), after their first 50 principal components.
+    """Two-dimensional t-SNE of points, after a projection on their first 50 principal components.
 
     Args:
-        values: At least four points.
-        perplexity: ``None`` is 30, or a third of the other points where that is less.
-        seed: Seed of the optimisation.
+        values: At least four points, shape (n, d).
+        perplexity: Perplexity; ``None`` is 30, or a third of the other points if that is less.
+        seed: Seed of the optimization.
+
+    Returns:
+        Shape (n, 2).
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -172,18 +189,18 @@ def tsne(values: Tensor, perplexity: float | None, seed: int) -> NDArray[np.floa
         points = PCA(COMPONENTS, random_state=state).fit_transform(points)
     if perplexity is None:
         perplexity = min(USUAL_PERPLEXITY, (count - 1) / 3)
-    # Where all points are one, principal components have no scale to start from.
+    # If all points coincide, principal components have no scale to start from.
     start: Any = "pca" if float(np.ptp(points, axis=0).max()) > 0 and points.shape[1] > 1 else "random"
     found: NDArray[np.float64] = TSNE(perplexity=perplexity, init=start, random_state=state).fit_transform(points)
     return found
 
 
 def draw_points(points: Points, plane: NDArray[np.float64], class_names: Sequence[str], title: str) -> Figure:
-    """The points twice, colored by class and by client."""
+    """Figure of the points twice, colored by class and by client."""
     figure = new_figure(11, 5)
     figure.suptitle(f"t-SNE of {title}")
-    ways = (("class", points.labels, class_names), ("client", points.clients, None))
-    for place, (what, values, names) in enumerate(ways):
+    colorings = (("class", points.labels, class_names), ("client", points.clients, None))
+    for place, (what, values, names) in enumerate(colorings):
         axes = figure.add_subplot(1, 2, place + 1)
         kinds = np.unique(values)
         for kind, color in zip(kinds.tolist(), colors(len(kinds)), strict=True):

@@ -1,4 +1,4 @@
-"""All inspection callbacks at once."""
+"""Group of all inspection callbacks with common settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.losses import LossComponents
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
-from pfl_lightning.callbacks.inspection.probe import PartName, ProbeSettings
+from pfl_lightning.callbacks.inspection.probe import ProbeSettings, SplitName
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 from pfl_lightning.checks import check_at_least
@@ -23,20 +23,31 @@ __all__ = ["Inspection"]
 
 @dataclass(frozen=True)
 class Inspection:
-    """All inspection callbacks with common settings; a method without what one of them shows leaves it out.
+    """All inspection callbacks with common settings. A callback without anything to show for a method is silent.
 
     Attributes:
-        every_n_rounds: Rounds between two pictures; scalars that cost nothing are logged in every round.
-        clients: At most so many clients' features are looked at.
-        samples: At most so many samples of each.
-        part: Which part of a client's data: ``"train"``, ``"validation"`` or ``"test"``.
-        dirpath: Folder for what no logger takes; ``None`` is ``inspection`` in the run's folder.
+        every_n_rounds: Rounds between two figures; cheap scalars are logged in every round.
+        clients: Greatest number of clients whose features are inspected.
+        samples: Greatest number of samples of each client.
+        part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
+        dirpath: Folder for figures and text that no logger accepts; ``None`` is ``inspection`` in the run's folder.
+
+    Raises:
+        ConfigurationError: If a setting is out of range.
+
+    Example:
+        >>> from pfl_lightning.callbacks import FeatureEmbedding, Inspection
+        >>> callbacks = Inspection(every_n_rounds=20).callbacks(without={FeatureEmbedding})
+        >>> [type(callback).__name__ for callback in callbacks][:4]
+        ['RunSettings', 'PartitionPicture', 'ClientAccuracy', 'LossComponents']
+        >>> len(callbacks)
+        8
     """
 
     every_n_rounds: int = 10
     clients: int = 10
     samples: int = 50
-    part: PartName = "test"
+    part: SplitName = "test"
     dirpath: str | None = None
 
     def __post_init__(self) -> None:
@@ -45,11 +56,14 @@ class Inspection:
         ProbeSettings(self.clients, self.samples, self.part)
 
     def callbacks(self, config: str | None = None, without: Collection[type] = ()) -> list[InspectionCallback]:
-        """The callbacks.
+        """Make the callbacks.
 
         Args:
             config: The config as text, for :class:`RunSettings`.
-            without: Classes to leave out, which the Trainer has already.
+            without: Classes to leave out, which the Trainer already has.
+
+        Returns:
+            One callback of each class, with ``optional`` set.
         """
         every, probe = self.every_n_rounds, (self.clients, self.samples, self.part)
         found: list[InspectionCallback] = [

@@ -1,4 +1,4 @@
-"""Which clients belong together, for the order and the marks in a picture."""
+"""Groups of similar clients, for the order and the marks in a figure."""
 
 from __future__ import annotations
 
@@ -18,30 +18,36 @@ class ClientGroups:
     """Clients that have the same classes and the same design (domain, rotation, labels).
 
     Attributes:
-        names: A name for each group, in their order; one, "", where nothing sets clients apart.
-        group_of: The group of each client, (m,).
+        names: A name for each group, in their order; a single "" if there is only one group.
+        group_of: Group of each client, shape (m,).
     """
 
     names: tuple[str, ...]
     group_of: NDArray[np.int64]
 
     def order(self, clients: Sequence[int]) -> list[int]:
-        """The positions of ``clients`` such that those of a group stand next to each other, ascending within it."""
+        """Positions of ``clients`` sorted by group, and by id within a group."""
         return sorted(range(len(clients)), key=lambda place: (self.group_of[clients[place]], clients[place]))
 
 
 def group_clients(
     counts: NDArray[np.int64], class_names: Sequence[str], design: Sequence[str] | None = None
 ) -> ClientGroups:
-    """Group clients by their own classes, those with at least half the samples of its largest class, and by design.
+    """Groups of clients with the same design and the same dominant classes.
 
-    Where that would leave most clients alone, the classes do not count; where the design does so too, there is one
-    group of all.
+    Dominant classes are those with at least half the samples of the client's largest class. If that makes more groups
+    than half the clients, groups are by design alone; if the design does so too, there is a single group.
 
     Args:
-        counts: Training samples of each class at each client, (m, C).
+        counts: Number of training samples of each class at each client, shape (m, C).
         class_names: A name for each class.
-        design: What sets each client apart by design, such as its domain; ``None`` for nothing.
+        design: Label of each client by design, such as its domain; ``None`` for none.
+
+    Example:
+        >>> counts = np.array([[9, 1], [8, 0], [1, 9], [0, 7]])
+        >>> groups = group_clients(counts, class_names=["cat", "dog"])
+        >>> groups.names, groups.group_of.tolist()
+        (('cat', 'dog'), [0, 0, 1, 1])
     """
     own = [tuple(np.flatnonzero(row >= SHARE_OF_LARGEST * max(row.max(), 1)).tolist()) for row in counts]
     labels = list(design) if design is not None else [""] * len(counts)

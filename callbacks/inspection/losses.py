@@ -1,4 +1,4 @@
-"""What the loss is made of, and on which clients."""
+"""Components of the training loss, by client."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BINS = 20
 
 
 class LossComponents(InspectionCallback):
-    """The components of the loss (cross entropy, contrastive, alignment, proximal, ...), by client.
+    """Components of the training loss (cross entropy, contrastive, alignment, proximal, ...), by client.
 
-    :class:`~pfl_lightning.callbacks.FederatedLoop` logs the means over the cohort in any case, ``train/<component>``;
+    :class:`~pfl_lightning.callbacks.FederatedLoop` always logs the means over the cohort, ``train/<component>``;
     TensorBoard shows them in one chart (Custom Scalars). Every ``every_n_rounds`` rounds there is a histogram of each
-    component over the clients of the cohort, ``clients/train_<component>``. A client whose fit failed has none.
+    component over the clients of the cohort, ``clients/train_<component>``, without clients whose training failed.
 
     Args:
         every_n_rounds: Rounds between two histograms.

@@ -1,4 +1,4 @@
-"""Who holds how much of which class."""
+"""Figure of the partition: the number of samples of each class at each client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PartitionPicture"]
 
 
 class PartitionPicture(InspectionCallback):
-    """The heat map of ``pfl partition``: training samples by client and class, once, at the start of the run.
+    """Heat map of the training samples by client and class, as by ``pfl partition``, once at the start of the run.
 
     Novel clients, which never train, are marked.
 
@@ -26,11 +26,11 @@ class PartitionPicture(InspectionCallback):
         super().__init__(dirpath=dirpath)
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """The data have no classes."""
+        """Reason if the data have no classes; else None."""
         return None if federation.data.num_classes > 0 else "the data have no classes"
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
-        """Draw it, unless the fit goes on from a checkpoint, whose run has it."""
+        """Draw the heat map, unless the run continues from a checkpoint, whose run already has it."""
         if trainer.current_epoch > 0:
             return
         data: Any = federation.data

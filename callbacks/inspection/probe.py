@@ -1,4 +1,4 @@
-"""A few samples of a few clients, the same in every round, and what the clients' models make of them."""
+"""Fixed samples of some clients, the same in every round, and their representations by the clients' models."""
 
 from __future__ import annotations
 
@@ -18,43 +18,46 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
-__all__ = ["PartName", "Probe", "ProbeSettings", "Representations", "represent"]
+__all__ = ["Probe", "ProbeSettings", "Representations", "SplitName", "represent"]
 
-PartName = Literal["train", "validation", "test"]
+SplitName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How much is looked at; it bounds the features that are ever held.
+    """Numbers of clients and samples to inspect, which bound the memory of the features.
 
     Attributes:
-        clients: At most so many clients, drawn at random from those that are evaluated during the fit.
-        samples: At most so many samples of each, drawn at random.
-        part: Which part of a client's data.
+        clients: Greatest number of clients, drawn at random from those that are evaluated during training.
+        samples: Greatest number of samples of each client, drawn at random.
+        part: Split of the samples.
+
+    Raises:
+        ConfigurationError: If a number is below 1, or the split is unknown.
     """
 
     clients: int = 10
     samples: int = 50
-    part: PartName = "test"
+    part: SplitName = "test"
 
     def __post_init__(self) -> None:
         """Check the arguments."""
         for name, value in (("clients", self.clients), ("samples", self.samples)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name} to look at must be a number of at least 1, got {value!r}")
+                raise ConfigurationError(f"{name} to inspect must be a number of at least 1, got {value!r}")
         if self.part not in ("train", "validation", "test"):
             raise ConfigurationError(f"part must be 'train', 'validation' or 'test', got {self.part!r}")
 
 
 @dataclass(frozen=True)
 class Representations:
-    """What a client's own model makes of some samples.
+    """Representations of some samples by one client's model.
 
     Attributes:
-        client: Number of the client.
-        by_name: Representations of the samples, (n, d) each, float32 on the CPU.
-        labels: Classes of the samples, (n,), on the CPU.
+        client: Id of the client.
+        by_name: Representations of the samples by name, shape (n, d) each, float32 on the CPU.
+        labels: Classes of the samples, shape (n,), on the CPU.
     """
 
     client: int
@@ -63,13 +66,13 @@ class Representations:
 
 
 class Probe:
-    """The samples that are looked at.
+    """Samples to inspect.
 
-    The draws come from the run's seed and nothing else, so that they are the same in every round and after a resume.
+    The draws depend on the run's seed alone, so that they are the same in every round and after a resume.
 
     Args:
         federation: The federation, whose data are loaded.
-        settings: How much is looked at.
+        settings: Numbers of clients and samples.
     """
 
     def __init__(self, federation: Federation, settings: ProbeSettings) -> None:
@@ -82,11 +85,11 @@ class Probe:
         order = np.random.default_rng(derive_seed(self._seed, Purpose.INSPECTED_CLIENTS)).permutation(known).tolist()
         chosen: list[int] = []
         for client in order:
-            part = self._part(federation, client)
-            if not isinstance(part, ClientSplit):
+            split = self._split(federation, client)
+            if not isinstance(split, ClientSplit):
                 self._without_tensors = True
                 break
-            if len(part):
+            if len(split):
                 chosen.append(client)
             if len(chosen) == settings.clients:
                 break
@@ -94,32 +97,32 @@ class Probe:
 
     @property
     def lacks(self) -> str | None:
-        """Why there is nothing to look at, if so."""
+        """Reason why there is nothing to inspect, else None."""
         if self._without_features:
             return f"{self._without_features[0]} has no encoder with features (out_features)"
-        part = self.settings.part
         if self._without_tensors:
-            return "the data module gives items of a data set of one's own, of which none can be picked out"
-        return None if self.clients else f"no client has samples in its {part} part; choose another part"
+            return "the data module reads a user-defined data set batch by batch, so single items cannot be selected"
+        part = self.settings.part
+        return None if self.clients else f"no client has samples in its {part} split; choose another one by 'part'"
 
-    def _part(self, federation: Federation, client: int) -> SplitSource:
-        part: SplitSource = getattr(federation.data.client_data(client), self.settings.part)
-        return part
+    def _split(self, federation: Federation, client: int) -> SplitSource:
+        split: SplitSource = getattr(federation.data.client_data(client), self.settings.part)
+        return split
 
     def size(self, federation: Federation, client: int) -> int:
-        """Number of the client's samples that are looked at."""
-        return min(len(self._part(federation, client)), self.settings.samples)
+        """Number of the client's samples to inspect."""
+        return min(len(self._split(federation, client)), self.settings.samples)
 
     def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
-        """The client's samples, not augmented, (n, ...), and their classes, (n,), on the federation's device."""
-        part = cast(ClientSplit, self._part(federation, client))
-        order = torch.randperm(len(part), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))
-        chosen = part.select(order[: self.settings.samples].sort().values)
+        """Inputs of the client's samples, not augmented, (n, ...), and classes, (n,), on the federation's device."""
+        split = cast(ClientSplit, self._split(federation, client))
+        order = torch.randperm(len(split), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))
+        chosen = split.select(order[: self.settings.samples].sort().values)
         loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
         return loader.tensors()
 
     def common_samples(self, federation: Federation, count: int) -> tuple[Tensor, Tensor]:
-        """At most ``count`` of the samples that are looked at, of all clients in equal shares."""
+        """Inputs and classes of at most ``count`` samples of all clients, in equal shares."""
         share = -(-count // len(self.clients))
         own = [self.samples(federation, client) for client in self.clients]
         inputs = torch.cat([x[:: max(1, len(x) // share)][:share] for x, _ in own])
@@ -127,7 +130,7 @@ class Probe:
         return inputs[:count], labels[:count]
 
     def representations(self, federation: Federation, common: int = 0) -> Iterator[Representations]:
-        """Each client's representations of its own samples, or of so many common ones.
+        """Yield each client's representations of its own samples, or of ``common`` samples of all clients.
 
         A client whose representations are not finite is left out with a warning.
         """
@@ -154,14 +157,17 @@ def represent(
     inputs: Tensor,
     read: Callable[[Tensor], dict[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
-    """What a model makes of inputs (n, ...), by name, (n, d) each, float32 on the CPU.
+    """Representations of inputs by one client's model.
 
     Args:
-        federation: Gives device, precision and seed.
-        client: Whose model it is.
-        model: The model, in evaluation mode.
-        inputs: Samples, on the device.
-        read: From features (B, d) to what is wanted; ``None`` for the model's representations.
+        federation: The federation, for device, precision and seed.
+        client: Id of the client.
+        model: The client's model, in evaluation mode.
+        inputs: Samples on the device, shape (n, ...).
+        read: Function from features (B, d) to named outputs; ``None`` for the model's representations.
+
+    Returns:
+        Outputs by name, shape (n, d) each, float32 on the CPU.
     """
     read = read or model.representations
     environment = federation.environment

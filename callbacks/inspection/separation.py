@@ -1,4 +1,4 @@
-"""How well classes are told apart, and how alike clients represent the same samples: DualFed's Figures 5 and 6."""
+"""Class separation and similarity between clients of the representations (DualFed, Figures 5 and 6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.charts import Chart
 from pfl_lightning.callbacks.inspection.drawing.figures import client_map
-from pfl_lightning.callbacks.inspection.probe import PartName, Probe, ProbeSettings
+from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, SplitName
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka
@@ -18,23 +18,26 @@ __all__ = ["RepresentationMeasures"]
 
 
 class RepresentationMeasures(InspectionCallback):
-    """Class separation and the similarity between clients of every representation (DualFed's Figures 5 and 6).
+    """Class separation and similarity between clients of every representation (DualFed, Figures 5 and 6).
 
     ``separation/<representation>`` is the mean over clients of the class separation of their own samples
-    (:func:`~pfl_lightning.functional.class_separation`), what a personal representation is good for.
+    (:func:`~pfl_lightning.functional.class_separation`), high for a good personal representation.
     ``cka/<representation>`` is the mean over pairs of clients of the linear CKA of the same samples, drawn from all
-    clients in equal shares (:func:`~pfl_lightning.functional.linear_cka`), what a general one is good for;
-    ``cka_matrix/<representation>`` is a picture of the pairs. DualFed has two representations, ``pre_projection`` and
+    clients in equal shares (:func:`~pfl_lightning.functional.linear_cka`), high for a good general representation.
+    ``cka_matrix/<representation>`` is a heat map of the pairs. DualFed has two representations, ``pre_projection`` and
     ``post_projection``, the others ``features``. Clients may have encoders of different widths.
 
     Args:
         every_n_rounds: Rounds between two measurements.
-        clients: At most so many clients are looked at.
-        samples: At most so many samples of each.
-        common: At most so many of these samples are common ones, for CKA, which fewer samples than a representation has
-            units bias upwards.
-        part: Which part of a client's data.
+        clients: Greatest number of inspected clients.
+        samples: Greatest number of samples of each client.
+        common: Greatest number of these samples that all clients share, for CKA. CKA is biased upwards with fewer
+            samples than units of a representation.
+        part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
         dirpath: See :class:`InspectionCallback`.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
     """
 
     _probe: Probe
@@ -45,7 +48,7 @@ class RepresentationMeasures(InspectionCallback):
         clients: int = 10,
         samples: int = 50,
         common: int = 200,
-        part: PartName = "test",
+        part: SplitName = "test",
         dirpath: str | None = None,
     ) -> None:
         super().__init__(every_n_rounds, dirpath)
@@ -53,19 +56,19 @@ class RepresentationMeasures(InspectionCallback):
         check_at_least("common", common, 2)
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """Nobody has samples."""
+        """Reason if no client has samples; else None."""
         self._probe = Probe(federation, self.settings)
         return self._probe.lacks
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Both measures, every representation."""
+        """Charts of both measures of every representation."""
         return (
             Chart("representations", "class separation (R²), mean over clients", ("separation/.*",)),
             Chart("representations", "linear CKA, mean over pairs of clients", ("cka/.*",)),
         )
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Measure."""
+        """Log both measures and the heat maps of CKA."""
         separations: dict[str, list[float]] = {}
         for own in self._probe.representations(federation):
             for name, values in own.by_name.items():
@@ -84,6 +87,6 @@ class RepresentationMeasures(InspectionCallback):
 
 
 def _mean(values: list[float]) -> float:
-    """The mean of those that have a value."""
+    """Mean of the finite values; NaN if there is none."""
     finite = [value for value in values if np.isfinite(value)]
     return sum(finite) / len(finite) if finite else float("nan")

@@ -1,4 +1,4 @@
-"""What a run was made with, beside what came of it."""
+"""Hyper-parameters of a run, together with its final metrics."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "accuracy/mean", 
 
 
 class RunSettings(InspectionCallback):
-    """The hyper-parameters beside the final figures (TensorBoard's HPARAMS tab), and the resolved config as text.
+    """Hyper-parameters with the final metrics (TensorBoard's HPARAMS tab), and the resolved config as text.
 
     The tab shows the last value of ``test_accuracy/mean``, ``test_accuracy/worst_decile``, ``accuracy/mean`` and
-    ``train/loss``, so that running and interrupted runs are there, too. At the end of a fit with a
-    :class:`~pfl_lightning.callbacks.ResultsWriter` the mean test accuracies of its choices are logged as
+    ``train/loss``, also for running and interrupted runs. At the end of training with a
+    :class:`~pfl_lightning.callbacks.ResultsWriter`, the mean test accuracies of its choices are logged as
     ``final/last``, ``final/validation_selected`` and ``final/best_test``. Other loggers get the hyper-parameters by
     ``log_hyperparams``.
 
     Args:
-        config: The config as text, which the command line gives; ``None`` writes the hyper-parameters out.
+        config: The config as text, set by the command line; ``None`` for a list of the hyper-parameters.
         dirpath: See :class:`InspectionCallback`.
     """
 
@@ -44,10 +44,10 @@ class RunSettings(InspectionCallback):
         self.recorder.text("config", text, trainer.current_epoch)
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Nothing in between."""
+        """Do nothing: settings are logged at the start and at the end."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the final figures."""
+        """Log the final metrics."""
         writer = self._writer(trainer)
         if writer is not None and self._round is not None:
             finals = {f"final/{choice}": summary.mean for choice, summary in writer.summaries().items()}
@@ -64,9 +64,9 @@ class RunSettings(InspectionCallback):
 
 
 def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting]:
-    """The hyper-parameters of a run by name: of method, data, partition, loop and engine, those that are simple."""
+    """Hyper-parameters of a run by name: the simple arguments of method, data, partition, loop and engine."""
     data: Any = federation.data
-    parts: dict[str, object] = {
+    objects: dict[str, object] = {
         "method": federation.clients.models[0],
         "data": data,
         "partition": getattr(data, "partition", None),
@@ -83,17 +83,22 @@ def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting
         "precision": str(trainer.precision),
         "engine": type(federation.engine).__name__,
     }
-    if parts["partition"] is not None:
-        found["partition"] = type(parts["partition"]).__name__
-    for name, one in parts.items():
+    if objects["partition"] is not None:
+        found["partition"] = type(objects["partition"]).__name__
+    for name, one in objects.items():
         found |= {f"{name}/{argument}": value for argument, value in constructor_values(one).items()}
     return found
 
 
 def constructor_values(one: object) -> dict[str, Setting]:
-    """What an object was constructed with, as far as it keeps it under the argument's name and it is a simple value.
+    """Constructor arguments of an object that it keeps as attributes of the same name and that are simple values.
 
-    Lists and tuples of simple values are written as text, and ``None`` as ``"null"``.
+    Lists and tuples of simple values are converted to text, and ``None`` to ``"null"``.
+
+    Example:
+        >>> from pfl_lightning.datamodules import DirichletOverClients
+        >>> constructor_values(DirichletOverClients(num_clients=20, alpha=0.1, min_samples=5))
+        {'num_clients': 20, 'alpha': 0.1, 'samples_per_client': 'null', 'min_samples': 5, 'seed': 0}
     """
     found: dict[str, Setting] = {}
     for base in type(one).__mro__:

@@ -1,4 +1,4 @@
-"""Clients' parts of a data set of anything: items are read when they are needed and collated as its owner does."""
+"""Splits and batches of a user-defined data set: items of any kind, read and collated when a batch is needed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from torch import Tensor
 
 __all__ = ["ClientItems", "ItemLoader", "ItemSource", "ItemSplit"]
 
+_NO_TENSORS = (
+    "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
+    "that computes features once"
+)
+
 
 @dataclass(frozen=True)
 class ItemSource:
-    """A data set, and how its owner makes batches of it.
+    """Map-style data set with the collate function and order of its loader.
 
     Attributes:
-        dataset: Map-style.
-        collate: From a list of items to a batch.
-        shuffled: Whether training batches come in a fresh order every epoch.
-        datamodule: Whose hooks go with the batches, for an inner Trainer.
+        dataset: Map-style data set.
+        collate: Function from a list of items to a batch.
+        shuffled: True if training batches have a new random order every epoch.
+        datamodule: Data module whose batch hooks an inner Trainer calls; None for no hooks.
     """
 
     dataset: Any
@@ -32,7 +37,7 @@ class ItemSource:
     datamodule: LightningDataModule | None = None
 
     def batch(self, places: Sequence[int]) -> Any:
-        """The batch of some items."""
+        """Collated batch of the items at the given places."""
         if hasattr(self.dataset, "__getitems__"):
             return self.collate(self.dataset.__getitems__(list(places)))
         return self.collate([self.dataset[place] for place in places])
@@ -43,8 +48,17 @@ class ItemSplit:
 
     Args:
         source: The data set.
-        indices: This part's items, shape (n,), int64.
-        classes: The class of every item of the data set, shape (N,).
+        indices: Items of this split, shape (n,), int64.
+        classes: Class of every item of the data set, shape (N,), int64.
+
+    Example:
+        >>> from torch.utils.data import default_collate
+        >>> source = ItemSource([{"x": 0.0}, {"x": 1.0}, {"x": 2.0}], default_collate)
+        >>> split = ItemSplit(source, torch.tensor([0, 2]), classes=torch.tensor([0, 0, 1]))
+        >>> [batch["x"].tolist() for batch in split.loader(batch_size=2)]
+        [[0.0, 2.0]]
+        >>> split.class_counts(num_classes=2).tolist()
+        [1, 1]
     """
 
     def __init__(self, source: ItemSource, indices: Tensor, classes: Tensor) -> None:
@@ -55,7 +69,7 @@ class ItemSplit:
 
     @property
     def datamodule(self) -> LightningDataModule | None:
-        """Whose hooks go with the batches."""
+        """Data module whose batch hooks an inner Trainer calls; None for no hooks."""
         return self.source.datamodule
 
     def split(self, size: int) -> Iterator[ItemSplit]:
@@ -66,7 +80,7 @@ class ItemSplit:
             yield piece
 
     def class_counts(self, num_classes: int) -> Tensor:
-        """Items of each class, (C,)."""
+        """Number of items of each class, shape (C,)."""
         return torch.bincount(self._classes[self.indices], minlength=num_classes)
 
     def loader(
@@ -80,74 +94,98 @@ class ItemSplit:
         augment: bool = False,
         views: int = 1,
     ) -> ItemLoader:
-        """Batches on a device.
+        """Loader of batches of this split, see :meth:`ClientSplit.loader`.
+
+        Args:
+            batch_size: Items in a batch, at least 1.
+            device: Device of the batches.
+            generator: CPU generator of the order.
+            shuffle: Whether every epoch has a new random order, if the user's loader shuffles too.
+            drop_last: Whether an incomplete last batch is dropped.
+            augment: Not used: augmentation is the data set's own.
+            views: Must be 1.
 
         Raises:
-            ValueError: Several views, which the data set's own items do not have; or no batch would be left.
+            ValueError: If several views are asked for, or no batch would be left.
         """
         if views != 1:
-            raise ValueError("a data set of one's own gives one view of each item: the method needs augmented views")
+            raise ValueError(
+                f"a user-defined data set gives one view of each item, the method needs {views} augmented views: use "
+                "FromDatasets with augment"
+            )
         if drop_last and batch_size > len(self):
-            raise ValueError(f"drop_last leaves no batch: batch_size is {batch_size}, the part has {len(self)} items")
+            raise ValueError(
+                f"drop_last leaves no batch: batch_size is {batch_size}, the split has {len(self)} items; lower "
+                f"batch_size to at most {len(self)}, set drop_last=False, or give clients more items"
+            )
         order = generator if shuffle and self.source.shuffled else None
         return ItemLoader(self, batch_size, torch.device(device), order, drop_last)
 
 
 class ItemLoader:
-    """Batches of one part, read and collated in this process at every pass.
+    """Batches of one split, read and collated in this process at every pass.
 
     Args:
-        part: The items.
+        split: The items.
         batch_size: Items in a batch.
-        device: Where the batches are delivered.
-        generator: Of a fresh order for every pass; ``None`` keeps the part's own.
-        drop_last: Whether an incomplete last batch is left out.
+        device: Device of the batches.
+        generator: CPU generator of a new order for every pass; ``None`` keeps the order of the split.
+        drop_last: Whether an incomplete last batch is dropped.
 
     Attributes:
-        augmented: True: whether items are drawn anew at every pass is the data set's to say.
+        augmented: Always true, since the data set may transform its items at random at every pass.
     """
 
     augmented = True
 
     def __init__(
-        self, part: ItemSplit, batch_size: int, device: torch.device, generator: torch.Generator | None, drop_last: bool
+        self,
+        split: ItemSplit,
+        batch_size: int,
+        device: torch.device,
+        generator: torch.Generator | None,
+        drop_last: bool,
     ) -> None:
         self.batch_size = batch_size
-        self.dataset = part.source.dataset
-        self._part, self._device, self._generator, self._drop_last = part, device, generator, drop_last
+        self.dataset = split.source.dataset
+        self._split, self._device, self._generator, self._drop_last = split, device, generator, drop_last
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self._part), self.batch_size)
+        full, rest = divmod(len(self._split), self.batch_size)
         return full + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        indices = self._part.indices
+        indices = self._split.indices
         if self._generator is not None:
             indices = indices[torch.randperm(len(indices), generator=self._generator)]
         for places in indices.split(self.batch_size)[: len(self)]:
-            yield move_data_to_device(self._part.source.batch(places.tolist()), self._device)
+            yield move_data_to_device(self._split.source.batch(places.tolist()), self._device)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Not to be had: items may have any shape.
+        """Refuse, since items may have any shape.
 
         Raises:
-            TypeError: Always; it says what needs them.
+            TypeError: Always.
         """
-        raise TypeError("a data set of one's own is read batch by batch; a method on features needs FromDatasets")
+        raise TypeError(_NO_TENSORS)
 
     def with_inputs(self, inputs: Tensor) -> ItemLoader:
-        """Not to be had, as :meth:`tensors`."""
-        raise TypeError("a data set of one's own is read batch by batch; a method on features needs FromDatasets")
+        """Refuse, as :meth:`tensors` does.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(_NO_TENSORS)
 
 
 @dataclass(frozen=True)
 class ClientItems:
-    """All that one client sees of the data.
+    """Splits of one client.
 
     Attributes:
-        train: The items it trains on.
-        validation: Items on which choices may be made; may be empty.
-        test: The items it is judged by; may be empty.
+        train: Training items.
+        validation: Validation items; may be empty.
+        test: Test items; may be empty.
     """
 
     train: ItemSplit

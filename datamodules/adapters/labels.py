@@ -1,4 +1,4 @@
-"""The classes of a data set's items, for partition rules."""
+"""Classes of a data set's items, for partition rules."""
 
 from __future__ import annotations
 
@@ -16,26 +16,34 @@ __all__ = ["classes_of"]
 
 
 def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None) -> Ints | None:
-    """The class of every item.
+    """Class of every item.
 
-    They are, in this order: what ``labels`` says of each item; the data set's ``targets``; the last tensor of a
+    The first source that applies is used: the function ``labels``; the data set's ``targets``; the last tensor of a
     TensorDataset; the second entry of items (input, class), or an item's entry ``label``, ``labels``, ``target``,
     ``targets`` or ``y``.
 
     Args:
         dataset: A map-style data set.
-        labels: Gives the class of an item.
+        labels: Function from an item to its class.
 
     Returns:
-        Shape (N,), int64; ``None`` where items have no class (a regression, or nothing that is known as one).
+        Shape (N,), int64; ``None`` if items have no class (a regression, or no known entry).
 
     Raises:
-        ValueError: ``labels`` gives something else than whole numbers from 0.
+        ValueError: If ``labels`` returns something other than whole numbers from 0.
+
+    Example:
+        >>> classes_of([{"text": "rain", "label": 0}, {"text": "goal", "label": 1}]).tolist()
+        [0, 1]
+        >>> classes_of([("rain", 0.25), ("goal", 0.5)]) is None  # a regression
+        True
+        >>> classes_of(["a1", "b0"], labels=lambda item: int(item[-1])).tolist()
+        [1, 0]
     """
     if labels is not None:
         given = _whole_numbers([labels(item) for item in _items(dataset)])
         if given is None:
-            raise ValueError("labels must give a whole number from 0 for every item of the data set")
+            raise ValueError("labels must give a whole number from 0 for every item of the data set: correct labels")
         return given
     if isinstance(dataset, Subset):
         whole = classes_of(dataset.dataset)
@@ -69,7 +77,7 @@ def _of_item(item: Any) -> Any:
 
 
 def _whole_numbers(values: Any) -> Ints | None:
-    """Classes as an array, if they are classes: integers from 0, one for each item."""
+    """Values as an array of classes if they are integers from 0, one per item; else None."""
     try:
         array = np.asarray(values.cpu() if isinstance(values, Tensor) else [_number(value) for value in values])
     except (TypeError, ValueError):

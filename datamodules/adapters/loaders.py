@@ -1,4 +1,4 @@
-"""The data of a Lightning project, divided among clients: its Datasets, collating and batch sizes stay as they are."""
+"""Adapter of a LightningDataModule that keeps its Datasets, collate functions and batch sizes."""
 
 from __future__ import annotations
 
@@ -28,26 +28,48 @@ _log = logging.getLogger(__name__)
 
 
 class FromLoaders(FederatedDataModule):
-    """A LightningDataModule of one's own, of which each client gets items: pictures, tables, texts, dictionaries.
+    """LightningDataModule divided among clients, with items of any kind: pictures, tables, texts, dictionaries.
 
-    The training loader says which Dataset is divided, and its batch size, ``collate_fn``, ``drop_last`` and whether it
-    shuffles hold in every local fit; items are read when they are needed, in this process. A client's validation
-    part is drawn from the validation loader's Dataset in the class proportions of its own training items, and its test
-    part from the test loader's. Without a validation loader a share of each client's training items is set aside;
-    without a test loader there are no test parts; with neither, a share of all items is set aside for tests first.
+    The Dataset of the training loader is divided. Every client trains with the batch size, ``collate_fn``,
+    ``drop_last`` and shuffling of that loader; items are read when they are needed, in this process.
 
-    What this module does not have is looked up in ``datamodule``.
+    A client's validation split is drawn from the validation loader's Dataset, in the class proportions of its own
+    training items, and its test split from the test loader's Dataset. Without a validation loader, a share of each
+    client's training items is held out. Without a test loader, there are no test splits. With neither, a share of all
+    items is held out for tests first.
+
+    Attributes that this module does not have are looked up in ``datamodule``.
 
     Args:
-        partition: The rule that says which client holds which items.
-        datamodule: The module.
-        labels: Gives the class of an item, where the rule needs one and items are not pairs (input, class); see
-            :func:`~pfl_lightning.datamodules.adapters.labels.classes_of`.
+        partition: Rule that assigns the items to clients.
+        datamodule: The data module to divide.
+        labels: Function from an item to its class, needed if the rule uses classes and items are not pairs
+            (input, class); see :func:`~pfl_lightning.datamodules.adapters.labels.classes_of`.
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
-        validation_share: Share of each client's training items that is set aside; None for 0.1 where there is no
-            validation loader, else 0.
+        validation_share: Share of each client's training items that is held out; None for 0.1 without a validation
+            loader, else 0.
         kwargs: See :class:`FederatedDataModule`: ``test_share``, ``test_samples_per_client``, ``novel_clients``,
             ``seed``.
+
+    Raises:
+        ValueError: If an option is given that the data module's own loaders determine.
+
+    Example:
+        >>> import torch
+        >>> from lightning.pytorch import LightningDataModule
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from pfl_lightning.datamodules import IID, FromLoaders
+        >>> class Project(LightningDataModule):
+        ...     def setup(self, stage):
+        ...         self.items = TensorDataset(torch.rand(60, 4), torch.arange(60) % 3)
+        ...     def train_dataloader(self):
+        ...         return DataLoader(self.items, batch_size=8, shuffle=True)
+        ...     def test_dataloader(self):
+        ...         return DataLoader(self.items, batch_size=32)
+        >>> data = FromLoaders(IID(num_clients=3), datamodule=Project())
+        >>> data.setup()
+        >>> data.batch_size, data.num_classes, [len(data.client_data(client).train) for client in range(3)]
+        (8, 3, [18, 18, 18])
     """
 
     def __init__(
@@ -62,7 +84,9 @@ class FromLoaders(FederatedDataModule):
     ) -> None:
         own = {"augment", "normalize", "mean", "std", "batch_size", "drop_last", "eval_batch_size"} & kwargs.keys()
         if own:
-            raise ValueError(f"{', '.join(sorted(own))}: the data module's own Datasets and loaders say that")
+            raise ValueError(
+                f"{', '.join(sorted(own))}: the data module's own Datasets and loaders determine this; set it there"
+            )
         super().__init__(partition, validation_share=0.1 if validation_share is None else validation_share, **kwargs)
         self.datamodule = datamodule
         self.labels, self.given_names, self._share_is_given = labels, class_names, validation_share is not None
@@ -71,32 +95,39 @@ class FromLoaders(FederatedDataModule):
         self._validation: IndexLists | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """What the project's own module has, such as its vocabulary."""
+        """Attribute of the wrapped data module, such as its vocabulary."""
         own = self.__dict__.get("datamodule")
         if own is None or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(own, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without Trainers."""
+        """State without Trainers."""
         own = copy.copy(self.datamodule)
         own.trainer = None
         return {**super().__getstate__(), "datamodule": own}
 
     def prepare_data(self) -> None:
-        """Prepare the project's module."""
+        """Prepare the wrapped data module."""
         self.datamodule.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Set the project's module up and divide its data sets among the clients; a second call does nothing."""
+        """Set up the wrapped data module and divide its data sets among the clients; a second call does nothing.
+
+        Args:
+            stage: Not used, since every stage has the same data.
+
+        Raises:
+            PartitionError: If the partition cannot be met, or its rule changes images or classes.
+        """
         if self._ready is not None:
             return
         super().setup(stage)
         division, samples = self._loaded.division, self._loaded.samples
         if any(not view.is_identity for view in self._loaded.views):
             raise PartitionError(
-                f"{type(self.partition).__name__} lets clients see images or classes differently, which items of one's "
-                "own data set do not allow; use FromDatasets"
+                f"{type(self.partition).__name__} lets clients see images or classes differently, which items of a "
+                "user-defined data set do not allow: use FromDatasets"
             )
         if self.drop_last:
             check_batches(division, self.batch_size)
@@ -109,11 +140,11 @@ class FromLoaders(FederatedDataModule):
             )
 
     def load(self) -> Samples:
-        """Set the module up and see which item is of which class; items are stood for by their places.
+        """Set up the wrapped data module and read the classes; inputs are the positions of the items.
 
         Raises:
-            TypeError: A loader is not a single DataLoader over a map-style data set.
-            PartitionError: The rule needs classes and items have none.
+            TypeError: If a loader is not a single DataLoader over a map-style data set.
+            PartitionError: If the rule needs classes and items have none.
         """
         own = self.datamodule
         own.trainer = self.trainer
@@ -132,7 +163,7 @@ class FromLoaders(FederatedDataModule):
         self.eval_batch_size = int(evaluated.batch_size or 1)
         if len(loaders) == 1:
             _log.warning(
-                "%s has neither val_dataloader nor test_dataloader: %g of its training items are set aside for tests",
+                "%s has neither val_dataloader nor test_dataloader: %g of its training items are held out for tests",
                 type(own).__name__,
                 self.test_share,
             )
@@ -146,7 +177,7 @@ class FromLoaders(FederatedDataModule):
         if not self._labeled and self.partition.needs_labels:
             name = next(name for name, classes in found.items() if classes is None)
             raise PartitionError(
-                f"{type(self.partition).__name__} goes by classes, and the items of the {name} set have none that is a "
+                f"{type(self.partition).__name__} needs classes, and the items of the {name} set have none that is a "
                 "whole number: pairs (input, class), a data set with targets, or labels=function of an item. For a "
                 "regression use IID, or Quantity on top of it"
             )
@@ -175,34 +206,41 @@ class FromLoaders(FederatedDataModule):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Not to be had: items may have any shape.
+        """Refuse, since items may have any shape.
 
         Raises:
-            ValueError: Always; it says what has one.
+            ValueError: Always.
         """
         raise ValueError(
-            "FromLoaders hands out items of any kind, of no known shape: an encoder needs FromLightning or FromDatasets"
+            "FromLoaders has items of any kind, without a known shape: an encoder needs FromLightning or FromDatasets"
         )
 
     @property
     def num_classes(self) -> int:
-        """Number of classes C; 0 where items have none."""
+        """Number of classes C; 0 if items have no class."""
         return len(self.class_names) if self._labeled else 0
 
-    def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # parts of another kind
-        """All that one client sees: views, made on demand."""
-        own, nothing = super().client_data(client), torch.empty(0, dtype=torch.int64)
-        validation = self._part("train", own.validation.indices)
-        test = self._part("test" if "test" in self._sources else "train", own.test.indices)
-        if self._validation is not None:
-            validation = self._part("validation", self._validation[client])
-        elif "validation" in self._sources and "test" not in self._sources:
-            test = self._part("train", nothing)
-            if not len(validation):
-                validation = self._part("validation", own.test.indices)
-        return ClientItems(self._part("train", own.train.indices), validation, test)
+    def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
+        """Splits of one client, made on demand without reading items.
 
-    def _part(self, name: str, indices: torch.Tensor) -> ItemSplit:
+        Args:
+            client: Id from 0 to m - 1.
+
+        Raises:
+            IndexError: If there is no such client.
+        """
+        own, nothing = super().client_data(client), torch.empty(0, dtype=torch.int64)
+        validation = self._split("train", own.validation.indices)
+        test = self._split("test" if "test" in self._sources else "train", own.test.indices)
+        if self._validation is not None:
+            validation = self._split("validation", self._validation[client])
+        elif "validation" in self._sources and "test" not in self._sources:
+            test = self._split("train", nothing)
+            if not len(validation):
+                validation = self._split("validation", own.test.indices)
+        return ClientItems(self._split("train", own.train.indices), validation, test)
+
+    def _split(self, name: str, indices: torch.Tensor) -> ItemSplit:
         return ItemSplit(self._sources[name], indices, torch.from_numpy(self._classes[name]))
 
 
@@ -216,22 +254,22 @@ def _loader_of(loader: Any, name: str) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         many = isinstance(loader, list | tuple | dict) or hasattr(loader, "iterables")
         got = "several loaders" if many else f"a {type(loader).__name__}"
-        raise TypeError(f"{name} gives {got}, expected a single DataLoader: a client has one data set")
+        raise TypeError(f"{name} gives {got}, expected a single DataLoader, since a client has one data set")
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise TypeError(
             f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, so "
             "give a map-style Dataset with __len__ and __getitem__"
         )
     if loader.batch_size is None:
-        raise TypeError(f"{name} has a batch sampler of its own or no batch size: give the DataLoader a batch_size")
+        raise TypeError(f"{name} has a user-defined batch sampler or no batch size: give the DataLoader a batch_size")
     return loader
 
 
 def _source_of(loader: DataLoader[Any], datamodule: LightningDataModule, name: str) -> ItemSource:
     if name == "train" and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         warnings.warn(
-            f"the training loader's {type(loader.sampler).__name__} is not used: a client's items come in a fresh "
-            "random order, each once an epoch",
+            f"the training loader's {type(loader.sampler).__name__} is not used: a client's items come in a new random "
+            "order every epoch, each once",
             stacklevel=2,
         )
     shuffled = not isinstance(loader.sampler, SequentialSampler)

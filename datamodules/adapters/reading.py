@@ -1,4 +1,4 @@
-"""From map-style Datasets to tensors: every item is read once."""
+"""Conversion of map-style Datasets to tensors; every item is read once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def read_datasets(train: Dataset[Any], test: Dataset[Any] | None, class_names: S
         train: The training set.
         test: The test set, if there is one.
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
+
+    Returns:
+        The samples; without test samples if ``test`` is None.
     """
     inputs, targets = read_dataset(train, "training set")
     test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set")
@@ -41,12 +44,18 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> t
         labeled: Whether an item is a pair (input, class); otherwise an input, or a tuple that begins with one.
 
     Returns:
-        Inputs of shape (N, ...), pictures as unsigned bytes (N, C, H, W), and int64 classes of shape (N,), -1 where
-        there are none.
+        Inputs of shape (N, ...), pictures as unsigned bytes (N, C, H, W), and int64 classes of shape (N,), -1 without
+        labels.
 
     Raises:
-        TypeError: If it is not map-style, or an item is not what is expected.
-        ValueError: If it is empty or items differ in shape.
+        TypeError: If the data set is not map-style, or an item has an unexpected type.
+        ValueError: If the data set is empty or items differ in shape.
+
+    Example:
+        >>> items = [(np.zeros((2, 2), dtype=np.float32), 3), (np.ones((2, 2), dtype=np.float32), 5)]
+        >>> inputs, targets = read_dataset(items, "training set")
+        >>> inputs.shape, targets.tolist()
+        (torch.Size([2, 2, 2]), [3, 5])
     """
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
@@ -71,8 +80,8 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> t
         targets.append(target)
     if any(not _same(read(items[place], what)[0], inputs[place]) for place in range(min(8, len(items)))):
         warnings.warn(
-            f"the {what} gives another input each time it is asked: a random transform in it is frozen, as items are "
-            "read once. Take the transform out and set augment, which draws anew for every batch",
+            f"the {what} gives a different input each time it is read: a random transform in it is frozen, as items "
+            "are read once. Remove the transform and set augment, which draws again for every batch",
             stacklevel=2,
         )
     stacked = torch.stack(inputs)
@@ -81,21 +90,21 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> t
     if broken:
         warnings.warn(
             f"{len(broken)} of {len(stacked)} items of the {what} have values that are not finite (the first: item "
-            f"{broken[0]}): NaN, infinite, or too large for {stacked.dtype}. They are kept as they are; a client "
-            "that trains on them may be left out of the federation",
+            f"{broken[0]}): NaN, infinite, or too large for {stacked.dtype}. They are kept unchanged; a client that "
+            "trains on them may be left out of the federation. Remove or correct these items",
             stacklevel=2,
         )
     return stacked, torch.tensor(targets, dtype=torch.int64)
 
 
 def _broken(inputs: Tensor) -> list[int]:
-    """The inputs with values that are not finite, without a loop over single inputs."""
-    finite = [part.reshape(len(part), -1).isfinite().all(dim=1) for part in inputs.split(1024)]
+    """Positions of inputs with values that are not finite, found without a loop over single inputs."""
+    finite = [piece.reshape(len(piece), -1).isfinite().all(dim=1) for piece in inputs.split(1024)]
     return torch.cat(finite).logical_not().nonzero().flatten().tolist()
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    """Whether two inputs are equal, NaN counting as equal to NaN."""
+    """True if two inputs are equal, with NaN equal to NaN."""
     return one.shape == two.shape and bool(((one == two) | (one.isnan() & two.isnan())).all())
 
 

@@ -1,4 +1,4 @@
-"""Data sets of one's own: a pair of map-style Datasets, or a LightningDataModule."""
+"""Adapters of user-defined data that are read once into tensors: Datasets, or a LightningDataModule."""
 
 from __future__ import annotations
 
@@ -17,22 +17,33 @@ from pfl_lightning.datamodules.partition.base import Partitioner
 
 
 class FromDatasets(FederatedDataModule):
-    """A training and perhaps a test Dataset and one without labels, read once into tensors.
+    """Training Dataset, and optionally a test and an unlabeled Dataset, read once into tensors.
 
-    An item is a pair (input, class): the input a picture, a tensor or an array, all of one shape (images as channels,
-    height, width; pictures are brought into this order); the class a whole number from 0. Transforms inside the data
-    set run once, when it is read.
+    An item is a pair (input, class). The input is a picture, a tensor or an array, all of one shape (images as
+    channels, height, width; pictures are converted to this order). The class is a whole number from 0. Transforms
+    inside the data set run once, when it is read.
 
-    Samples without labels take part in the local fits of methods that need none, and in nothing else.
+    Only self-supervised methods use unlabeled samples, and only for training.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
         train: The training set, map-style.
-        test: The test set, map-style; None to split test parts off the training set.
-        unlabeled: Samples without labels, map-style: an item is an input, or a tuple that begins with one.
+        test: The test set, map-style; None to hold out test samples from the training set.
+        unlabeled: Unlabeled samples, map-style: an item is an input, or a tuple that begins with one.
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
         kwargs: See :class:`FederatedDataModule`.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pfl_lightning.datamodules import IID, FromDatasets
+        >>> train = TensorDataset(torch.rand(60, 3, 8, 8), torch.arange(60) % 10)
+        >>> test = TensorDataset(torch.rand(20, 3, 8, 8), torch.arange(20) % 10)
+        >>> data = FromDatasets(IID(num_clients=3), train=train, test=test, validation_share=0.0)
+        >>> data.setup()
+        >>> data.num_classes, data.input_shape, [len(data.client_data(client).train) for client in range(3)]
+        (10, (3, 8, 8), [20, 20, 20])
     """
 
     def __init__(
@@ -53,7 +64,7 @@ class FromDatasets(FederatedDataModule):
         self.given_names = class_names
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the data sets once they are read."""
+        """State without the data sets once they are read."""
         read = {"train": None, "test": None, "unlabeled": None} if self._ready is not None else {}
         return {**super().__getstate__(), **read}
 
@@ -61,7 +72,7 @@ class FromDatasets(FederatedDataModule):
         """Read every item once.
 
         Raises:
-            TypeError: If a data set is not map-style, or an item is not what is expected.
+            TypeError: If a data set is not map-style, or an item has an unexpected type.
             ValueError: If items differ in shape.
         """
         samples = read_datasets(self.train, self.test, self.given_names)
@@ -72,17 +83,33 @@ class FromDatasets(FederatedDataModule):
 
 
 class FromLightning(FederatedDataModule):
-    """A LightningDataModule of one's own: the Datasets behind its training and test loaders, read once into tensors.
+    """LightningDataModule whose training and test Datasets are read once into tensors.
 
-    The test set is that of ``test_dataloader``, else of ``val_dataloader``, else it is split off the training set.
-    Only the loaders' data sets are used: batch size, order and collating are those of this module.
+    The test set is that of ``test_dataloader``, else of ``val_dataloader``; without both, test samples are held out
+    from the training set. Only the loaders' data sets are used: batch size, order and collating are those of this
+    module. :class:`FromLoaders` keeps the loaders' settings instead.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
-        datamodule: The module.
+        datamodule: The data module to divide.
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
         kwargs: See :class:`FederatedDataModule`.
+
+    Example:
+        >>> import torch
+        >>> from lightning.pytorch import LightningDataModule
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from pfl_lightning.datamodules import IID, FromLightning
+        >>> class Project(LightningDataModule):
+        ...     def train_dataloader(self):
+        ...         return DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 3))
+        ...     def val_dataloader(self):
+        ...         return DataLoader(TensorDataset(torch.rand(30, 4), torch.arange(30) % 3))
+        >>> data = FromLightning(IID(num_clients=3), batch_size=10, datamodule=Project(), validation_share=0.0)
+        >>> data.setup()
+        >>> len(data.client_data(0).train), len(data.client_data(0).test)
+        (20, 20)
     """
 
     def __init__(
@@ -99,12 +126,12 @@ class FromLightning(FederatedDataModule):
         self.given_names = class_names
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the module once it is read."""
+        """State without the wrapped data module once it is read."""
         read = {"datamodule": None} if self._ready is not None else {}
         return {**super().__getstate__(), **read}
 
     def load(self) -> Samples:
-        """Prepare the module and read its data sets once.
+        """Prepare the wrapped data module and read its data sets once.
 
         Raises:
             TypeError: If a loader is not a single DataLoader over a map-style data set.

@@ -1,4 +1,4 @@
-"""Random changes of the colors of whole batches, on the batch's device, with a draw for each sample."""
+"""Random changes of color of whole batches, on the batch's device, with independent draws for each sample."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HUE = 3  # the number of the last change, after brightness, contrast and saturat
 
 @dataclass(frozen=True)
 class Jitter:
-    """The changes of color of each image of a batch, on the CPU.
+    """Drawn changes of color of each image of a batch, on the CPU.
 
     Attributes:
         amounts: Factors of brightness, contrast and saturation, and shifts of hue, shape (4, B).
-        order: The four changes, numbered in that order, as they follow each other, shape (4, B), int64.
-        tones_before: How many others come before the hue, or -1 for an image that is not changed, shape (B,), int64.
+        order: Order of the four changes, numbered as above, shape (4, B), int64.
+        tones_before: Number of changes before the hue, or -1 for an image that is not changed, shape (B,), int64.
     """
 
     amounts: Tensor
@@ -30,30 +30,30 @@ class Jitter:
     tones_before: Tensor
 
     def sorting(self) -> Tensor:
-        """The order of the images in which they are changed, shape (B,).
+        """Order of the images in which they are changed, shape (B,).
 
-        All changes of hue are one step. Sorted by what comes before it, the images that have a first, second or third
-        change of tone before the hue, or after it, are neighbors; those that are not changed come last.
+        All changes of hue are one step. In this order, the images that have a first, second or third change of tone
+        before the hue, or after it, are neighbors; images that are not changed come last.
         """
         return self.tones_before.argsort(descending=True, stable=True)
 
     def weights(self) -> Tensor:
-        """What ``blend_`` asks for, for each place in the order of changes, shape (3, 4, B); no meaning for the hue."""
+        """Weights for ``blend_`` at each place in the order of changes, shape (3, 4, B); not used for the hue."""
         own = self.amounts.gather(0, self.order)
         return torch.stack([own, torch.where(self.order == 1, 1 - own, 0), torch.where(self.order == 2, 1 - own, 0)])
 
     def take(self, indices: Tensor) -> Jitter:
-        """Those of the images of these indices."""
+        """Changes of the images with the given indices."""
         return Jitter(self.amounts[:, indices], self.order[:, indices], self.tones_before[indices])
 
 
 @dataclass(frozen=True)
 class ColorJitter(Augmentation):
-    """Random brightness, contrast, saturation and hue, in a random order, for each image with its own draws.
+    """Random brightness, contrast, saturation and hue, in a random order, drawn independently for each image.
 
-    The same distribution as torchvision's ``RandomApply([ColorJitter(brightness, contrast, saturation, hue)], p)``,
-    applied to a batch: every image has its own order of the four changes. To be applied before normalization, as black
-    is 0 and white is 1. Images of one channel have neither saturation nor hue.
+    The distribution is that of torchvision's ``RandomApply([ColorJitter(brightness, contrast, saturation, hue)], p)``
+    for single images: every image has its own order of the four changes. Apply it before normalization, as black is 0
+    and white is 1. Images of one channel have neither saturation nor hue.
 
     Attributes:
         brightness: Factors are drawn between 1 - brightness (at least 0) and 1 + brightness; at least 0.
@@ -61,6 +61,17 @@ class ColorJitter(Augmentation):
         saturation: As brightness.
         hue: Greatest shift in either direction, in turns of the circle of hues, from 0 to 0.5.
         p: Probability that an image is changed at all, between 0 and 1.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import ColorJitter
+        >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+        >>> jittered = ColorJitter(brightness=0.4, hue=0.1)(images, torch.Generator().manual_seed(0))
+        >>> jittered.shape, jittered.dtype  # bytes become floats from 0 to 1
+        (torch.Size([4, 3, 8, 8]), torch.float32)
     """
 
     brightness: float = 0.0
@@ -85,8 +96,8 @@ class ColorJitter(Augmentation):
 
         Args:
             images: Shape (B, C, H, W) with 1 or 3 channels, unsigned bytes or floats from 0 to 1.
-            generator: CPU generator; nine numbers are drawn for each sample, for all samples together: whether, the
-                four amounts, and four of which the order is taken.
+            generator: CPU generator; nine numbers are drawn for each sample, for all samples together: one decides
+                whether it is changed, four are the amounts, and four give the order.
 
         Returns:
             New float tensor of the same shape; bytes are scaled to [0, 1].
@@ -102,7 +113,7 @@ class ColorJitter(Augmentation):
         return changed.index_select(0, sorting.argsort().to(images.device))
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> Jitter:
-        """Draw the changes of each image.
+        """Draw the changes of color of each image.
 
         Args:
             batch: Number of images B.
@@ -125,7 +136,7 @@ class ColorJitter(Augmentation):
             jitter: Their changes, in the same order.
         """
         weights = jitter.weights().to(images)
-        # How many images are changed at all and have at least 0, 1, 2, 3 changes of tone before the hue.
+        # Numbers of images that are changed and have at least 0, 1, 2, 3 changes of tone before the hue.
         at_least = [int((jitter.tones_before >= place).sum()) for place in range(HUE + 1)]
         for place in range(HUE):
             self._tone(images, weights[:, place], 0, at_least[place + 1])
@@ -135,20 +146,30 @@ class ColorJitter(Augmentation):
             self._tone(images, weights[:, place], at_least[place], at_least[0])
 
     def _tone(self, images: Tensor, weights: Tensor, start: int, stop: int) -> None:
-        """The change of tone that stands at one place of the order, for the images that have one there."""
+        """Apply the change of tone at one place of the order, to the images that have one there."""
         if start < stop and (self.brightness, self.contrast, self.saturation) != (0, 0, 0):
             blend_(images[start:stop], *weights[:, start:stop])
 
 
 @dataclass(frozen=True)
 class RandomGrayscale(Augmentation):
-    """Grey instead of color, for each image with its own draw.
+    """Random conversion to gray, drawn independently for each image.
 
-    The same distribution as torchvision's ``RandomGrayscale(p)``, applied to a batch. Images of one channel stay as
-    they are.
+    The distribution is that of torchvision's ``RandomGrayscale(p)`` for single images. Images of one channel are
+    unchanged.
 
     Attributes:
         p: Probability of gray, between 0 and 1.
+
+    Raises:
+        ValueError: If ``p`` is not a probability.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import RandomGrayscale
+        >>> gray = RandomGrayscale(p=1.0)(torch.rand(4, 3, 8, 8))
+        >>> gray.shape, torch.equal(gray[:, 0], gray[:, 2])
+        (torch.Size([4, 3, 8, 8]), True)
     """
 
     p: float = 0.1
@@ -176,5 +197,5 @@ class RandomGrayscale(Augmentation):
         return to_gray_(floats.clone() if floats is images else floats, chosen)
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """Which images become gray, shape (B,), bool, on the CPU; one number is drawn for each."""
+        """Draw the images that become gray: shape (B,), bool, on the CPU; one number per image."""
         return torch.rand(batch, generator=generator) < self.p

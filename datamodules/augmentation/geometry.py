@@ -1,4 +1,4 @@
-"""Random crops, flips and turns of whole batches, on the batch's device, with a draw for each sample."""
+"""Random crops, flips and rotations of whole batches, on the batch's device, with independent draws per sample."""
 
 from __future__ import annotations
 
@@ -14,18 +14,29 @@ from torch import Tensor
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_images, check_probability
 from pfl_lightning.datamodules.augmentation.ops import resize_boxes, rotate, unit_floats
 
-ATTEMPTS = 10  # as torchvision: after so many boxes that do not fit, the middle of the image is taken
+ATTEMPTS = 10  # as in torchvision: after this many boxes that do not fit, the center of the image is taken
 
 
 @dataclass(frozen=True)
 class RandomCrop(Augmentation):
-    """A random crop of the size of the image, out of the image padded with black on all four sides.
+    """Random crop of the image's size, out of the image padded with black on all four sides.
 
-    The same distribution as torchvision's ``RandomCrop(size, padding)``, applied to a batch. To be applied before
+    The distribution is that of torchvision's ``RandomCrop(size, padding)`` for single images. Apply it before
     normalization, as black is zero.
 
     Attributes:
         padding: Pixels added on each side, at least 0.
+
+    Raises:
+        ValueError: If the padding is not a whole number of at least 0.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import RandomCrop
+        >>> images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
+        >>> cropped = RandomCrop(padding=4)(images, torch.Generator().manual_seed(0))
+        >>> cropped.shape, cropped.dtype
+        (torch.Size([4, 3, 32, 32]), torch.uint8)
     """
 
     padding: int = 4
@@ -36,7 +47,7 @@ class RandomCrop(Augmentation):
             raise ValueError(f"padding must be a whole number of at least 0, got {self.padding}")
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Crop each image at its own place.
+        """Crop each image at a random position.
 
         Args:
             images: Shape (B, C, H, W), any dtype.
@@ -56,12 +67,21 @@ class RandomCrop(Augmentation):
 
 @dataclass(frozen=True)
 class RandomFlip(Augmentation):
-    """A flip of left and right, for each image with its own draw.
+    """Random flip of left and right, drawn independently for each image.
 
-    The same distribution as torchvision's ``RandomHorizontalFlip(p)``, applied to a batch.
+    The distribution is that of torchvision's ``RandomHorizontalFlip(p)`` for single images.
 
     Attributes:
         p: Probability of a flip, between 0 and 1.
+
+    Raises:
+        ValueError: If ``p`` is not a probability.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import RandomFlip
+        >>> RandomFlip(p=1.0)(torch.tensor([[[[1, 2, 3]]]])).tolist()
+        [[[[3, 2, 1]]]]
     """
 
     p: float = 0.5
@@ -85,20 +105,33 @@ class RandomFlip(Augmentation):
         return torch.where(flipped[:, None, None, None], images.flip(-1), images)
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """Which images are flipped, shape (B,), bool, on the CPU; one number is drawn for each."""
+        """Draw the images that are flipped: shape (B,), bool, on the CPU; one number per image."""
         return torch.rand(batch, generator=generator) < self.p
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Augmentation):
-    """A box of random area, shape and place, scaled to the size of the image (bilinear).
+    """Crop of a box of random area, aspect ratio and position, scaled to the size of the image (bilinear).
 
-    The same distribution as torchvision's ``RandomResizedCrop(size, scale, ratio)`` for the size of the images, applied
-    to a batch.
+    The distribution is that of torchvision's ``RandomResizedCrop(size, scale, ratio)`` for single images, with their
+    own size.
 
     Attributes:
         scale: Least and greatest share of the image's area, above 0 and at most 1.
-        ratio: Least and greatest width / height, above 0.
+        ratio: Least and greatest aspect ratio, width / height, above 0.
+
+    Raises:
+        ValueError: If a range is empty or out of bounds.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import RandomResizedCrop
+        >>> crop = RandomResizedCrop(scale=(0.2, 1.0))
+        >>> crop(torch.rand(4, 3, 32, 32)).shape
+        torch.Size([4, 3, 32, 32])
+        >>> top, left, height, width = crop.boxes(batch=100, height=32, width=32)
+        >>> bool((top + height <= 32).all()), bool((height * width >= 0.15 * 32 * 32).all())
+        (True, True)
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -112,7 +145,7 @@ class RandomResizedCrop(Augmentation):
             raise ValueError(f"ratio must be two rising finite values of width / height above 0, got {self.ratio}")
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Cut and scale each image by a box of its own.
+        """Crop each image by a random box and scale it to the original size.
 
         Args:
             images: Shape (B, C, H, W), unsigned bytes or floats.
@@ -125,14 +158,14 @@ class RandomResizedCrop(Augmentation):
         return resize_boxes(images, self.boxes(len(images), images.shape[2], images.shape[3], generator))
 
     def boxes(self, batch: int, height: int, width: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw boxes.
+        """Draw random boxes.
 
         Args:
             batch: Number of boxes B.
-            height: Of the image, in pixels.
-            width: Of the image, in pixels.
-            generator: CPU generator. For all boxes together: ten areas, then ten shapes, of which the first pair that
-                fits is taken, then the row and the column.
+            height: Height of the image in pixels.
+            width: Width of the image in pixels.
+            generator: CPU generator. For all boxes together: ten areas, then ten aspect ratios, of which the first
+                pair that fits is taken, then the row and the column.
 
         Returns:
             Top, left, height and width in pixels, shape (4, B), int64, on the CPU.
@@ -153,7 +186,7 @@ class RandomResizedCrop(Augmentation):
         return torch.stack([top, left, tall, wide]).long()
 
     def _middle(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the greatest box in the middle whose shape is allowed."""
+        """Height and width of the greatest centered box with an allowed aspect ratio."""
         shape = width / height
         if shape < self.ratio[0]:
             return round(width / self.ratio[0]), width
@@ -164,14 +197,24 @@ class RandomResizedCrop(Augmentation):
 
 @dataclass(frozen=True)
 class RandomRotation(Augmentation):
-    """A turn about the center by a random angle; what comes from outside is black.
+    """Rotation about the center by a random angle; pixels from outside the image are black.
 
-    The same distribution as torchvision's ``RandomRotation(degrees, interpolation)``, applied to a batch. To be applied
+    The distribution is that of torchvision's ``RandomRotation(degrees, interpolation)`` for single images. Apply it
     before normalization, as black is zero.
 
     Attributes:
         degrees: Greatest angle in either direction, at least 0.
-        interpolation: Between pixels: ``nearest``, as torchvision without being told, or ``bilinear``.
+        interpolation: ``nearest`` (torchvision's default) or ``bilinear``.
+
+    Raises:
+        ValueError: If the angle is negative or not finite, or the interpolation is unknown.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import RandomRotation
+        >>> rotated = RandomRotation(15, interpolation="bilinear")(torch.rand(4, 1, 28, 28))
+        >>> rotated.shape
+        torch.Size([4, 1, 28, 28])
     """
 
     degrees: float
@@ -185,7 +228,7 @@ class RandomRotation(Augmentation):
             raise ValueError(f"interpolation must be 'nearest' or 'bilinear', got {self.interpolation!r}")
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Turn each image by an angle of its own.
+        """Rotate each image by a random angle.
 
         Args:
             images: Shape (B, C, H, W), unsigned bytes or floats.

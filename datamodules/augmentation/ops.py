@@ -1,4 +1,4 @@
-"""Changes of whole batches of images by given amounts, one for each sample: what the random augmentations compute with.
+"""Image operations on whole batches, with given amounts for each sample; the random augmentations draw the amounts.
 
 Written from the formulas of torchvision's tensor functions, which change every image of a batch by the same amount.
 """
@@ -17,16 +17,20 @@ LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
 
 
 def unit_floats(images: Tensor) -> Tensor:
-    """Images as floats.
+    """Images as floats from 0 to 1.
 
     Args:
         images: Shape (B, C, H, W), unsigned bytes or floats.
 
     Returns:
-        Bytes divided by 255, as a new tensor; floats themselves.
+        Bytes divided by 255, as a new tensor; floats unchanged.
 
     Raises:
-        ValueError: If the images have another shape or type.
+        ValueError: If the images have another shape or dtype.
+
+    Example:
+        >>> unit_floats(torch.tensor([[[[0, 51, 255]]]], dtype=torch.uint8))
+        tensor([[[[0.0000, 0.2000, 1.0000]]]])
     """
     check_images(images)
     if images.dtype == torch.uint8:
@@ -37,10 +41,10 @@ def unit_floats(images: Tensor) -> Tensor:
 
 
 def check_colors(images: Tensor) -> None:
-    """Check that a batch has the shape of images that are gray, or red, green and blue.
+    """Check that a batch has images of one channel (gray) or three (red, green, blue).
 
     Raises:
-        ValueError: If it has not.
+        ValueError: If it does not.
     """
     check_images(images)
     if images.shape[1] not in (1, 3):
@@ -48,7 +52,7 @@ def check_colors(images: Tensor) -> None:
 
 
 def luma(images: Tensor) -> Tensor:
-    """The gray values of images.
+    """Gray values of images (ITU-R BT.601).
 
     Args:
         images: Floats, shape (B, C, H, W) with 1 or 3 channels.
@@ -64,46 +68,60 @@ def luma(images: Tensor) -> Tensor:
     return gray
 
 
-def blend_(images: Tensor, own: Tensor, mean_grey: Tensor, gray: Tensor) -> Tensor:
+def blend_(images: Tensor, own: Tensor, mean_gray: Tensor, gray: Tensor) -> Tensor:
     """Blend each image with its mean gray and its gray values, in place.
 
     With the factor f, the weights (f, 0, 0) change the brightness, (f, 1 - f, 0) the contrast, and (f, 0, 1 - f) the
-    saturation: one pass serves a batch in which every image has a change of its own.
+    saturation. One pass serves a batch in which every image has a different change.
 
     Args:
         images: Floats from 0 to 1, shape (B, C, H, W) with 1 or 3 channels; changed.
-        own: Weight of the image, shape (B,), on the images' device, as the other two.
-        mean_grey: Weight of the mean of its gray values, shape (B,).
+        own: Weight of the image, shape (B,), on the images' device like the other two.
+        mean_gray: Weight of the mean of its gray values, shape (B,).
         gray: Weight of its gray values, shape (B,).
 
     Returns:
-        The given images, cut to [0, 1].
+        The given images, clamped to [0, 1].
+
+    Example:
+        Half the brightness of an image:
+
+        >>> half, zero = torch.tensor([0.5]), torch.tensor([0.0])
+        >>> blend_(torch.ones(1, 3, 1, 1), half, zero, zero).flatten().tolist()
+        [0.5, 0.5, 0.5]
     """
     other = luma(images)
-    mean = other.mean(dim=(2, 3), keepdim=True).mul_(mean_grey.view(-1, 1, 1, 1))
+    mean = other.mean(dim=(2, 3), keepdim=True).mul_(mean_gray.view(-1, 1, 1, 1))
     other.mul_(gray.view(-1, 1, 1, 1)).add_(mean)
     return images.mul_(own.view(-1, 1, 1, 1)).add_(other).clamp_(0, 1)
 
 
 def shift_hue_(images: Tensor, shifts: Tensor) -> Tensor:
-    """Turn the hue of each image, in place.
+    """Shift the hue of each image, in place.
 
-    Value and saturation of a pixel stay, so its greatest and least channel do: only where the channels lie between
-    them is computed anew, from the hue as an angle of six parts.
+    Value and saturation of a pixel are unchanged, and so are its greatest and least channel. Only the position of the
+    channels between them is recomputed, from the hue on a circle of length six.
 
     Args:
         images: Floats from 0 to 1, shape (B, 3, H, W); changed.
-        shifts: In turns of the circle of hues, from -0.5 to 0.5, shape (B,).
+        shifts: Shifts in turns of the circle of hues, from -0.5 to 0.5, shape (B,).
 
     Returns:
         The given images.
+
+    Example:
+        A third of a turn moves red to green:
+
+        >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+        >>> shift_hue_(red, torch.tensor([1 / 3])).flatten().round(decimals=3).abs().tolist()
+        [0.0, 1.0, 0.0]
     """
     red, green, blue = images.split(1, dim=1)
     high, low = torch.maximum(red, green), torch.minimum(red, green)
     torch.maximum(high, blue, out=high)
     torch.minimum(low, blue, out=low)
     chroma = high - low
-    # Six parts: red at 0, green at 2, blue at 4. Grey pixels have no hue; any will do, as their chroma is 0.
+    # Red is at 0, green at 2, blue at 4 of 6. Gray pixels have no hue; any value will do, as their chroma is 0.
     from_green = (blue - red).add_(chroma, alpha=2)
     from_blue = (red - green).add_(chroma, alpha=4)
     # Choices by a weight of 0 or 1: on a CPU, torch.where over a mask without a pattern takes ten times as long.
@@ -111,7 +129,7 @@ def shift_hue_(images: Tensor, shifts: Tensor) -> Tensor:
     from_green.lerp_(from_blue, weight)
     hue = torch.sub(green, blue, out=from_blue).lerp_(from_green, high.sub_(red).sign_())
     hue.div_(torch.clamp_min(chroma, torch.finfo(images.dtype).tiny, out=weight).mul_(6))
-    # One more turn than asked for keeps the sum positive, where the fraction is the remainder.
+    # One more turn than asked for keeps the sum positive, so that its fraction is the remainder.
     hue.add_((1 + shifts).view(-1, 1, 1, 1).to(images)).frac_().mul_(6)
     torch.addcmul(low, chroma, torch.sub(hue, 3, out=weight).abs_().sub_(1).clamp_(0, 1), out=red)
     torch.addcmul(low, chroma, torch.sub(hue, 2, out=weight).abs_().neg_().add_(2).clamp_(0, 1), out=green)
@@ -120,11 +138,12 @@ def shift_hue_(images: Tensor, shifts: Tensor) -> Tensor:
 
 
 def to_gray_(images: Tensor, chosen: Tensor) -> Tensor:
-    """Take the color out of some images, in place; they keep their number of channels.
+    """Make some images gray, in place; they keep their number of channels.
 
     Args:
         images: Floats, shape (B, C, H, W) with 1 or 3 channels; changed.
-        chosen: Which images, shape (B,), bool, on the CPU: their number is then known without waiting for a device.
+        chosen: True for the images to change, shape (B,), bool, on the CPU, so that their number is known without
+            waiting for a device.
 
     Returns:
         The given images.
@@ -134,17 +153,24 @@ def to_gray_(images: Tensor, chosen: Tensor) -> Tensor:
 
 
 def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor | None = None) -> Tensor:
-    """Cut a box out of each image, scale it to the size of the image (bilinear), and flip it where asked.
+    """Crop a box out of each image, scale it to the size of the image (bilinear), and flip some images.
 
     Boxes are no larger than the image, so nothing is scaled down, and torchvision's antialiasing would change nothing.
 
     Args:
         images: Floats, shape (B, C, H, W).
         boxes: Top, left, height and width in pixels, shape (4, B).
-        flipped: Whether left and right are exchanged, shape (B,); None for no image.
+        flipped: True for the images whose left and right are exchanged, shape (B,), bool; None for no image.
 
     Returns:
         New tensor of the same shape.
+
+    Example:
+        The left half of a row of four pixels, flipped:
+
+        >>> images, box = torch.tensor([[[[0.0, 1.0, 2.0, 3.0]]]]), torch.tensor([[0], [0], [1], [2]])
+        >>> resize_boxes(images, box, flipped=torch.tensor([True])).flatten().tolist()
+        [1.0, 0.75, 0.25, 0.0]
     """
     height, width = images.shape[2:]
     top, left, tall, wide = boxes.double()
@@ -160,15 +186,19 @@ def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor | None = None) -
 
 
 def rotate(images: Tensor, degrees: Tensor, interpolation: Literal["nearest", "bilinear"] = "nearest") -> Tensor:
-    """Turn each image about its center, counter-clockwise; what comes from outside is black.
+    """Rotate each image about its center, counter-clockwise; pixels from outside the image are black.
 
     Args:
         images: Floats, shape (B, C, H, W).
-        degrees: Shape (B,).
-        interpolation: Between pixels.
+        degrees: Angle of each image, shape (B,).
+        interpolation: ``nearest`` or ``bilinear``.
 
     Returns:
         New tensor of the same shape.
+
+    Example:
+        >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([90.0])).tolist()
+        [[[[2.0, 4.0], [1.0, 3.0]]]]
     """
     height, width = images.shape[2:]
     angles = degrees.double().deg2rad().view(-1, 1, 1)
@@ -180,8 +210,8 @@ def rotate(images: Tensor, degrees: Tensor, interpolation: Literal["nearest", "b
 
 
 def _box_coordinates(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Where each pixel of a scaled box comes from, in grid_sample's scale from -1 to 1, shape (B, size)."""
+    """Source coordinate of each pixel of a scaled box, in grid_sample's scale from -1 to 1, shape (B, size)."""
     steps = torch.arange(size, dtype=start.dtype) + 0.5
     inside = (steps * (length / size)[:, None] - 0.5).clamp_(min=0)
-    # What lies beyond the box must not be mixed in: its border pixels are repeated.
+    # Pixels outside the box must not be mixed in: its border pixels are repeated.
     return (torch.minimum(inside, length[:, None] - 1) + start[:, None] + 0.5) * (2 / size) - 1

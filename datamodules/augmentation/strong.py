@@ -1,4 +1,4 @@
-"""The strong augmentation of contrastive methods, on whole batches."""
+"""Strong augmentation of contrastive methods, on whole batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pfl_lightning.datamodules.augmentation.ops import check_colors, resize_boxe
 
 @dataclass(frozen=True)
 class StrongAugmentation(Augmentation):
-    """Random crop and scale, flip, colors and gray, as contrastive methods make their views.
+    """Random resized crop, flip, color jitter and grayscale: the views of contrastive methods.
 
-    The same draws and the same images (up to rounding) as the chain of :class:`RandomResizedCrop`, :class:`RandomFlip`,
+    Draws and images (up to rounding) are those of the chain of :class:`RandomResizedCrop`, :class:`RandomFlip`,
     :class:`ColorJitter` and :class:`RandomGrayscale`, with crop and flip in one step.
 
     Source: T. Chen, S. Kornblith, M. Norouzi and G. Hinton, A Simple Framework for Contrastive Learning of Visual
@@ -29,12 +29,23 @@ class StrongAugmentation(Augmentation):
     Attributes:
         scale: Least and greatest share of the image's area in the crop.
         flip: Probability of a flip of left and right.
-        brightness: Of the jitter, as are the next three: see :class:`ColorJitter`.
-        contrast: See :class:`ColorJitter`.
-        saturation: See :class:`ColorJitter`.
-        hue: See :class:`ColorJitter`.
+        brightness: Strength of the jitter of brightness, see :class:`ColorJitter`.
+        contrast: Strength of the jitter of contrast.
+        saturation: Strength of the jitter of saturation.
+        hue: Strength of the jitter of hue.
         jitter: Probability that the colors are changed.
         grayscale: Probability of gray.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import StrongAugmentation
+        >>> images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
+        >>> views = StrongAugmentation()(images, torch.Generator().manual_seed(0))
+        >>> views.shape, views.dtype
+        (torch.Size([4, 3, 32, 32]), torch.float32)
     """
 
     scale: tuple[float, float] = (0.2, 1.0)
@@ -54,7 +65,7 @@ class StrongAugmentation(Augmentation):
 
     @cached_property
     def parts(self) -> tuple[RandomResizedCrop, RandomFlip, ColorJitter, RandomGrayscale]:
-        """The augmentations of which it is the chain."""
+        """Augmentations of the chain, in the order in which they are applied."""
         jitter = ColorJitter(self.brightness, self.contrast, self.saturation, self.hue, self.jitter)
         return RandomResizedCrop(self.scale), RandomFlip(self.flip), jitter, RandomGrayscale(self.grayscale)
 
@@ -63,7 +74,7 @@ class StrongAugmentation(Augmentation):
 
         Args:
             images: Shape (B, C, H, W) with 1 or 3 channels, unsigned bytes or floats from 0 to 1.
-            generator: CPU generator; draws for the crops of all samples, then the flips, the colors, the greys.
+            generator: CPU generator; draws for the crops of all samples, then the flips, the colors, the grayscale.
 
         Returns:
             New float tensor of the same shape; bytes are scaled to [0, 1].

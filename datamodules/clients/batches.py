@@ -140,9 +140,7 @@ class BatchLoader:
             [([[1.0], [2.0]], [0, 1]), ([[3.0]], [2])]
         """
         if len(inputs) != self.num_samples:
-            raise ValueError(
-                f"expected one input per sample of the split, {self.num_samples} in all, got {len(inputs)}"
-            )
+            raise ValueError(f"expected one input per sample of the split ({self.num_samples}), got {len(inputs)}")
         targets = self._ready[1] if self._ready is not None else self._split.targets.to(self._device)
         other = copy.copy(self)
         other.augmented = False
@@ -158,9 +156,8 @@ class BatchLoader:
         for start in range(0, self._num_batches * self.batch_size, self.batch_size):
             batch = order[start : start + self.batch_size]
             rows = self._raw.index_select(0, self._repeated(batch))
-            inputs = self._split.transform.normalize(
-                self._split.transform.augment(rows, self._generator), in_place=True
-            )
+            transform = self._split.transform
+            inputs = transform.normalize(transform.augment(rows, self._generator), in_place=True)
             yield self._grouped(inputs), targets.index_select(0, batch)
 
     def _repeated(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Folders of images with one folder a domain and in it one folder a class: PACS, DomainNet, Office-Home."""
+"""Image folders with one folder per domain and class: PACS, DomainNet, Office-Home."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ CLASS_LISTS = {"domainnet10": DOMAINNET_10}
 class DomainFolders(FederatedDataModule):
     """Images in ``<root>/<domain>/<class>/*``, every domain with the same classes: PACS, DomainNet, Office-Home.
 
-    The rule :class:`Domains` gives every client images of one domain and tests it on the rest of that domain; any other
-    rule divides all images, whatever their domain, as for a data set without a test set. The order of the samples,
-    which index files count in, is: domains in the order given, classes sorted by name, files sorted by name. Images are
-    decoded once and kept as one array in a cache file, which is made again when a file changes.
+    The rule :class:`Domains` gives every client images of one domain and tests it on the rest of that domain. Any other
+    rule divides all images, whatever their domain, as for a data set without a test set. Samples are in this order,
+    which the indices of a partition file count in: domains as given, classes sorted by name, files sorted by name.
+    Images are decoded once and kept as one array in a cache file, which is rebuilt when a file changes.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
-        root: The folder.
+        root: Folder of the domain folders.
         domains: The domain folders to use, in this order, which is also that of the clients; None for all, sorted.
-        classes: The classes to use, whatever else the domains have (their numbers go by name, not by this list), or
-            ``domainnet10`` for the ten classes of DomainNet that the literature uses; None for all, which must then be
-            the same in every domain.
+        classes: The classes to use, numbered in the order of their names, or ``domainnet10`` for the ten classes of
+            DomainNet that the literature uses. None for all, which must then be the same in every domain.
         image_size: Side in pixels to which every image is scaled; None if all have the same size.
         cache_dir: Folder of the cache; None for ``pfl_lightning`` in the user's cache folder (or what the environment
             variable ``PFL_LIGHTNING_CACHE`` names).
@@ -99,11 +98,11 @@ class DomainFolders(FederatedDataModule):
 
 
 def find_domains(root: Path, chosen: Sequence[str] | None) -> list[str]:
-    """The domain folders.
+    """Names of the domain folders.
 
     Args:
-        root: The folder that they lie in.
-        chosen: Those to use; None for all, sorted.
+        root: Folder of the domain folders.
+        chosen: The domains to use; None for all, sorted.
 
     Raises:
         FileNotFoundError: If there are none, or a chosen one is missing.
@@ -128,16 +127,20 @@ def find_domains(root: Path, chosen: Sequence[str] | None) -> list[str]:
 
 
 def find_classes(folders: Mapping[str, Sequence[str]], root: Path, chosen: Sequence[str] | None) -> list[str]:
-    """The classes, sorted, after a look at whether every domain has them.
+    """Names of the classes, sorted, after a check that every domain has them.
 
     Args:
         folders: The class folders of each domain.
-        root: The folder that the domains lie in, for errors.
+        root: Folder of the domain folders, for errors.
         chosen: The classes to use; None for all, which must be the same in every domain.
 
     Raises:
         FileNotFoundError: If a domain has no class folders.
-        ValueError: If a domain lacks a class or, with ``chosen`` None, has another.
+        ValueError: If a domain lacks a class or, with ``chosen`` None, has an additional one.
+
+    Example:
+        >>> find_classes({"photo": ["dog", "cat"], "sketch": ["cat", "dog"]}, Path("data/pacs"), chosen=None)
+        ['cat', 'dog']
     """
     for domain, own in folders.items():
         if not own:

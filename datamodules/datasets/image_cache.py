@@ -1,4 +1,4 @@
-"""Folders of image files as one array of bytes, decoded once and kept in a cache file."""
+"""Image files as one array of bytes, decoded once and kept in a cache file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ImageFile:
     """One image file.
 
     Attributes:
-        path: Where it lies.
-        label: Its class, counted from 0 in the order of the class folders' names.
-        size: Its size in bytes.
-        modified: When it was changed, in nanoseconds.
+        path: Path of the file.
+        label: Class, counted from 0 in the order of the class folders' names.
+        size: Size in bytes.
+        modified: Time of the last change, in nanoseconds.
     """
 
     path: str
@@ -41,17 +41,17 @@ class ImageFile:
 
 
 def list_folders(folder: Path) -> list[str]:
-    """The names of a folder's folders, sorted, hidden ones left out."""
+    """Names of a folder's subfolders, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[list[ImageFile], list[str]]:
-    """List the images of a folder that has one folder a class.
+    """List the images of a folder that has one folder per class.
 
     Args:
-        folder: The folder. Hidden files, and files that are no images by their ending, are left out.
-        classes: The class folders to look into, in this order; None for all.
+        folder: The folder. Hidden files, and files that are no images by their suffix, are ignored.
+        classes: The class folders to list, in this order; None for all.
 
     Returns:
         The files, classes sorted by name and files sorted by name within a class, and the class names.
@@ -91,10 +91,10 @@ def load_images(
 
     Args:
         files: The images.
-        root: Folder that all files lie below; names the cache.
+        root: Folder that contains all files; names the cache.
         image_size: Side to which every image is scaled; None if all have one size.
         cache_dir: Folder of the cache; None for no cache.
-        choice: Names what of the root was chosen, so that another choice has a cache of its own.
+        choice: Name of the selection from the root, so that another selection has a separate cache.
 
     Returns:
         The pixels, shape (N, 3, H, W), in the order of ``files``.
@@ -170,12 +170,12 @@ def decode_image(path: str, image_size: int | None) -> Pixels:
 
 
 def fingerprint(files: list[ImageFile], root: Path, image_size: int | None) -> str:
-    """A hash that changes when a file is added, removed, renamed, resized or changed.
+    """Hash that changes when a file is added, removed, renamed or changed, or the image size is another.
 
     Args:
         files: The images.
-        root: Folder that all files lie below.
-        image_size: Side to which they are scaled.
+        root: Folder that contains all files.
+        image_size: Side in pixels to which they are scaled.
     """
     start = len(str(root)) + 1
     lines = "\n".join(f"{file.path[start:]}\0{file.size}\0{file.modified}" for file in files)
@@ -210,7 +210,7 @@ def _read_cache(cache: Path, listing: str) -> Pixels | None:
 def _write_cache(cache: Path, pixels: Pixels, listing: str) -> None:
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        # Each file appears whole or not at all; the notes come last, and their checksum ties them to the pixels.
+        # Each file appears whole or not at all. The notes are written last; their checksum ties them to the pixels.
         temporary = cache.with_name(f"{cache.stem}.{os.getpid()}.tmp")
         with temporary.open("wb") as file:
             np.save(file, pixels)

@@ -1,4 +1,4 @@
-"""Any folder of image files with one folder a class."""
+"""Image folder with one folder per class."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 
 class ImageFolder(FederatedDataModule):
-    """A folder of images, one folder a class: CIFAR-10 as files, CINIC-10, PACS and the like.
+    """Folder of images with one folder per class: CIFAR-10 as files, CINIC-10, PACS and the like.
 
-    It has ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone. The order of the samples, which index
-    files count in, is: classes sorted by name, files sorted by name. Without a ``test`` folder a share of the images
-    (``test_share``) is set aside for tests. A ``valid`` or ``val`` folder beside ``train`` is left out, as every
-    client has its own validation part. Images are decoded once and kept as one array in a cache file, which is made
-    again when a file changes.
+    It has ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone. Samples are in this order, which the
+    indices of a partition file count in: classes sorted by name, files sorted by name. Without a ``test`` folder, a
+    share of the images (``test_share``) is held out for tests. A ``valid`` or ``val`` folder next to ``train`` is
+    ignored, as every client has its own validation split. Images are decoded once and kept as one array in a cache
+    file, which is rebuilt when a file changes.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
-        root: The folder.
+        root: Folder of the images.
         image_size: Side in pixels to which every image is scaled; None if all have the same size.
         cache_dir: Folder of the cache; None for ``pfl_lightning`` in the user's cache folder (or what the environment
             variable ``PFL_LIGHTNING_CACHE`` names).
@@ -87,7 +87,7 @@ class ImageFolder(FederatedDataModule):
 
 
 def _layout(root: Path) -> tuple[Path, Path | None]:
-    """The folders of the training classes and of the test classes, if there are any."""
+    """Folder of the training classes, and of the test classes if there are any."""
     train_dir, test_dir = root / "train", root / "test"
     if not train_dir.is_dir():
         if test_dir.is_dir():
@@ -97,8 +97,8 @@ def _layout(root: Path) -> tuple[Path, Path | None]:
         return root, None
     for name in ("valid", "val", "validation"):
         if (root / name).is_dir():
-            log.info("%s is left out: clients take their validation parts from their own training data", root / name)
+            log.info("%s is not used: clients split their validation samples off their own training data", root / name)
     if not test_dir.is_dir():
-        log.info("%s has no folder 'test': test parts are split off the training images", root)
+        log.info("%s has no folder 'test': test samples are split off the training images", root)
         return train_dir, None
     return train_dir, test_dir

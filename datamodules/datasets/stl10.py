@@ -1,4 +1,4 @@
-"""STL-10: few images with labels, many without."""
+"""STL-10: few labeled images, many unlabeled ones."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _IMAGE_BYTES = 3 * SIDE * SIDE
 
 
 class STL10(FederatedDataModule):
-    """STL-10: 5,000 training and 8,000 test images of 10 classes, and 100,000 images without labels, 96 x 96 in color.
+    """STL-10: 5,000 training and 8,000 test images of 10 classes, and 100,000 unlabeled images, 96 x 96 in color.
 
-    The images without labels take part in the local fits of methods that need no labels (Calibre, PFLSSL, FedEMA), and
-    in nothing else. At their own size they stay in the file, of which the operating system reads what a client needs; a
-    method that takes none of them so pays nothing for them. At another ``image_size`` they are held in memory as bytes:
-    0.3 GB of 32 x 32 pixels. A local fit holds those of its own client once more, and as floats (four times as much)
-    where a method looks at all of a client's samples together, as Calibre does for the divergence rate.
+    Only self-supervised methods (Calibre, PFLSSL, FedEMA) use the unlabeled images, and only for training. At their own
+    size they stay in the file, and the operating system reads those that a client needs; other methods read none of
+    them. At another ``image_size`` they are held in memory as bytes: 0.3 GB at 32 x 32 pixels. Training a client holds
+    a copy of its own images, and as floats (four times as much) where a method processes all of a client's samples
+    together, as Calibre does for the divergence rate.
 
-    The binary files are read here, not by ``torchvision.datasets.STL10``: that reads all 3 GB to compare checksums
-    whichever part is asked for, holds all images without labels in memory, and refuses a smaller archive in the same
-    format. In place of checksums the files' sizes, the labels and the numbers of images and labels are checked. The
-    predefined folds of the training set are not used.
+    The binary files are read here, not by ``torchvision.datasets.STL10``, which reads all 3 GB to compare checksums,
+    holds all unlabeled images in memory, and refuses a smaller archive in the same format. Instead of checksums, the
+    files' sizes, the labels and the numbers of images and labels are checked. The predefined folds of the training set
+    are not used.
 
     Args:
-        partition: The rule that says which client holds which of the images with labels.
+        partition: Rule that assigns the labeled images to clients.
         batch_size: Samples in a training batch.
         root: Folder with ``stl10_binary``, as torchvision stores it; nothing is downloaded.
-        unlabeled: How many of the images without labels are used, the first ones of the file: a number, a share in
-            [0, 1], or None for all.
-        image_size: Pixels to a side, to which images are resized when they are read; None for 96.
+        unlabeled: Number or share in [0, 1] of the unlabeled images that are used, the first ones of the file; None for
+            all.
+        image_size: Side in pixels to which images are resized when they are read; None for 96.
         kwargs: See :class:`FederatedDataModule`.
     """
 
@@ -63,7 +63,7 @@ class STL10(FederatedDataModule):
         self.image_size = image_size
 
     def load(self) -> Samples:
-        """The images and classes, from 0.
+        """Read the images, and the classes from 0.
 
         Raises:
             FileNotFoundError: If a file is missing.
@@ -92,15 +92,19 @@ class STL10(FederatedDataModule):
 
 
 def resize_images(images: Tensor, size: int, chunk: int = 1024) -> Tensor:
-    """Resize images of bytes to squares: bilinear, with a filter against aliasing, rounded to bytes.
+    """Square images of bytes, resized bilinearly with antialiasing.
 
     Args:
         images: Shape (N, C, H, W), unsigned bytes.
-        size: Pixels to a side.
-        chunk: Images that are resized together, which bounds the memory needed.
+        size: Side in pixels.
+        chunk: Images that are resized at a time, which bounds the memory needed.
 
     Returns:
         New bytes of shape (N, C, size, size), contiguous.
+
+    Example:
+        >>> resize_images(torch.full((2, 3, 96, 96), 7, dtype=torch.uint8), size=32).shape
+        torch.Size([2, 3, 32, 32])
     """
     resized = torch.empty((*images.shape[:2], size, size), dtype=torch.uint8)
     for source, target in zip(images.split(chunk), resized.split(chunk), strict=True):
@@ -109,7 +113,7 @@ def resize_images(images: Tensor, size: int, chunk: int = 1024) -> Tensor:
     return resized
 
 
-_ADVICE = "get it anew with torchvision, or set 'root' to an intact copy"
+_ADVICE = "download it again with torchvision, or set 'root' to an intact copy"
 
 
 def _check_number(unlabeled: int | float | None) -> None:
@@ -117,7 +121,7 @@ def _check_number(unlabeled: int | float | None) -> None:
     share = isinstance(unlabeled, float)
     if not valid or (unlabeled is not None and not 0 <= unlabeled <= (1 if share else math.inf)):
         raise ValueError(
-            "unlabeled must be a number of images, a share of them in [0, 1] (with a point) or None for all, got "
+            "unlabeled must be a number of images, a share of them in [0, 1] (a float) or None for all, got "
             f"{unlabeled!r}"
         )
 
@@ -143,7 +147,7 @@ def _find_folder(root: str) -> Path:
 
 
 def _check_file(path: Path) -> int:
-    """The size of a file in bytes."""
+    """Size of a file in bytes."""
     if not path.is_file():
         raise FileNotFoundError(f"STL10 has no {path.name} in {path.parent}; {_ADVICE}")
     size = path.stat().st_size
@@ -153,7 +157,7 @@ def _check_file(path: Path) -> int:
 
 
 def _map_images(path: Path) -> Tensor:
-    """The images of a file, shape (N, 3, 96, 96), unsigned bytes, which are read when they are used."""
+    """Images of a file, shape (N, 3, 96, 96), unsigned bytes, read from the file when they are used."""
     count, rest = divmod(_check_file(path), _IMAGE_BYTES)
     if rest:
         raise ValueError(
@@ -177,7 +181,7 @@ def _read_classes(path: Path) -> Tensor:
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    """The names in the archive's file; the published ones where there is no such file."""
+    """Class names in the archive's file; the published ones if there is no such file."""
     path = folder / "class_names.txt"
     if not path.is_file():
         return NAMES

@@ -1,4 +1,4 @@
-"""Published data sets: the digits that come with scikit-learn, and those read through torchvision."""
+"""Published data sets: the digits of scikit-learn, and CIFAR, Fashion-MNIST and EMNIST through torchvision."""
 
 from __future__ import annotations
 
@@ -20,9 +20,16 @@ class Digits(FederatedDataModule):
     """The 1,797 handwritten digits of scikit-learn: 8 x 8 pixels, ten classes, no download, no test set.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
         kwargs: See :class:`FederatedDataModule`.
+
+    Example:
+        >>> from pfl_lightning.datamodules import ClassesPerClient, Digits
+        >>> data = Digits(ClassesPerClient(num_clients=10, classes_per_client=3), augment=True)
+        >>> data.setup()
+        >>> data.class_counts().shape, (data.class_counts() > 0).sum(axis=1).tolist()
+        ((10, 10), [3, 3, 3, 3, 3, 3, 3, 3, 3, 3])
     """
 
     augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(1),)  # a mirrored digit is not a digit
@@ -31,7 +38,7 @@ class Digits(FederatedDataModule):
         super().__init__(partition, batch_size, **kwargs)
 
     def load(self) -> Samples:
-        """The digits, gray values 0 to 16 scaled to 0 to 255."""
+        """Read the digits, with gray values 0 to 16 scaled to 0 to 255."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -43,7 +50,7 @@ class CIFAR10(FederatedDataModule):
     """CIFAR-10: 60,000 color images of 32 x 32 pixels, 10 classes.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
         root: Folder in which torchvision has stored the data set; nothing is downloaded.
         kwargs: See :class:`FederatedDataModule`.
@@ -54,7 +61,11 @@ class CIFAR10(FederatedDataModule):
         self.root = root
 
     def load(self) -> Samples:
-        """The images as torchvision reads them."""
+        """Read the images through torchvision.
+
+        Raises:
+            FileNotFoundError: If torchvision finds no data set in the folder.
+        """
         return _load_cifar("CIFAR10", self.root)
 
 
@@ -62,7 +73,7 @@ class CIFAR100(FederatedDataModule):
     """CIFAR-100: 60,000 color images of 32 x 32 pixels, 100 classes.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
         root: Folder in which torchvision has stored the data set; nothing is downloaded.
         kwargs: See :class:`FederatedDataModule`.
@@ -73,7 +84,11 @@ class CIFAR100(FederatedDataModule):
         self.root = root
 
     def load(self) -> Samples:
-        """The images as torchvision reads them."""
+        """Read the images through torchvision.
+
+        Raises:
+            FileNotFoundError: If torchvision finds no data set in the folder.
+        """
         return _load_cifar("CIFAR100", self.root)
 
 
@@ -81,7 +96,7 @@ class FashionMNIST(FederatedDataModule):
     """Fashion-MNIST: 70,000 gray images of 28 x 28 pixels, 10 classes.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
         root: Folder in which torchvision has stored the data set; nothing is downloaded.
         kwargs: See :class:`FederatedDataModule`.
@@ -92,7 +107,11 @@ class FashionMNIST(FederatedDataModule):
         self.root = root
 
     def load(self) -> Samples:
-        """The images as torchvision reads them."""
+        """Read the images through torchvision.
+
+        Raises:
+            FileNotFoundError: If torchvision finds no data set in the folder.
+        """
         train, test = _open("FashionMNIST", self.root)
         return Samples(
             train.data.unsqueeze(1),
@@ -109,7 +128,7 @@ class EMNIST(FederatedDataModule):
     The images stand upright (the published files hold them transposed), and letters count from 0.
 
     Args:
-        partition: The rule that says which client holds which samples.
+        partition: Rule that assigns the samples to clients.
         batch_size: Samples in a training batch.
         root: Folder in which torchvision has stored the data set; nothing is downloaded.
         split: ``letters`` (upper and lower case as one) or ``byclass`` (digits, upper case, lower case).
@@ -134,7 +153,11 @@ class EMNIST(FederatedDataModule):
         self.split = split
 
     def load(self) -> Samples:
-        """The images as torchvision reads them, upright."""
+        """Read the images through torchvision and turn them upright.
+
+        Raises:
+            FileNotFoundError: If torchvision finds no data set in the folder.
+        """
         train, test = _open("EMNIST", self.root, split=self.split)
         first = 1 if self.split == "letters" else 0
         names = string.ascii_lowercase if first else string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -160,7 +183,7 @@ def _load_cifar(name: str, root: str) -> Samples:
 
 
 def _open(name: str, root: str, **options: str) -> tuple[Any, Any]:
-    """Open torchvision's training and test set, or say how to get them."""
+    """Training and test set of torchvision; an error that explains the download if they are missing."""
     import torchvision
 
     make: Callable[..., Any] = getattr(torchvision.datasets, name)

@@ -1,7 +1,7 @@
-"""Partition rules: which client holds which samples.
+"""Partition rules, which assign the samples of a data set to clients, and files and figures of partitions.
 
 Every rule is a :class:`Partitioner` with ``partition(labels) -> list of index arrays``, a pure function of (labels,
-arguments, seed). This module gathers them all under one name.
+arguments, seed).
 """
 
 from pfl_lightning.datamodules.clients.views import ClientView

@@ -1,4 +1,4 @@
-"""What every partition rule shares: the interface, its random streams, its errors and the clients' test parts."""
+"""Base of the partition rules: the interface, the random streams, the errors and the clients' test splits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _PLAIN_VIEW = ClientView()  # one object, however many clients have it
 
 
 class PartitionError(ValueError):
-    """A partition that cannot be met, with the class or client that is short and what to change."""
+    """Error of a partition that cannot be met: the class or client that is short, and what to change."""
 
 
 class Partitioner(ABC):
-    """A rule that says which client holds which samples.
+    """Rule that assigns the samples of a data set to clients.
 
-    A rule knows labels and nothing else, and its parts are a pure function of (labels, arguments, seed). A rule that
-    asks for more overrides :meth:`with_domains` (which domain each sample is of) or :meth:`client_view` (how a client
-    sees its samples); a rule of one's own needs neither.
+    A rule sees the labels only, and its index arrays are a pure function of (labels, arguments, seed). A subclass
+    overrides :meth:`partition`. A rule that needs the domain of each sample also overrides :meth:`with_domains`; one
+    that lets clients see their samples differently overrides :meth:`client_view`.
 
     Args:
         num_clients: Number of clients m.
@@ -34,10 +34,22 @@ class Partitioner(ABC):
 
     Raises:
         ValueError: If an argument is out of range.
+
+    Example:
+        A user-defined rule: consecutive blocks of samples, sorted by label.
+
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import Partitioner
+        >>> class SortedByLabel(Partitioner):
+        ...     def partition(self, labels):
+        ...         return np.array_split(np.argsort(labels, kind="stable"), self.num_clients)
+        >>> labels = np.array([1, 0, 2, 1, 0, 2])
+        >>> [labels[indices].tolist() for indices in SortedByLabel(num_clients=3).partition(labels)]
+        [[0, 0], [1, 1], [2, 2]]
     """
 
     needs_labels: bool = True
-    """Whether the parts depend on classes; a rule that says no also divides data that have none."""
+    """True if the rule depends on classes; a rule with False also divides data without classes."""
 
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         if int(num_clients) != num_clients or num_clients < 1:
@@ -49,13 +61,13 @@ class Partitioner(ABC):
 
     @abstractmethod
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Say which training samples each client holds.
+        """Indices of each client's training samples.
 
         Args:
             labels: Class of each sample, whole numbers from 0, shape (N,).
 
         Returns:
-            One index array into ``labels`` a client, disjoint.
+            One index array into ``labels`` per client, disjoint.
 
         Raises:
             PartitionError: If the labels do not suffice for the rule.
@@ -67,24 +79,33 @@ class Partitioner(ABC):
         train_labels_per_client: Sequence[npt.NDArray[Any]],
         samples_per_client: int | None = None,
     ) -> list[Ints]:
-        """Draw each client's test samples in the class proportions of its own training samples.
+        """Indices of each client's test samples, in the class proportions of its own training samples.
 
-        Each client draws without replacement, independently of the others: what one client gets does not depend on how
-        many others there are, and two clients may share a test image. A client gets as many samples as it
-        trains on, or ``samples_per_client``; where the test set is short of a class, the client's whole part shrinks,
-        so that the proportions hold. Proportions are rounded by largest remainders, and every class the client trains
-        on is represented as long as the part has room and the test set has it.
+        Each client draws without replacement and independently of the others, so two clients may share a test sample. A
+        client gets as many samples as it trains on, or ``samples_per_client``. If the test set is short of a class, the
+        client's whole test split shrinks, so that the proportions hold. Proportions are rounded by largest remainders.
+        Every class that the client trains on is represented if the test set has it and the split is large enough.
 
         Args:
             test_labels: Class of each test sample, shape (M,).
-            train_labels_per_client: The classes of each client's training samples.
-            samples_per_client: Greatest size of a client's test part; None for the size of its training part.
+            train_labels_per_client: Classes of each client's training samples.
+            samples_per_client: Greatest size of a client's test split; None for the size of its training split.
 
         Returns:
-            One sorted index array into ``test_labels`` a client.
+            One sorted index array into ``test_labels`` per client.
 
         Raises:
             PartitionError: If the test set has none of a client's classes.
+
+        Example:
+            A client with three samples of class 0 and one of class 1 is tested in the same proportions:
+
+            >>> import numpy as np
+            >>> from pfl_lightning.datamodules import IID
+            >>> test_labels = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
+            >>> (indices,) = IID(num_clients=1).partition_test(test_labels, [np.array([0, 0, 0, 1])])
+            >>> test_labels[indices].tolist()
+            [0, 0, 0, 1]
         """
         labels = check_labels(test_labels)
         num_classes = 1 + max([int(labels.max()), *(int(np.max(own, initial=0)) for own in train_labels_per_client)])
@@ -100,7 +121,7 @@ class Partitioner(ABC):
         return parts
 
     def with_domains(self, domains: Ints, names: Sequence[str]) -> Partitioner:
-        """The rule to use for data whose samples have a domain and that have no test set; most rules do not care.
+        """Rule for data whose samples have a domain and that have no test set; this rule, unless overridden.
 
         Args:
             domains: Domain of each sample, from 0, shape (N,).
@@ -109,7 +130,7 @@ class Partitioner(ABC):
         return self
 
     def with_sizes(self, sizes: list[int]) -> Partitioner | None:
-        """The same rule with other client sizes, None if the rule takes none.
+        """Copy of this rule with other client sizes; None if the rule has no ``samples_per_client``.
 
         Args:
             sizes: Training samples of each client.
@@ -121,7 +142,7 @@ class Partitioner(ABC):
         return other
 
     def client_view(self, client: int, num_classes: int) -> ClientView:
-        """How a client sees its samples: as they are, unless the rule says otherwise.
+        """View of a client on its samples; the samples as stored, unless overridden.
 
         Args:
             client: Id from 0.
@@ -131,44 +152,51 @@ class Partitioner(ABC):
 
     @property
     def fixed_test(self) -> bool:
-        """Whether the rule itself names the test samples (read from a file) instead of drawing them."""
+        """True if the rule lists the test samples itself (read from a file) instead of drawing them."""
         return False
 
     @property
     def fixed_train(self) -> bool:
-        """Whether the rule names training samples one by one, so that indices must keep the data set's own order."""
+        """True if the rule lists training samples explicitly, so that indices must keep the data set's own order."""
         return False
 
     def fixed_validation(self) -> list[Ints] | None:
-        """The validation samples of each client where the rule names them, else None (a share is split off)."""
+        """Validation samples of each client if the rule lists them; None for a share of the training samples."""
         return None
 
     def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
-        """Each client's samples without labels, of ``num_samples``; None for equal shares at random."""
+        """Unlabeled samples of each client, out of ``num_samples``; None for equal shares at random."""
         return None
 
     def rng(self, *stream: int) -> np.random.Generator:
-        """Random numbers of one purpose, independent of every other purpose's.
+        """Random generator of one purpose, independent of every other purpose's.
 
         Args:
-            stream: Numbers that name the purpose, e.g. a stream and a client.
+            stream: Numbers that identify the purpose, for instance a stream and a client.
         """
         return np.random.default_rng([self.seed, *stream])
 
 
 def matching_counts(trained: Ints, available: Ints, samples_per_client: int | None) -> Ints:
-    """How many test samples of each class each client draws.
+    """Number of test samples of each class that each client draws.
 
     Args:
-        trained: Training samples of each class, shape (m, C).
-        available: Samples of each class in the test set, shape (C,).
-        samples_per_client: Greatest size of a client's test part, None for the size of its training part.
+        trained: Number of training samples of each class, shape (m, C).
+        available: Number of test samples of each class, shape (C,).
+        samples_per_client: Greatest size of a client's test split; None for the size of its training split.
 
     Returns:
-        Whole numbers of shape (m, C), nowhere above ``available``.
+        Whole numbers of shape (m, C), at most ``available`` in each class.
 
     Raises:
         PartitionError: If the test set has none of a client's classes.
+        ValueError: If ``samples_per_client`` is below 1.
+
+    Example:
+        The test set has only 10 samples of class 0, so the client's 3 : 1 proportions allow 13 samples:
+
+        >>> matching_counts(np.array([[30, 10]]), np.array([10, 50]), samples_per_client=None).tolist()
+        [[10, 3]]
     """
     if samples_per_client is not None and samples_per_client < 1:
         raise ValueError(f"test samples_per_client must be at least 1 or None, got {samples_per_client}")
@@ -179,7 +207,7 @@ def matching_counts(trained: Ints, available: Ints, samples_per_client: int | No
         classes = np.flatnonzero(trained[client]).tolist()
         raise PartitionError(
             f"client {client} trains on classes {classes}, and the test set has no sample of any of them: "
-            "give a test set with the training set's classes, or split a test part off the training set"
+            "give a test set with the training set's classes, or split the test samples off the training set"
         )
     shares = held / totals[:, None]
     sizes = trained.sum(axis=1)
@@ -194,10 +222,10 @@ def matching_counts(trained: Ints, available: Ints, samples_per_client: int | No
 
 
 def check_labels(labels: npt.NDArray[Any]) -> Ints:
-    """Check an array of class labels and return it as int64.
+    """Class labels as int64, after a check.
 
     Raises:
-        ValueError: If it is empty, not one-dimensional, not of whole numbers, or has a negative label.
+        ValueError: If the array is empty, not one-dimensional, not of whole numbers, or has a negative label.
     """
     array = np.asarray(labels)
     if array.ndim != 1 or len(array) == 0:
@@ -210,24 +238,26 @@ def check_labels(labels: npt.NDArray[Any]) -> Ints:
 
 
 def check_sizes(samples_per_client: int | list[int], num_clients: int) -> Ints:
-    """Turn a size for all or a list of sizes into an array of shape (m,).
+    """Client sizes as an array of shape (m,), from one size for all or a list of sizes.
 
     Raises:
-        ValueError: If a size is below 1 or the list has not one size a client.
+        ValueError: If a size is below 1, or the list does not have one size per client.
     """
     sizes = np.asarray(samples_per_client)
     if not np.issubdtype(sizes.dtype, np.integer) or sizes.ndim > 1 or (sizes < 1).any():
         raise ValueError(f"samples_per_client must be whole numbers of at least 1, got {samples_per_client}")
     if sizes.ndim == 1 and len(sizes) != num_clients:
-        raise ValueError(f"samples_per_client lists {len(sizes)} sizes for {num_clients} clients: give one a client")
+        raise ValueError(
+            f"samples_per_client lists {len(sizes)} sizes for {num_clients} clients: give one size per client"
+        )
     return np.broadcast_to(sizes, (num_clients,)).astype(np.int64)
 
 
 def check_total(sizes: Ints, num_samples: int) -> None:
-    """Check that all sizes together fit into the data.
+    """Check that the data have enough samples for all client sizes.
 
     Raises:
-        PartitionError: If they do not.
+        PartitionError: If the sum of the sizes exceeds the number of samples.
     """
     needed = int(sizes.sum())
     if needed > num_samples:

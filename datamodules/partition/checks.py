@@ -1,4 +1,4 @@
-"""What is checked of the parts that a rule gives: rules are also written by users."""
+"""Checks of the index lists that a partition rule returns, since rules are also written by users."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
 
 def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
-    """Check what a rule's ``partition`` gave (rules are also written by users), and return it as int64 arrays.
+    """Index lists of a rule's ``partition`` as int64 arrays, after a check.
 
     Args:
         rule: The rule, named in errors.
-        parts: What it gave.
-        num_samples: Number of samples that it was shown.
+        parts: Return value of the rule's ``partition``.
+        num_samples: Number of samples that the rule was shown.
 
     Raises:
-        PartitionError: If it is not one list of indices in range a client.
+        PartitionError: If it is not one list of indices in range per client.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID
+        >>> [part.tolist() for part in check_parts(IID(num_clients=2), [[0, 1], [2]], num_samples=3)]
+        [[0, 1], [2]]
+        >>> check_parts(IID(num_clients=2), [[0, 1], [3]], num_samples=3)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pfl_lightning...PartitionError: IID.partition: client 1 got index 3, expected whole numbers from 0 to 2 ...
     """
-    where, wanted = f"{type(rule).__name__}.partition", f"{rule.num_clients} index lists, one a client"
+    where, wanted = f"{type(rule).__name__}.partition", f"{rule.num_clients} index lists, one per client"
     if not hasattr(parts, "__len__"):
         raise PartitionError(f"{where} gave a {type(parts).__name__}, expected {wanted}")
     if len(parts) != rule.num_clients:
-        short = f": client {len(parts)} is the first that has none" if len(parts) < rule.num_clients else ""
+        short = f": client {len(parts)} is the first without a list" if len(parts) < rule.num_clients else ""
         raise PartitionError(f"{where} gave {len(parts)} index lists, expected {wanted}{short}")
     return [
         _check_part(f"{where}: client {client} got", part, f"whole numbers from 0 to {num_samples - 1}", num_samples)

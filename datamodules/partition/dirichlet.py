@@ -19,20 +19,34 @@ from pfl_lightning.seeding import DataStream
 
 
 class DirichletOverClients(Partitioner):
-    """For each class, proportions over the clients from Dir(alpha) (FedPAC C.8).
+    """Proportions over the clients from Dir(alpha) for each class (FedPAC, appendix C.8).
 
-    All samples are dealt out, in sizes that differ widely. Clients that end up below ``min_samples`` take samples
-    from the currently largest client, of the class that their own draw favors most among those it holds: no draw is
+    All samples are assigned, in sizes that differ widely. Clients that end up below ``min_samples`` take samples from
+    the currently largest client, of the class that their own draw favors most among the classes it holds. No draw is
     ever repeated.
 
     Args:
         num_clients: Number of clients m.
         alpha: Concentration of the symmetric Dirichlet distribution, above 0; the smaller, the fewer clients share a
             class.
-        samples_per_client: None for the sizes that come out of the draw. Otherwise every client gets this size (or
-            its own from a list of one size a client), in the class proportions of its draw as far as the classes last.
-        min_samples: Samples that every client has at least, when the sizes come out of the draw.
+        samples_per_client: Size of each client, or one size per client, in the class proportions of its draw as long as
+            the classes last. None for the sizes that result from the draw.
+        min_samples: Least size of a client if the sizes result from the draw.
         seed: Seed of the random choice.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import DirichletOverClients, class_counts
+        >>> labels = np.repeat([0, 1, 2], 40)
+        >>> rule = DirichletOverClients(num_clients=4, alpha=0.3, min_samples=10)
+        >>> class_counts(labels, rule.partition(labels), num_classes=3)
+        array([[10,  3,  1],
+               [ 0, 15,  0],
+               [23,  6, 22],
+               [ 7, 16, 17]])
     """
 
     def __init__(
@@ -51,7 +65,7 @@ class DirichletOverClients(Partitioner):
         self.min_samples = min_samples
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Deal each class by its own draw, see :meth:`Partitioner.partition`."""
+        """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         rng = self.rng(DataStream.RULE)
         supply = np.bincount(array).astype(np.int64)
@@ -86,17 +100,31 @@ class DirichletOverClients(Partitioner):
 
 
 class DirichletOverClasses(Partitioner):
-    """For each client of equal size, class proportions from Dir(alpha) (FedClassAvg D-non-iid, Calibre D).
+    """Class proportions from Dir(alpha) for each client, with clients of equal size (FedClassAvg, Calibre: D-non-iid).
 
-    A class that runs out is replaced by the client's own other classes, in the proportions of its draw; a client
-    whose every class has run out takes what is left. Sizes are always exact.
+    A class that runs out is replaced by the client's other classes, in the proportions of its draw. A client whose
+    classes have all run out takes the samples that are left. Sizes are always exact.
 
     Args:
         num_clients: Number of clients m.
         alpha: Concentration of the symmetric Dirichlet distribution, above 0; the smaller, the fewer classes a client
             holds.
-        samples_per_client: Size of each client, or one size a client; None for the greatest equal size, N // m.
+        samples_per_client: Size of each client, or one size per client; None for the greatest equal size, N // m.
         seed: Seed of the random choice.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import DirichletOverClasses, class_counts
+        >>> labels = np.repeat([0, 1, 2], 40)
+        >>> rule = DirichletOverClasses(num_clients=4, alpha=0.3)
+        >>> class_counts(labels, rule.partition(labels), num_classes=3)  # every client has 30 samples
+        array([[15,  0, 15],
+               [11,  4, 15],
+               [ 9, 20,  1],
+               [ 5, 16,  9]])
     """
 
     def __init__(
@@ -107,7 +135,7 @@ class DirichletOverClasses(Partitioner):
         self.samples_per_client = samples_per_client
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Fill each client by its own draw, see :meth:`Partitioner.partition`."""
+        """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         rng = self.rng(DataStream.RULE)
         supply = np.bincount(array).astype(np.int64)
@@ -119,7 +147,7 @@ class DirichletOverClasses(Partitioner):
 
 
 def check_alpha(alpha: float) -> float:
-    """Check a Dirichlet concentration.
+    """Dirichlet concentration as a float, after a check.
 
     Raises:
         ValueError: If it is not a finite number above 0.

@@ -1,4 +1,4 @@
-"""Clients by domain: photos for one, sketches for another."""
+"""Partition by domain: each client has samples of one domain, such as photos or sketches."""
 
 from __future__ import annotations
 
@@ -21,24 +21,36 @@ from pfl_lightning.seeding import DataStream
 
 
 class Domains(Partitioner):
-    """One client a domain, or equally many clients a domain (DualFed, section 5.1).
+    """Clients by domain: one client per domain, or the same number of clients per domain (DualFed, section 5.1).
 
-    Clients come in the order of the domains: of m clients on D domains, client k has domain ``k * D // m``. Each draws
-    its training samples at random from its domain. All samples of a domain that none of its clients draws are for
-    tests, and the domain's clients share them: each is tested on all of them, or on its own random choice of
-    ``test_samples_per_client``. ``validation_share`` is taken off the training samples, ``test_share`` is not used.
+    Clients are in the order of the domains: of m clients on D domains, client k has domain ``k * D // m``. Each draws
+    its training samples at random from its domain. The samples of a domain that none of its clients draws are test
+    samples. The clients of the domain share them: each is tested on all of them, or on its own random choice of
+    ``test_samples_per_client``. ``validation_share`` is taken off the training samples; ``test_share`` is not used.
 
-    DualFed takes 500 training images a client on PACS and DomainNet, and 2,000 on Office-Home but 1,942 in its domain
-    Art: that is 80 % of Art's 2,427 images, and is what ``samples_per_client: 2000`` gives here.
+    DualFed has 500 training images per client on PACS and DomainNet. On Office-Home it has 2,000, but 1,942 in the
+    domain Art: 80 % of Art's 2,427 images, which is what ``samples_per_client: 2000`` gives here.
 
     Args:
         num_clients: Number of clients m: the number of domains, or a multiple of it.
-        samples_per_client: Training samples of each client; a client whose domain is too small takes ``max_share`` of
-            it (divided among its clients), with a warning. A list gives every client its own size, exactly. None for
+        samples_per_client: Training samples of each client. A client whose domain is too small gets ``max_share`` of it
+            (divided among its clients), with a warning. A list gives every client its own size, exactly. None for
             ``max_share`` of every domain.
         max_share: Greatest share of a domain's samples that its clients may train on, between 0 and 1, so that test
-            samples remain. A list of sizes is bound only to leave one test sample.
+            samples remain. A list of sizes only has to leave one test sample.
         seed: Seed of the random choice.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import Domains
+        >>> domains = np.repeat([0, 1], 10)  # ten photos, ten sketches
+        >>> rule = Domains(num_clients=2, samples_per_client=6).with_domains(domains, ["photo", "sketch"])
+        >>> train = rule.partition(np.zeros(20, dtype=int))
+        >>> [(len(indices), set(domains[indices].tolist())) for indices in train]
+        [(6, {0}), (6, {1})]
     """
 
     def __init__(
@@ -59,7 +71,7 @@ class Domains(Partitioner):
         self._pools: list[Ints] = []
 
     def with_domains(self, domains: Ints, names: Sequence[str]) -> Domains:
-        """This rule for the domains of a data set, see :meth:`Partitioner.with_domains`.
+        """Copy of this rule for the domains of a data set, see :meth:`Partitioner.with_domains`.
 
         Raises:
             PartitionError: If the number of clients is not a multiple of the number of domains, or a domain is empty.
@@ -75,17 +87,17 @@ class Domains(Partitioner):
         return other
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Draw every client's training samples from its domain, see :meth:`Partitioner.partition`."""
+        """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         self._check(labels)
         sizes = self._sizes()
         wanted = self.samples_per_client
         short = np.flatnonzero(sizes < wanted).tolist() if isinstance(wanted, int) else []
         if short:
             own = {self._names[self._domain_number(client)]: int(sizes[client]) for client in short}
-            told = ", ".join(f"{size} in {name!r}" for name, size in own.items())
+            listed = ", ".join(f"{size} in {name!r}" for name, size in own.items())
             warnings.warn(
                 f"Domains: {len(short)} client(s), the first {short[0]}, get fewer than {wanted} training samples, as "
-                f"their domain has no more (max_share {self.max_share}): {told}",
+                f"their domain has no more (max_share {self.max_share}): {listed}",
                 stacklevel=2,
             )
         return self._draw(sizes)[0]
@@ -96,15 +108,15 @@ class Domains(Partitioner):
         train_labels_per_client: Sequence[npt.NDArray[Any]],
         samples_per_client: int | None = None,
     ) -> list[Ints]:
-        """The samples of each client's domain that no client trains on.
+        """Indices of the samples of each client's domain that no client trains on.
 
         Args:
             test_labels: Class of every sample of the data set, shape (N,).
             train_labels_per_client: Not used.
-            samples_per_client: Greatest size of a client's test part; None for all of these samples.
+            samples_per_client: Greatest size of a client's test split; None for all of these samples.
 
         Returns:
-            One sorted index array a client; clients of one domain share samples.
+            One sorted index array per client; clients of one domain share samples.
         """
         self._check(test_labels)
         if samples_per_client is not None and samples_per_client < 1:
@@ -120,12 +132,12 @@ class Domains(Partitioner):
 
     @property
     def fixed_test(self) -> bool:
-        """Whether the domains are known, so that the rule names the test samples."""
+        """True once the domains are known: the rule then lists the test samples."""
         return bool(self._pools)
 
     @property
     def fixed_train(self) -> bool:
-        """Whether the domains are known: indices then keep the data set's own order."""
+        """True once the domains are known: indices then keep the data set's own order."""
         return bool(self._pools)
 
     def _draw(self, sizes: Ints) -> tuple[list[Ints], list[Ints]]:
@@ -177,8 +189,8 @@ class Domains(Partitioner):
     def _check(self, labels: npt.NDArray[Any]) -> None:
         if not self._pools:
             raise PartitionError(
-                "Domains divides data whose samples have a domain, and these have none (or have a test set of their "
-                "own): use DomainFolders, or another rule"
+                "Domains divides data whose samples have a domain, and these have none (or have a separate test set): "
+                "use DomainFolders, or another rule"
             )
         given, known = len(check_labels(labels)), sum(map(len, self._pools))
         if given != known:

@@ -1,4 +1,4 @@
-"""Partitions read from and written to files of index lists."""
+"""Partition files: index lists that are read as a rule, or written."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pfl_lightning.datamodules.clients.views import ClientView, views_from_array
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
 
-_PARTS = ("train", "validation", "test", "unlabeled")
+_SPLITS = ("train", "validation", "test", "unlabeled")
 
 
 class FromFile(Partitioner):
-    """A partition given by index lists in a file.
+    r"""Partition given by index lists in a file.
 
-    The file holds a part ``train`` and perhaps ``test``, ``validation`` and ``unlabeled``, each with one list of
-    indices a client. An ``.npz`` file has them as integer arrays of shape (clients, samples), or, where clients differ
-    in size, as one flat array and an array ``<part>_sizes``; a ``.json`` file as an object of lists of lists. Indices
-    count samples in the data set's own order (an image folder: classes sorted, files sorted): ``train`` and
-    ``validation`` count the training set, ``test`` the test set; where the data set has no test set, all three count
-    the whole set. ``unlabeled`` counts the samples without labels; it is not used where there are none, and without it
-    they are dealt as under any other rule.
+    The file has a split ``train`` and optionally ``test``, ``validation`` and ``unlabeled``, each with one index list
+    per client. An ``.npz`` file has them as integer arrays of shape (clients, samples), or, if clients differ in size,
+    as one flat array and an array ``<split>_sizes``. A ``.json`` file has an object of lists of lists.
 
-    A file saved from clients that see their samples differently (FeatureShift, ConceptShift) also has ``rotations``
-    (degrees, one a client) or ``label_maps`` (shape (clients, classes)), and these clients see them so again.
+    Indices count samples in the data set's own order (an image folder: classes sorted, files sorted). ``train`` and
+    ``validation`` count the training set, ``test`` the test set; if the data set has no test set, all three count the
+    whole set. ``unlabeled`` counts the unlabeled samples. Without it, they are assigned as under any other rule.
+
+    A file saved from clients with views (:class:`FeatureShift`, :class:`ConceptShift`) also has ``rotations`` (degrees,
+    one per client) or ``label_maps`` (shape (clients, classes)), which are applied again.
 
     Args:
         path: The file, ``.npz`` or ``.json``; :func:`save_partition` writes both.
@@ -38,6 +38,18 @@ class FromFile(Partitioner):
     Raises:
         FileNotFoundError: If there is no such file.
         PartitionError: If the file is not such a partition.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import FromFile, save_partition
+        >>> path = Path(tempfile.mkdtemp()) / "partition.json"
+        >>> save_partition(path, train=[np.array([0, 2]), np.array([1, 3])])
+        >>> path.read_text()
+        '{"train": [[0, 2], [1, 3]]}\n'
+        >>> [indices.tolist() for indices in FromFile(str(path)).partition(np.zeros(4, dtype=int))]
+        [[0, 2], [1, 3]]
     """
 
     needs_labels = False
@@ -52,22 +64,24 @@ class FromFile(Partitioner):
             if len(lists) != len(parts["train"]):
                 raise PartitionError(
                     f"{path}: 'train' has {len(parts['train'])} clients, {name!r} has {len(lists)}: "
-                    "every part needs one index list a client"
+                    "every split needs one index list per client"
                 )
             _check_lists(f"{path}: {name!r}", lists)
         empty = [client for client, part in enumerate(parts["train"]) if len(part) == 0]
         if empty or not parts["train"]:
-            raise PartitionError(f"{path}: 'train' has no samples for client(s) {empty}: every client needs some")
+            raise PartitionError(
+                f"{path}: 'train' has no samples for client(s) {empty}: every client needs at least one"
+            )
         self._parts = parts
         self._views = views
         if views and len(views) != self.num_clients:
             raise PartitionError(
-                f"{path}: 'train' has {self.num_clients} clients, 'rotations' or 'label_maps' {len(views)}: give one a "
-                "client"
+                f"{path}: 'train' has {self.num_clients} clients, 'rotations' or 'label_maps' {len(views)}: give one "
+                "per client"
             )
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """The file's training indices, checked against the labels, see :meth:`Partitioner.partition`."""
+        """Training indices of the file, checked against the labels, see :meth:`Partitioner.partition`."""
         num_samples = len(check_labels(labels))
         for name in ("train", "validation"):
             self._check_range(name, num_samples, "training set")
@@ -75,7 +89,7 @@ class FromFile(Partitioner):
         repeated = len(everything) - len(np.unique(everything))
         if repeated:
             warnings.warn(
-                f"{self.path}: {repeated} training indices belong to more than one client or part", stacklevel=2
+                f"{self.path}: {repeated} training indices belong to more than one client or split", stacklevel=2
             )
         return list(self._parts["train"])
 
@@ -85,16 +99,15 @@ class FromFile(Partitioner):
         train_labels_per_client: Sequence[npt.NDArray[Any]],
         samples_per_client: int | None = None,
     ) -> list[Ints]:
-        """The file's test indices; drawn to match the training parts if the file has none.
+        """Test indices of the file; drawn to match the training splits if the file has none.
 
         Args:
             test_labels: Class of each test sample, shape (M,).
-            train_labels_per_client: The classes of each client's training samples; not used if the file has test
-                indices.
-            samples_per_client: Not used if the file has test indices.
+            train_labels_per_client: Classes of each client's training samples; not used if the file has test indices.
+            samples_per_client: Greatest size of a client's test split; not used if the file has test indices.
 
         Returns:
-            One index array into ``test_labels`` a client.
+            One index array into ``test_labels`` per client.
 
         Raises:
             PartitionError: If an index is out of range.
@@ -105,10 +118,10 @@ class FromFile(Partitioner):
         return list(self._parts["test"])
 
     def client_view(self, client: int, num_classes: int) -> ClientView:
-        """The view that the file records for the client.
+        """View of the client according to the file.
 
         Raises:
-            PartitionError: If it is of other classes.
+            PartitionError: If its label map has another number of classes than the data.
         """
         view = self._views[client] if self._views else ClientView()
         if view.label_map is not None and len(view.label_map) != num_classes:
@@ -120,7 +133,7 @@ class FromFile(Partitioner):
 
     @property
     def fixed_test(self) -> bool:
-        """Whether the file has test indices."""
+        """True if the file has test indices."""
         return "test" in self._parts
 
     @property
@@ -129,11 +142,11 @@ class FromFile(Partitioner):
         return True
 
     def fixed_validation(self) -> list[Ints] | None:
-        """The file's validation indices, None if it has none."""
+        """Validation indices of the file; None if it has none."""
         return list(self._parts["validation"]) if "validation" in self._parts else None
 
     def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
-        """The file's samples without labels, None if it has none.
+        """Indices of unlabeled samples in the file; None if it has none.
 
         Raises:
             PartitionError: If an index is out of range.
@@ -147,7 +160,7 @@ class FromFile(Partitioner):
         for client, part in enumerate(self._parts.get(name, [])):
             if len(part) and int(part.max()) >= num_samples:
                 raise PartitionError(
-                    f"{self.path}: {name!r} of client {client} names index {part.max()}, the {what} has {num_samples} "
+                    f"{self.path}: {name!r} of client {client} has index {part.max()}, the {what} has {num_samples} "
                     f"samples (0 to {num_samples - 1}): is the file for another data set?"
                 )
 
@@ -160,22 +173,22 @@ def save_partition(
     views: Sequence[ClientView] | None = None,
     unlabeled: Sequence[npt.NDArray[Any]] | None = None,
 ) -> None:
-    """Write index lists into a file that :class:`FromFile` reads back unchanged.
+    """Write index lists to a file that :class:`FromFile` reads back unchanged.
 
     Args:
-        path: The file to write, ``.npz`` (compact) or ``.json`` (readable); missing folders are made.
-        train: One array of training indices a client.
-        test: One array of test indices a client, if there are any.
-        validation: One array of validation indices a client, if there are any.
-        views: How each client sees its samples; None where all see them as they are.
-        unlabeled: One array of indices of samples without labels a client, if there are any.
+        path: The file to write, ``.npz`` (compact) or ``.json`` (readable); missing folders are created.
+        train: One array of training indices per client.
+        test: One array of test indices per client, if there are any.
+        validation: One array of validation indices per client, if there are any.
+        views: View of each client; None if every client sees the samples as stored.
+        unlabeled: One array of indices of unlabeled samples per client, if there are any.
 
     Raises:
-        ValueError: If the ending is another.
+        ValueError: If the file name ends in something else.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    given = zip(_PARTS, (train, validation, test, unlabeled), strict=True)
+    given = zip(_SPLITS, (train, validation, test, unlabeled), strict=True)
     parts = {name: part for name, part in given if part is not None}
     seen = views_to_arrays(views or [])
     if target.suffix == ".json":
@@ -189,23 +202,23 @@ def save_partition(
             arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
         np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
     else:
-        raise ValueError(f"a partition is saved as .npz or .json, got {target.name!r}")
+        raise ValueError(f"a partition is saved as .npz or .json, got {target.name!r}: change the file name")
 
 
 def _read(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]:
-    """The parts that a file has, and the views, none if it records none."""
+    """Index lists of a file by split, and the clients' views; no views if the file has none."""
     if not path.is_file():
         raise FileNotFoundError(f"no partition file at {path}: expected an .npz or .json file of index lists")
     try:
         if path.suffix == ".npz":
             with np.load(path) as arrays:
                 content = {name: arrays[name] for name in arrays.files}
-            return {name: _from_array(content, name) for name in _PARTS if name in content}, views_from_arrays(content)
+            return {name: _from_array(content, name) for name in _SPLITS if name in content}, views_from_arrays(content)
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(content, dict):
                 raise ValueError(f"expected an object, got a {type(content).__name__}")
-            parts = {name: [_to_ints(own) for own in content[name]] for name in _PARTS if name in content}
+            parts = {name: [_to_ints(own) for own in content[name]] for name in _SPLITS if name in content}
             return parts, views_from_arrays(content)
     except (ValueError, TypeError, OSError, EOFError, OverflowError) as error:
         raise PartitionError(
@@ -239,4 +252,4 @@ def _check_lists(where: str, lists: list[Ints]) -> None:
             raise PartitionError(f"{where} of client {client} has a negative index {own.min()}: indices count from 0")
         values, times = np.unique(own, return_counts=True)
         if (times > 1).any():
-            raise PartitionError(f"{where} of client {client} names index {values[times > 1][0]} more than once")
+            raise PartitionError(f"{where} of client {client} has index {values[times > 1][0]} more than once")

@@ -1,4 +1,4 @@
-"""Pictures and tables of partitions: who holds how much of which class."""
+"""Figures and tables of partitions: the number of samples of each class at each client."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ _MOST_ROWS, _MOST_COLUMNS = 120, 120
 def plot_partition(
     counts: Ints, class_names: Sequence[str], path: str | Path, groups: Sequence[str] | None = None
 ) -> None:
-    """Draw a heat map, clients by classes, and each client's size beside it.
+    """Save a heat map of clients by classes, with a bar for each client's size.
 
-    More than 120 clients are shown by 120 that are evenly spread over them; of more than 120 classes neighbors are
-    added up.
+    Of more than 120 clients, 120 evenly spread ones are shown; of more than 120 classes, neighbors are summed.
 
     Args:
         counts: Samples of each class at each client, shape (m, C).
         class_names: A name for each class.
-        path: The PNG file to write; missing folders are made.
-        groups: What sets each client apart, such as its domain; None for nothing.
+        path: The PNG file to write; missing folders are created.
+        groups: A label of each client, such as its domain; None for no labels.
 
     Raises:
-        ValueError: If the shapes do not fit.
+        ValueError: If the shapes do not match.
     """
     figure = partition_figure(counts, class_names, groups)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -41,15 +40,15 @@ def plot_partition(
 
 
 def partition_figure(counts: Ints, class_names: Sequence[str], groups: Sequence[str] | None = None) -> Figure:
-    """The picture of :func:`plot_partition`, as a figure.
+    """Heat map of clients by classes as a matplotlib figure, see :func:`plot_partition`.
 
     Args:
         counts: Samples of each class at each client, shape (m, C).
         class_names: A name for each class.
-        groups: What sets each client apart, such as its domain; None for nothing.
+        groups: A label of each client, such as its domain; None for no labels.
 
     Raises:
-        ValueError: If the shapes do not fit.
+        ValueError: If the shapes do not match.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
@@ -99,21 +98,34 @@ def partition_table(
     groups: Sequence[str] | None = None,
     unlabeled: Ints | None = None,
 ) -> Table:
-    """A table for the terminal: a row a client, a column a class.
+    """Table for the terminal, with one row per client and one column per class.
 
     Args:
         counts: Samples of each class at each client, shape (m, C).
         class_names: A name for each class.
-        max_clients: Rows shown; a last row then says how many are left out.
+        max_clients: Greatest number of rows; a last row then gives the number of clients not shown.
         max_classes: With more classes, one column lists each client's most frequent ones instead.
-        groups: What sets each client apart, such as its domain, for a column of its own; None for no such column.
-        unlabeled: Samples without labels of each client, shape (m,), likewise.
+        groups: A label of each client, such as its domain, for an additional column; None for no such column.
+        unlabeled: Number of unlabeled samples of each client, shape (m,), for an additional column; None for none.
 
     Returns:
         The table, to be printed by rich.
 
     Raises:
-        ValueError: If the shapes do not fit.
+        ValueError: If the shapes do not match.
+
+    Example:
+        >>> import numpy as np
+        >>> from rich import print
+        >>> print(partition_table(np.array([[3, 0], [1, 4]]), ["cat", "dog"]))  # doctest: +NORMALIZE_WHITESPACE
+        2 clients, 2 classes, 8 training
+                    samples
+        <BLANKLINE>
+          client   samples   cat   dog
+         ──────────────────────────────
+               0         3     3     ·
+               1         5     1     4
+        <BLANKLINE>
     """
     check_counts(counts, class_names, groups)
     num_clients, num_classes = counts.shape
@@ -138,7 +150,7 @@ def partition_table(
 
 
 def check_counts(counts: Ints, class_names: Sequence[str], groups: Sequence[str] | None = None) -> None:
-    """Check that a table of counts fits the class names and the clients' groups.
+    """Check that a table of counts matches the class names and the clients' groups.
 
     Raises:
         ValueError: If it does not.
@@ -164,7 +176,7 @@ def _most_frequent(row: Ints, class_names: Sequence[str], most: int = 5) -> str:
 
 
 def _summarize(counts: Ints, class_names: Sequence[str]) -> tuple[Ints, Ints, list[str]]:
-    """The clients to show, their counts and the column names, brought down to a readable number."""
+    """Clients to show, their counts and the column names, reduced to a readable number."""
     num_clients, num_classes = counts.shape
     clients = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _MOST_ROWS)).round().astype(np.int64))
     shown = counts[clients]

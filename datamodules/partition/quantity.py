@@ -1,4 +1,4 @@
-"""Client sizes drawn at random, on top of any partition rule."""
+"""Random client sizes on top of any partition rule."""
 
 from __future__ import annotations
 
@@ -15,15 +15,25 @@ from pfl_lightning.seeding import DataStream
 
 
 class Quantity(PartitionTransform):
-    """Sizes drawn per client on top of any rule (FedPAC C.6: 300, 600 or 1200 samples).
+    """Random client sizes on top of any rule (FedPAC, appendix C.6: 300, 600 or 1200 samples).
 
-    A rule with ``samples_per_client`` is asked for the drawn sizes directly. From the parts of any other rule (a
-    file, a rule of one's own) each client keeps a random subset of the drawn size in the part's class proportions.
+    A rule with ``samples_per_client`` is asked for the drawn sizes directly. With any other rule (a file, a
+    user-defined rule), each client keeps a random subset of the drawn size, in the class proportions of its samples.
 
     Args:
-        base: The rule that says which classes a client holds; its own sizes are replaced.
-        sizes: The sizes to draw from, all equally likely.
+        base: Rule that assigns the classes; its own sizes are replaced.
+        sizes: Sizes to draw from, all equally likely.
         seed: Seed of the drawn sizes.
+
+    Raises:
+        ValueError: If there is no size, or one is below 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import ClassesPerClient, Quantity
+        >>> rule = Quantity(ClassesPerClient(num_clients=4, classes_per_client=2), sizes=(10, 20))
+        >>> [len(indices) for indices in rule.partition(np.repeat(np.arange(4), 50))]
+        [10, 20, 10, 10]
     """
 
     def __init__(self, base: Partitioner, sizes: Sequence[int] = (300, 600, 1200), seed: int = 0) -> None:
@@ -33,11 +43,11 @@ class Quantity(PartitionTransform):
         self.sizes = [int(size) for size in sizes]
 
     def client_sizes(self) -> Ints:
-        """The size drawn for each client, shape (m,)."""
+        """Drawn size of each client, shape (m,)."""
         return self.rng(DataStream.QUANTITY).choice(np.asarray(self.sizes), self.num_clients).astype(np.int64)
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Partition by the base rule with the drawn sizes, see :meth:`Partitioner.partition`."""
+        """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         sized = self._sized_base()
         if sized is not None:
             return list(sized.partition(labels))
@@ -51,16 +61,16 @@ class Quantity(PartitionTransform):
         train_labels_per_client: Sequence[npt.NDArray[Any]],
         samples_per_client: int | None = None,
     ) -> list[Ints]:
-        """The base rule's test parts, which follow the drawn training parts."""
+        """Test indices of the base rule, which match the training samples of the drawn sizes."""
         rule = self._sized_base() or self.base  # a rule by domains tests on what its clients of these sizes leave
         return rule.partition_test(test_labels, train_labels_per_client, samples_per_client)
 
     def with_sizes(self, sizes: list[int]) -> None:
-        """None: the sizes are drawn."""
+        """Return None, since the sizes are drawn."""
         return None
 
     def fixed_validation(self) -> None:
-        """None: a file's validation samples belong to the sizes that are replaced."""
+        """Return None, since a file's validation samples belong to the sizes that are replaced."""
         return None
 
     def _sized_base(self) -> Partitioner | None:

@@ -1,4 +1,4 @@
-"""Partition rules in which a client's classes are chosen by design: IID, dominant classes, classes per client."""
+"""Partition rules with designed class proportions: IID, dominant classes, classes per client."""
 
 from __future__ import annotations
 
@@ -27,13 +27,19 @@ from pfl_lightning.seeding import DataStream
 
 
 class IID(Partitioner):
-    """Every client draws from the whole data set, without replacement.
+    """Random samples of the whole data set for every client, without replacement.
 
     Args:
         num_clients: Number of clients m.
-        samples_per_client: Size of each client, or one size a client; None deals out everything, in sizes that differ
-            by one sample at most.
+        samples_per_client: Size of each client, or one size per client; None to assign all samples, in sizes that
+            differ by one sample at most.
         seed: Seed of the random choice.
+
+    Example:
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import IID
+        >>> [len(indices) for indices in IID(num_clients=3).partition(np.zeros(10, dtype=int))]
+        [4, 3, 3]
     """
 
     needs_labels = False
@@ -43,7 +49,7 @@ class IID(Partitioner):
         self.samples_per_client = samples_per_client
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Deal shuffled samples, see :meth:`Partitioner.partition`."""
+        """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         num_samples = len(check_labels(labels))
         if self.samples_per_client is None:
             sizes = np.full(self.num_clients, num_samples // self.num_clients)
@@ -61,25 +67,39 @@ class IID(Partitioner):
 
 
 class DominantClasses(Partitioner):
-    """FedPAC's partition: clients of equal size with a few dominant classes each (ICLR 2023, section 5.1 and B.2).
+    """Clients of equal size with a few dominant classes each (FedPAC, ICLR 2023, section 5.1 and appendix B.2).
 
     A share of every client's samples is spread evenly over all classes, the rest evenly over the dominant classes of
-    its group. Clients are dealt to groups evenly and in contiguous blocks, as in the paper's figures: client k of m
-    belongs to group ``k * len(groups) // m``. Fractions of a sample are rounded such that every client has its exact
-    size and each count is within one of its share.
+    its group. Groups are contiguous blocks of clients, as in the paper's figures: client k of m belongs to group
+    ``k * len(groups) // m``. Fractions of a sample are rounded so that every client has its exact size and each count
+    is within one of its share.
 
     Args:
         num_clients: Number of clients m.
-        samples_per_client: Size of each client, or one size a client; None for the greatest equal size that the data
+        samples_per_client: Size of each client, or one size per client; None for the greatest equal size that the data
             allow.
         uniform_share: Share s of the samples that is spread over all classes, between 0 and 1.
         groups: Dominant classes of each group. None for the paper's: three consecutive classes, starting at every
             second class (10 classes: 0-2, 2-4, 4-6, 6-8, 8-0; other numbers of classes likewise, wrapping around at
             the end), and digits, upper case and lower case for the 62 classes of EMNIST byclass.
         seed: Seed of the random choice.
-        overlap: Whether clients may share samples where a class is short. Without, they are disjoint; the paper's 100
-            clients of 600 samples on the 50,000 images of CIFAR-10 are possible only with it. With it, one client's
-            validation images may be another client's training images, as each client's are split by themselves.
+        overlap: Whether clients may share samples if a class is short. The paper's 100 clients of 600 samples on the
+            50,000 images of CIFAR-10 are possible only with it. One client's validation images may then be another
+            client's training images, as each client's samples are split independently.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import DominantClasses, class_counts
+        >>> labels = np.repeat(np.arange(4), 50)
+        >>> rule = DominantClasses(num_clients=4, samples_per_client=20, groups=[[0, 1], [2, 3]])
+        >>> class_counts(labels, rule.partition(labels), num_classes=4)  # 20 % over all classes, 80 % dominant
+        array([[9, 9, 1, 1],
+               [9, 9, 1, 1],
+               [1, 1, 9, 9],
+               [1, 1, 9, 9]])
     """
 
     def __init__(
@@ -102,7 +122,7 @@ class DominantClasses(Partitioner):
         self.overlap = overlap
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Deal the dominant classes, see :meth:`Partitioner.partition`."""
+        """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         shares = self._shares(int(array.max()) + 1)
         return distribute_shares(self, array, shares, self.samples_per_client, self.rng(DataStream.RULE), self.overlap)
@@ -111,7 +131,9 @@ class DominantClasses(Partitioner):
         groups = self.groups or dominant_groups(num_classes)
         highest = max(max(group) for group in groups)
         if highest >= num_classes or min(min(group) for group in groups) < 0:
-            raise PartitionError(f"groups name class {highest}, the data have classes 0 to {num_classes - 1}")
+            raise PartitionError(
+                f"groups name class {highest}, the data have classes 0 to {num_classes - 1}: correct groups"
+            )
         shares = np.full((self.num_clients, num_classes), self.uniform_share / num_classes)
         for client in range(self.num_clients):
             group = sorted(set(groups[client * len(groups) // self.num_clients]))
@@ -120,18 +142,32 @@ class DominantClasses(Partitioner):
 
 
 class ClassesPerClient(Partitioner):
-    """Every client holds S classes in equal amounts (DC-PFL, FedClassAvg, Calibre Q-non-iid, FedPAC C.7).
+    """Equal amounts of S classes for every client (DC-PFL, FedClassAvg, Calibre: Q-non-iid, FedPAC, appendix C.7).
 
-    The classes are dealt like shuffled decks of cards: every client gets exactly S distinct classes, and the numbers of
-    clients that hold a class differ by one at most. Every client has the same size, its classes differ by one sample.
+    Every client gets exactly S distinct classes, and the numbers of clients that hold a class differ by one at most.
+    Every client has the same size; the counts of its classes differ by one sample at most.
 
     Args:
         num_clients: Number of clients m.
-        classes_per_client: Number of classes S of each client; or a list with one number a group of clients (FedPAC
+        classes_per_client: Number of classes S of each client; or a list with one number per group of clients (FedPAC
             C.7: 3, 3, 5, 5, 8), where client k of m belongs to group ``k * len(list) // m``.
-        samples_per_client: Size of each client, or one size a client; None for the greatest equal size that the data
+        samples_per_client: Size of each client, or one size per client; None for the greatest equal size that the data
             allow.
         seed: Seed of the random choice.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import ClassesPerClient, class_counts
+        >>> labels = np.repeat(np.arange(4), 20)
+        >>> rule = ClassesPerClient(num_clients=4, classes_per_client=2)
+        >>> class_counts(labels, rule.partition(labels), num_classes=4)
+        array([[ 0,  0, 10, 10],
+               [ 0, 10,  0, 10],
+               [10, 10,  0,  0],
+               [10,  0, 10,  0]])
     """
 
     def __init__(
@@ -151,14 +187,14 @@ class ClassesPerClient(Partitioner):
         self._num_held = np.asarray(per_group)[groups]
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """Deal the classes, then the samples, see :meth:`Partitioner.partition`."""
+        """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         num_classes = int(array.max()) + 1
         rng = self.rng(DataStream.RULE)
-        shares = self._deal_classes(num_classes, rng) / self._num_held[:, None]
+        shares = self._assign_classes(num_classes, rng) / self._num_held[:, None]
         return distribute_shares(self, array, shares, self.samples_per_client, rng)
 
-    def _deal_classes(self, num_classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    def _assign_classes(self, num_classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
         if self._num_held.max() > num_classes:
             raise PartitionError(
                 f"client {self._num_held.argmax()} should hold {self._num_held.max()} classes, the data have "
@@ -182,18 +218,18 @@ def distribute_shares(
     rng: np.random.Generator,
     overlap: bool = False,
 ) -> list[Ints]:
-    """Deal samples to clients of known sizes in fixed class proportions.
+    """Index arrays of clients with given sizes and class proportions.
 
     Args:
-        rule: The rule that asks, named in errors.
+        rule: The calling rule, named in errors.
         labels: Class of each sample, shape (N,).
         shares: Class proportions of each client, shape (m, C), rows sum to one.
-        samples_per_client: Size of each client, or one size a client; None for the greatest equal size.
+        samples_per_client: Size of each client, or one size per client; None for the greatest equal size.
         rng: Source of the choice.
-        overlap: Whether clients may share samples where a class is short.
+        overlap: Whether clients may share samples if a class is short.
 
     Returns:
-        One sorted index array a client.
+        One sorted index array per client.
 
     Raises:
         PartitionError: If a class is short.
@@ -216,13 +252,17 @@ def distribute_shares(
 
 
 def dominant_groups(num_classes: int) -> list[list[int]]:
-    """FedPAC's dominant classes, see :class:`DominantClasses`.
+    """Dominant classes of each group in the FedPAC paper, see :class:`DominantClasses`.
 
     Args:
         num_classes: Number of classes C.
 
     Returns:
         The classes of each group.
+
+    Example:
+        >>> dominant_groups(10)
+        [[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0]]
     """
     if num_classes == 62:  # EMNIST byclass: 10 digits, 26 upper-case and 26 lower-case letters
         return [list(range(10)), list(range(10, 36)), list(range(36, 62))]

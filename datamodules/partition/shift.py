@@ -1,4 +1,4 @@
-"""Clients that see the same kind of samples differently: rotated images, permuted labels, on top of any rule."""
+"""Feature shift and concept shift on top of any rule: rotated images or permuted labels per group of clients."""
 
 from __future__ import annotations
 
@@ -16,24 +16,33 @@ from pfl_lightning.seeding import DataStream
 
 
 class FeatureShift(PartitionTransform):
-    """A rotation of the images for each group of clients, on top of any rule (FedPAC C.10).
+    """Rotation of the images for each group of clients, on top of any rule (FedPAC, appendix C.10).
 
-    Who holds which samples stays as the base rule says; a client's training, validation and test images are all turned
-    by its group's angle. Clients are dealt to groups evenly and in contiguous blocks, as for
-    :class:`DominantClasses`: of m clients, client k belongs to group ``k * len(angles) // m``. The paper says that
-    every group is rotated "with a certain degree" and names neither angles nor the number of groups; quarter turns move
-    pixels without interpolating. To turn the paper's five groups of dominant classes, give five angles.
+    The base rule assigns the samples. A client's training, validation and test images are all rotated by the angle of
+    its group. Groups are contiguous blocks of clients, as for :class:`DominantClasses`: of m clients, client k belongs
+    to group ``k * len(angles) // m``. The paper rotates every group "with a certain degree" and gives neither the
+    angles nor the number of groups; quarter turns move pixels without interpolating. For the paper's five groups of
+    dominant classes, give five angles.
 
     Channel statistics are measured on the stored images: quarter turns do not change them, and the black corners of
-    other angles do not count. A rotation that the base sets (another FeatureShift, or a file that recorded one) is
-    replaced, not added to.
+    other angles do not count. A rotation of the base (another FeatureShift, or a file with rotations) is replaced, not
+    added to.
 
     Args:
-        base: The rule that says which client holds which samples.
+        base: Rule that assigns the samples to clients.
         angles: Degrees of each group, counter-clockwise. Multiples of 90 are exact (90 and 270 need square images),
             others are interpolated, with black corners.
-        groups: The group of each client, from 0, in place of blocks (round robin for four clients and two angles:
+        groups: Group of each client, from 0, instead of blocks (round robin for four clients and two angles:
             0, 1, 0, 1).
+
+    Raises:
+        ValueError: If there is no angle, or the groups do not match the clients and angles.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID, FeatureShift
+        >>> rule = FeatureShift(IID(num_clients=4), angles=[0, 180])
+        >>> [rule.client_view(client, num_classes=10).rotation for client in range(4)]
+        [0.0, 0.0, 180.0, 180.0]
     """
 
     def __init__(
@@ -47,27 +56,36 @@ class FeatureShift(PartitionTransform):
         self._group = group_of_clients(self.num_clients, len(self.angles), groups, "angles")
 
     def client_view(self, client: int, num_classes: int) -> ClientView:
-        """The base rule's view with the group's rotation."""
+        """View of the base rule with the rotation of the client's group."""
         view = self.base.client_view(client, num_classes)
         return dataclasses.replace(view, rotation=self.angles[self._group[client]])
 
 
 class ConceptShift(PartitionTransform):
-    """A permutation of the labels for each group of clients, on top of any rule (FedPAC, section 6.2 and Table 3).
+    """Permutation of the labels for each group of clients, on top of any rule (FedPAC, section 6.2 and Table 3).
 
-    Who holds which samples stays as the base rule says, by the original labels, test parts included; in all of a
-    client's parts a sample of class c then counts as class ``permutation[c]``. Clients are dealt to groups evenly and
-    in contiguous blocks: client k of m belongs to group ``k * groups // m``, so that five groups are those of
-    FedPAC's dominant classes. Permutations are drawn by the seed, all different, and the first group keeps its
-    labels: renaming the classes for everybody turns any other choice into such a one.
+    The base rule assigns the samples by their original labels, test samples included. In all of a client's splits, a
+    sample of class c then counts as class ``permutation[c]``. Groups are contiguous blocks of clients: client k of m
+    belongs to group ``k * groups // m``, so that five groups are those of FedPAC's dominant classes. Permutations are
+    drawn by the seed, all different. The first group keeps its labels: renaming the classes for all clients turns any
+    other choice into this one.
 
-    A permutation that the base sets (another ConceptShift, or a file that recorded one) is replaced, not followed.
+    A permutation of the base (another ConceptShift, or a file with label maps) is replaced, not composed.
 
     Args:
-        base: The rule that says which client holds which samples.
-        groups: Number of groups, or the group of each client, from 0; None for one a given permutation, else 5.
-        permutations: The permutation of each group, each a list of all classes; None to draw them.
+        base: Rule that assigns the samples to clients.
+        groups: Number of groups, or the group of each client, from 0. None for one group per given permutation, else 5.
+        permutations: Permutation of each group, each a list of all classes; None to draw them.
         seed: Seed of the permutations.
+
+    Raises:
+        ValueError: If groups and permutations do not match, or a list is no permutation.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID, ConceptShift
+        >>> rule = ConceptShift(IID(num_clients=2), permutations=[[0, 1, 2], [2, 0, 1]])
+        >>> rule.client_view(1, num_classes=3).label_map
+        (2, 0, 1)
     """
 
     def __init__(
@@ -84,7 +102,7 @@ class ConceptShift(PartitionTransform):
         if number < 1:
             raise ValueError(f"expected at least one group, got groups={groups} and permutations={permutations}")
         if permutations is not None and isinstance(groups, int) and groups != number:
-            raise ValueError(f"groups is {groups}, permutations lists {number}: give one permutation a group")
+            raise ValueError(f"groups is {groups}, permutations lists {number}: give one permutation per group")
         self.groups = groups
         self.permutations = permutations
         self._number = number
@@ -92,10 +110,11 @@ class ConceptShift(PartitionTransform):
         self._group = group_of_clients(self.num_clients, number, listed, "permutations")
 
     def client_view(self, client: int, num_classes: int) -> ClientView:
-        """The base rule's view with the group's permutation.
+        """View of the base rule with the permutation of the client's group.
 
         Raises:
-            PartitionError: If the permutations are not of the data's classes, or there are too few different ones.
+            PartitionError: If a permutation has another number of classes than the data, or the classes have too few
+                different permutations.
         """
         group = self._group[client]
         if self._given is None:
@@ -111,21 +130,25 @@ class ConceptShift(PartitionTransform):
 
 
 def group_of_clients(num_clients: int, num_groups: int, groups: Sequence[int] | None, what: str) -> list[int]:
-    """The group of each client: as listed, or contiguous blocks of equal size.
+    """Group of each client: as listed, or contiguous blocks of equal size.
 
     Args:
         num_clients: Number of clients m.
         num_groups: Number of groups.
-        groups: The group of each client, None for blocks.
-        what: What there is one of for each group, for errors.
+        groups: Group of each client; None for blocks.
+        what: Name of the setting with one entry per group, for errors.
 
     Raises:
-        ValueError: If the list has not one group a client, or a group that there is not.
+        ValueError: If the list does not have one group per client, or has an unknown group.
+
+    Example:
+        >>> group_of_clients(5, 2, None, "angles")
+        [0, 0, 0, 1, 1]
     """
     if groups is None:
         return [client * num_groups // num_clients for client in range(num_clients)]
     if len(groups) != num_clients:
-        raise ValueError(f"groups lists {len(groups)} clients, the rule has {num_clients}: give one group a client")
+        raise ValueError(f"groups lists {len(groups)} clients, the rule has {num_clients}: give one group per client")
     for client, group in enumerate(groups):
         if int(group) != group or not 0 <= group < num_groups:
             raise ValueError(
@@ -137,15 +160,19 @@ def group_of_clients(num_clients: int, num_groups: int, groups: Sequence[int] | 
 
 @functools.lru_cache(maxsize=16)
 def draw_permutations(seed: int, number: int, num_classes: int) -> tuple[tuple[int, ...], ...]:
-    """Different permutations of the classes, the first of which moves nothing.
+    """Different random permutations of the classes; the first is the identity.
 
     Args:
         seed: Seed of the draw.
-        number: How many.
+        number: Number of permutations.
         num_classes: Number of classes C.
 
     Raises:
-        PartitionError: If there are not as many.
+        PartitionError: If C! is less than the number.
+
+    Example:
+        >>> draw_permutations(seed=0, number=3, num_classes=4)
+        ((0, 1, 2, 3), (3, 0, 1, 2), (1, 2, 0, 3))
     """
     if num_classes < 20 and math.factorial(num_classes) < number:
         raise PartitionError(
@@ -160,5 +187,5 @@ def draw_permutations(seed: int, number: int, num_classes: int) -> tuple[tuple[i
 
 
 def _as_permutation(given: list[int]) -> tuple[int, ...]:
-    ClientView(label_map=tuple(given))  # checks it
+    ClientView(label_map=tuple(given))  # checks the permutation
     return tuple(int(label) for label in given)

@@ -1,4 +1,4 @@
-"""Rules on top of other rules."""
+"""Base of the rules that modify another rule."""
 
 from __future__ import annotations
 
@@ -14,11 +14,22 @@ from pfl_lightning.datamodules.partition.base import Partitioner
 
 
 class PartitionTransform(Partitioner):
-    """A rule that leaves everything to another one; subclasses override what they change.
+    """Rule on top of another rule. It delegates everything; a subclass overrides what it changes.
 
     Args:
         base: The other rule.
-        seed: Seed of the wrapper's own random choices.
+        seed: Seed of the transform's own random choices.
+
+    Example:
+        A transform that keeps every second sample of each client:
+
+        >>> import numpy as np
+        >>> from pfl_lightning.datamodules import IID, PartitionTransform
+        >>> class EverySecond(PartitionTransform):
+        ...     def partition(self, labels):
+        ...         return [indices[::2] for indices in super().partition(labels)]
+        >>> [len(indices) for indices in EverySecond(IID(num_clients=2)).partition(np.zeros(12, dtype=int))]
+        [3, 3]
     """
 
     def __init__(self, base: Partitioner, seed: int = 0) -> None:
@@ -27,7 +38,7 @@ class PartitionTransform(Partitioner):
         self.needs_labels = base.needs_labels
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """The base rule's parts, see :meth:`Partitioner.partition`."""
+        """Training indices of the base rule, see :meth:`Partitioner.partition`."""
         return self.base.partition(labels)
 
     def partition_test(
@@ -36,38 +47,38 @@ class PartitionTransform(Partitioner):
         train_labels_per_client: Sequence[npt.NDArray[Any]],
         samples_per_client: int | None = None,
     ) -> list[Ints]:
-        """The base rule's test parts, see :meth:`Partitioner.partition_test`."""
+        """Test indices of the base rule, see :meth:`Partitioner.partition_test`."""
         return self.base.partition_test(test_labels, train_labels_per_client, samples_per_client)
 
     def with_domains(self, domains: Ints, names: Sequence[str]) -> Self:
-        """This rule, its base told of the domains."""
+        """Copy of this rule whose base knows the domains, see :meth:`Partitioner.with_domains`."""
         return self._over(self.base.with_domains(domains, names))
 
     def with_sizes(self, sizes: list[int]) -> Self | None:
-        """This rule, its base asked for other sizes; None if the base takes none."""
+        """Copy of this rule with other sizes in its base; None if the base has no ``samples_per_client``."""
         base = self.base.with_sizes(sizes)
         return None if base is None else self._over(base)
 
     def client_view(self, client: int, num_classes: int) -> ClientView:
-        """The base rule's view."""
+        """View of the client under the base rule."""
         return self.base.client_view(client, num_classes)
 
     @property
     def fixed_test(self) -> bool:
-        """Whether the base rule names the test samples."""
+        """True if the base rule lists the test samples."""
         return self.base.fixed_test
 
     @property
     def fixed_train(self) -> bool:
-        """Whether the base rule names training samples one by one."""
+        """True if the base rule lists training samples explicitly."""
         return self.base.fixed_train
 
     def fixed_validation(self) -> list[Ints] | None:
-        """The base rule's validation samples, None if it names none."""
+        """Validation samples of the base rule; None if it lists none."""
         return self.base.fixed_validation()
 
     def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
-        """The base rule's samples without labels, None if it names none."""
+        """Unlabeled samples of the base rule; None if it lists none."""
         return self.base.fixed_unlabeled(num_samples)
 
     def _over(self, base: Partitioner) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -71,12 +72,16 @@ def _meaning(cls: type, owner: type, name: str) -> str:
 
 
 def documented_arguments(cls: type) -> dict[str, str]:
-    """Texts of the ``Args`` section of a class's own docstring (Google style), by argument."""
-    return dict(_entries(inspect.cleandoc(vars(cls).get("__doc__") or "")))
+    """Texts of a class's own docstring (Google style), by argument.
+
+    They stand in its ``Args`` section or, in a dataclass, whose fields are its arguments, below ``Attributes``.
+    """
+    title = "Attributes" if dataclasses.is_dataclass(cls) else "Args"
+    return dict(_entries(inspect.cleandoc(vars(cls).get("__doc__") or ""), title))
 
 
-def _entries(docstring: str) -> Iterator[tuple[str, str]]:
-    section = re.search(r"^Args:\n((?: .*\n|\n)*)", docstring + "\n", flags=re.MULTILINE)
+def _entries(docstring: str, title: str) -> Iterator[tuple[str, str]]:
+    section = re.search(rf"^{title}:\n((?: .*\n|\n)*)", docstring + "\n", flags=re.MULTILINE)
     if section is None:
         return
     lines = inspect.cleandoc("\n" + section.group(1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from typing import Any
 
 from docutils import nodes
@@ -41,6 +42,8 @@ def _import(path: str) -> Any:
         except ImportError:
             continue
         for name in parts[length:]:
+            if inspect.isclass(value) and name in inspect.get_annotations(value) and not hasattr(value, name):
+                return value  # a field of a dataclass, which is described with its class
             value = getattr(value, name, None)
         return value
     return None

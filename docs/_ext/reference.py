@@ -66,6 +66,8 @@ def documented_names() -> Mapping[str, Mapping[str, str]]:
         found[module_name] = {}
         for name in sorted(public_names(module), key=str.lower):
             value, path = getattr(module, name), f"{module_name}.{name}"
+            if inspect.ismodule(value):
+                continue
             if inspect.isclass(value) or inspect.isroutine(value):
                 path = paths.setdefault(id(value), path)
             found[module_name][name] = path

@@ -33,7 +33,7 @@ Console(width=100).print(partition_table(data.class_counts(), data.class_names))
 # %% Training: FedAvg and FedPAC, three rounds each
 def run(method: type, folder: str) -> Federation:
     """Train a method and write its results into a folder."""
-    federation = Federation(partial(method, lr=0.05, epochs=2), encoder="small_cnn", seed=0)
+    federation = Federation(partial(method, lr=0.05, epochs=1), encoder="small_cnn", seed=0)
     callbacks = [FederatedLoop(cohort=1.0), ResultsWriter(folder)]
     trainer = L.Trainer(max_epochs=3, callbacks=callbacks, default_root_dir=folder, accelerator="cpu", **QUIET)
     trainer.fit(federation, datamodule=digits())
@@ -45,7 +45,9 @@ fedavg, fedpac = run(FedAvg, "runs/fedavg"), run(FedPAC, "runs/fedpac")
 # %% results.json: one summary for each of three choices of a round, and the bytes that were sent
 results = json.loads(Path("runs/fedpac/results.json").read_text())
 for choice, accuracy in results["accuracy"].items():
-    print(f"{choice}: round {accuracy['round']}, mean {accuracy['mean']:.3f}, worst decile {accuracy['worst_decile']:.3f}")
+    print(
+        f"{choice}: round {accuracy['round']}, mean {accuracy['mean']:.3f}, worst decile {accuracy['worst_decile']:.3f}"
+    )
 print("bytes up, by kind:", results["bytes"]["up_by_kind"])
 print("mean test accuracy by round:", [round(row["test_accuracy"], 3) for row in results["history"]])
 
@@ -53,7 +55,9 @@ print("mean test accuracy by round:", [round(row["test_accuracy"], 3) for row in
 with open("runs/fedpac/clients.csv") as file:
     rows = list(csv.DictReader(file))
 worst = min(rows, key=lambda row: float(row["test_accuracy_last"]))
-print(f"{len(rows)} clients; client {worst['client']} has the lowest accuracy, {float(worst['test_accuracy_last']):.2f}")
+print(
+    f"{len(rows)} clients; client {worst['client']} has the lowest accuracy, {float(worst['test_accuracy_last']):.2f}"
+)
 
 # %% Two runs side by side
 pfl(["compare", "runs/fedavg", "runs/fedpac", "--output", "runs/comparison"])

@@ -63,10 +63,10 @@ class LossUpdate(ClientUpdate):
     """An update with the client's loss before the local fit.
 
     Attributes:
-        loss: Mean cross entropy on the client's training samples, ().
+        loss: Mean cross entropy on the client's training samples, a scalar.
     """
 
-    loss: Tensor = statistics_field()
+    loss: Tensor = statistics_field(shape="", at_least=0)
 
 
 class LossSender(ConfidencePenalty):
@@ -151,7 +151,9 @@ def fit(method: type[FederatedClient], rounds: int, folder: str, ckpt_path: str 
         enable_model_summary=False,
     )
     trainer.fit(federation, datamodule=data, ckpt_path=ckpt_path)
-    print(f"{method.__name__}, {rounds} rounds: mean test accuracy {trainer.callback_metrics['test_accuracy/mean']:.3f}")
+    print(
+        f"{method.__name__}, {rounds} rounds: mean test accuracy {trainer.callback_metrics['test_accuracy/mean']:.3f}"
+    )
     return federation
 
 
@@ -164,8 +166,6 @@ fit(LossSender, 2, "runs/interrupted")
 checkpoint = next(Path("runs/interrupted/checkpoints").glob("*.ckpt"))
 resumed = fit(LossSender, 4, "runs/resumed", ckpt_path=str(checkpoint))
 
-same = all(
-    torch.equal(tensor, resumed.server.state_dict()[name]) for name, tensor in whole.server.state_dict().items()
-)
+same = all(torch.equal(tensor, resumed.server.state_dict()[name]) for name, tensor in whole.server.state_dict().items())
 print("tensors of the server:", len(whole.server.state_dict()))
 print("the resumed server is bit by bit that of the uninterrupted run:", same)

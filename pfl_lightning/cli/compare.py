@@ -1,4 +1,4 @@
-"""``pfl compare`` and ``pfl tensorboard``: what comes after the runs."""
+"""Commands for finished runs: ``pfl compare`` and ``pfl tensorboard``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def compare(args: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="pfl compare",
-        description="Put finished runs beside each other. Runs that differ in their seeds only become one row: mean ± "
+        description="Compare finished runs. Runs that differ in their seeds only become one row: mean ± "
         "standard deviation over seeds.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run_dir (all its versions) or a version_N")
@@ -115,7 +115,7 @@ def _markdown(rows: Sequence[Comparison], columns: Sequence[_Column], choice: st
 
 
 def _write_csv(path: Path, rows: Sequence[Comparison], columns: Sequence[_Column]) -> None:
-    """Plain numbers, each figure's mean and standard deviation over seeds in columns of their own."""
+    """Plain numbers, with the mean and the standard deviation over seeds of each figure in separate columns."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         spreads = [name for column in columns for name in (column.attribute, f"{column.attribute}_std_over_seeds")]
@@ -151,7 +151,7 @@ def draw_curves(rows: Sequence[Comparison], choice: str) -> Figure:
 
 
 def tensorboard_arguments(args: Sequence[str]) -> list[str]:
-    """The arguments of TensorBoard for the runs of ``pfl tensorboard RUN... [TensorBoard's own options]``.
+    """The arguments of TensorBoard for the runs of ``pfl tensorboard RUN... [options of TensorBoard]``.
 
     Raises:
         ConfigurationError: No run is given, or a folder has no event files.
@@ -168,7 +168,7 @@ def tensorboard_arguments(args: Sequence[str]) -> list[str]:
         return ["--logdir", str(paths[0].resolve()), *options]
     for path in paths:
         if any(sign in str(path) for sign in ",:"):
-            raise ConfigurationError(f"TensorBoard cannot show {path} beside others: its name has ',' or ':'")
+            raise ConfigurationError(f"TensorBoard cannot show {path} next to others: its name has ',' or ':'")
     return ["--logdir_spec", ",".join(f"{path.as_posix().strip('/')}:{path.resolve()}" for path in paths), *options]
 
 

@@ -1,4 +1,4 @@
-"""Finished runs, read back and put beside each other: means and spreads over seeds."""
+"""Comparison of finished runs: means and spreads over seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pfl_lightning.errors import ConfigurationError
 __all__ = ["Comparison", "FinishedRun", "compare_runs", "find_runs", "read_run"]
 
 SETTINGS = ("model.method", "model.encoder", "data", "loop", "personalize", "trainer.max_epochs", "trainer.precision")
-"""Where two runs may not differ if they are to count as seeds of one thing."""
+"""Settings that runs of one configuration share; their seeds may differ."""
 
 NOT_SETTINGS = ("seed", "root")
 """Options below these that make no difference to what is compared."""
@@ -27,7 +27,7 @@ NOT_SETTINGS = ("seed", "root")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run left in its folder.
+    """Results of a run, read from its folder.
 
     Attributes:
         path: The folder.

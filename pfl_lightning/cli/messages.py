@@ -1,4 +1,4 @@
-"""What jsonargparse says of a wrong value, in a line."""
+"""Messages of jsonargparse about a wrong value, shortened to a line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WITHIN = re.compile(r"(?:NestedArg|Namespace)\(.*\bval='?(?P<value>.*?)'?\)")
 
 
 def shorten(message: str) -> str:
-    """The path of the option and what is wrong with it; messages of one line, and of others, as they are.
+    """Path of the option and its error; messages of one line, and of other origin, as they are.
 
-    Where an option may be of several types, or is one of an object that may also be null, jsonargparse says for each
-    type why the value is none of it, and repeats the value. Of use are the complaints that go deepest: those about the
-    type that was meant.
+    For an option of several types, or of an object that may be null, jsonargparse reports for each type why the value
+    does not fit, and repeats the value. The most deeply nested reports are kept: they are about the type that was
+    meant.
 
     Args:
         message: A message.
@@ -41,7 +41,7 @@ def shorten(message: str) -> str:
 
 
 def _joined(complaints: list[str], given: str) -> str:
-    """Those complaints that are about more than a type; if there are none, all types that were expected."""
+    """Reports about more than a type; if there are none, all expected types."""
     types = [_TYPE.fullmatch(text) for text in complaints]
     others = [text for text, found in zip(complaints, types, strict=True) if found is None]
     if others:
@@ -59,7 +59,7 @@ def _type_name(name: str) -> str:
 
 
 def _value(given: str, types: list[re.Match[str]]) -> str:
-    """The value that was given, wherever it is said."""
+    """The given value, from whichever report has it."""
     classes = [match for match in (_CLASS.fullmatch(match["type"]) for match in types) if match]
     named = [match["value"] for match in types] + [match["value"] or match["path"] for match in classes]
     if given and not given.startswith(("NestedArg(", "Namespace(")):

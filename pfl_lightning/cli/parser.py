@@ -18,7 +18,7 @@ from pfl_lightning.cli.messages import shorten
 from pfl_lightning.encoders import encoder_names
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["CLIParser", "choose_engine", "with_engine"]
+__all__ = ["CLIParser", "apply_engine_option", "expand_engine_option"]
 
 
 def _subclasses(module: Any, base: type) -> list[str]:
@@ -28,7 +28,7 @@ def _subclasses(module: Any, base: type) -> list[str]:
 
 
 def _choices(message: str) -> str:
-    """What may stand where the message says that something wrong stands."""
+    """Known names for the option that the message is about."""
     known = {
         "model.method": ("methods", [method.__name__ for method in methods.METHODS]),
         "model.encoder": ("encoders", encoder_names()),
@@ -72,11 +72,11 @@ ENGINES = {
     "ray": "RayEngine",
     "trainer": "TrainerEngine",
 }
-"""What ``--engine`` stands for."""
+"""Engine classes by their names for ``--engine``."""
 
 
-def with_engine(args: Sequence[str]) -> list[str]:
-    """``--engine NAME`` written out as ``--model.engine CLASS``, which the options of that class may follow."""
+def expand_engine_option(args: Sequence[str]) -> list[str]:
+    """Expand ``--engine NAME`` to ``--model.engine CLASS``, so that options of that class can follow."""
     found: list[str] = []
     waiting = list(args)
     while waiting:
@@ -86,25 +86,25 @@ def with_engine(args: Sequence[str]) -> list[str]:
             name = waiting.pop(0)
         engine = ENGINES.get(name) if option == "--engine" else None
         if engine is not None:
-            found += ["--engine", "null", "--model.engine", engine]  # a config's own `engine` no longer counts
+            found += ["--engine", "null", "--model.engine", engine]  # overrides `engine` of a config
         else:  # the parser says what is wrong with it
             found += [option, name] if option == "--engine" and not equals and name else [word]
     return found
 
 
-def choose_engine(config: Namespace) -> None:
-    """``engine: NAME`` of a config file, put in the place of ``model.engine``.
+def apply_engine_option(config: Namespace) -> None:
+    """Move ``engine: NAME`` of a config file to ``model.engine``.
 
     Raises:
-        ConfigurationError: There is another engine.
+        ConfigurationError: ``model.engine`` is another engine.
     """
     if config.engine is None:
         return
-    own = config.model.engine
-    if own is None:
+    given = config.model.engine
+    if given is None:
         config.model.engine = Namespace(class_path=f"pfl_lightning.{ENGINES[config.engine]}", init_args=Namespace())
-    elif own.class_path.rpartition(".")[2] != ENGINES[config.engine]:
-        raise ConfigurationError(f"engine is {config.engine!r}, model.engine is {own.class_path}: give one of them")
+    elif given.class_path.rpartition(".")[2] != ENGINES[config.engine]:
+        raise ConfigurationError(f"engine is {config.engine!r}, model.engine is {given.class_path}: give one of them")
     config.engine = None
 
 
@@ -112,10 +112,10 @@ class CLIParser(LightningArgumentParser):
     """Lightning's parser with short errors that list the valid choices."""
 
     def print_usage(self, file: Any = None) -> None:
-        """Leave out the list of all options, which would hide the error."""
+        """Print nothing: the list of all options would hide the error."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong and what the choices are, and exit with status 2."""
+        """Print the error and the known choices, and exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
         hint = _options(message) or _choices(message)

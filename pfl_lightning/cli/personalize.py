@@ -1,4 +1,4 @@
-"""``pfl personalize``, and what it leaves behind: the clients' accuracies after they adapted the trained model."""
+"""Results of ``pfl personalize``: the clients' accuracies after they adapted the trained model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def personalization_table(federation: Federation, personalization: Personalizati
 def write_personalization(federation: Federation, personalization: Personalization, folder: Path) -> None:
     """Write ``personalized.json`` (accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
-    Both name the clients whose personalization failed, which are evaluated and counted as they are.
+    Both name the clients whose personalization failed, which are evaluated without it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Where runs lie: ``<run_dir>/version_N`` with config, results, partition, events and checkpoints."""
+"""Folders of runs: ``<run_dir>/version_N`` with config, results, partition, events and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunFolder:
     base: Path
 
     def versions(self) -> list[Path]:
-        """The runs there are, oldest first."""
+        """Folders of the runs, oldest first."""
         found = [path for path in self.base.glob("version_*") if path.name.removeprefix("version_").isdigit()]
         return sorted(found, key=lambda path: int(path.name.removeprefix("version_")))
 
@@ -35,7 +35,7 @@ class RunFolder:
         return self.base / f"version_{number}"
 
     def run_of(self, checkpoint: Path) -> Path | None:
-        """The run that a checkpoint lies in; ``None`` when it lies elsewhere."""
+        """Folder of the run that a checkpoint is from; ``None`` for a checkpoint elsewhere."""
         run = checkpoint.resolve().parent.parent
         return next((version for version in self.versions() if version.resolve() == run), None)
 
@@ -55,7 +55,7 @@ class RunFolder:
         versions = self.versions()
         for version in reversed(versions):
             last = version / "checkpoints" / "last.ckpt"
-            found = last if wanted == "last" else _best_beside(last)
+            found = last if wanted == "last" else _best_next_to(last)
             if found is not None and found.is_file():
                 if version != versions[-1]:
                     warnings.warn(
@@ -68,7 +68,7 @@ class RunFolder:
         )
 
 
-def _best_beside(last: Path) -> Path | None:
+def _best_next_to(last: Path) -> Path | None:
     """The best checkpoint by what the callbacks knew at the last round."""
     if not last.is_file():
         return None

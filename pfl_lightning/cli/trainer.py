@@ -1,4 +1,4 @@
-"""What the command line gives LightningCLI: a Trainer with further subcommands, and how the config is kept."""
+"""Trainer with the further subcommands of the command line, and the callback that saves the config."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["FederatedTrainer", "SaveConfig"]
 
 
 class FederatedTrainer(L.Trainer):
-    """Lightning's Trainer with the subcommands that it does not have."""
+    """Lightning's Trainer with the subcommands ``partition``, ``export`` and ``personalize``."""
 
     def partition(self, model: Federation, datamodule: FederatedDataModule, output: str | None = None) -> None:
-        """Print and plot who holds how much of which class, without training.
+        """Print and plot the samples of each class that each client holds, without training.
 
         Args:
             model: Not used.

@@ -1,7 +1,14 @@
 """Encoders: networks from samples to features, by class and by registered name.
 
-An encoder is a `torch.nn.Module` built as `Encoder(input_shape=(C, H, W), ...)` with an integer attribute
-`out_features` and a forward from (N, C, H, W) to (N, out_features).
+An encoder is a ``torch.nn.Module`` built as ``Encoder(input_shape=(C, H, W), ...)`` with an integer attribute
+``out_features`` and a forward from (N, C, H, W) to (N, out_features).
+
+Example:
+    >>> import torch
+    >>> from pfl_lightning.encoders import build_encoder
+    >>> encoder = build_encoder("fedpac_cnn", input_shape=(3, 32, 32))
+    >>> encoder.out_features, encoder(torch.rand(4, 3, 32, 32)).shape
+    (128, torch.Size([4, 128]))
 """
 
 from pfl_lightning.encoders.assignment import (

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def image_shape(input_shape: Sequence[int], encoder: str) -> tuple[int, int, int]:
-    """Return `input_shape` as (channels, height, width).
+    """Return ``input_shape`` as (channels, height, width).
 
     Raises:
-        ValueError: if it is not three positive integers.
+        ValueError: If it is not three positive integers.
     """
     shape = tuple(int(size) for size in input_shape)
     if len(shape) != 3 or min(shape) < 1:
@@ -20,7 +20,12 @@ def image_shape(input_shape: Sequence[int], encoder: str) -> tuple[int, int, int
 
 
 def after_convolution(size: int, kernel: int, padding: int, pool: int = 2) -> int:
-    """Return what a stride-one convolution followed by max pooling leaves of `size` pixels; zero if nothing is left."""
+    """Side in pixels after a convolution of stride one and max pooling; zero if nothing is left.
+
+    Example:
+        >>> after_convolution(32, kernel=5, padding=0)
+        14
+    """
     return max(size + 2 * padding - kernel + 1, 0) // pool
 
 
@@ -28,7 +33,7 @@ def require_pixels(height: int, width: int, encoder: str, input_shape: Sequence[
     """Check that an image survives the convolutions.
 
     Raises:
-        ValueError: if height or width is zero; names the encoder, the input and what was left of it.
+        ValueError: If height or width is zero; names the encoder, the input and what was left of it.
     """
     if height < 1 or width < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What torchvision's networks need to be encoders: other numbers of input channels, and weights from a local file."""
+"""Adaptation of torchvision's networks to encoders: number of input channels, and weights from a local file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSIFIERS = ("fc.", "aux1.", "aux2.")
 
 
 def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """Return a network's first convolution: itself, or one like it, freshly initialized, for `channels` channels."""
+    """Return a network's first convolution: itself, or one like it, freshly initialized, for ``channels`` channels."""
     if convolution.in_channels == channels:
         return convolution
     return nn.Conv2d(
@@ -28,10 +28,10 @@ def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
 
 
 def feature_width(out_features: int | None, native: int) -> int:
-    """Return the width of the features, `native` if the last layer is removed.
+    """Return the width of the features, ``native`` if the last layer is removed.
 
     Raises:
-        ValueError: if the width is below one.
+        ValueError: If the width is below one.
     """
     width = native if out_features is None else out_features
     if width < 1:
@@ -40,25 +40,25 @@ def feature_width(out_features: int | None, native: int) -> int:
 
 
 def remove_classifier(network: nn.Module) -> None:
-    """Take the last layer `fc` from a network of torchvision."""
+    """Replace the last layer ``fc`` of a torchvision network by the identity."""
     network.fc = nn.Identity()
 
 
 def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> None:
     """Load a torchvision state dict from a local file into a network, all but the classifiers.
 
-    A network for one channel takes the sum of the first convolution's filters over the three colors: it gives for a
-    gray image what the network of the file gives for the same image in all three.
+    A network for one channel gets the sum of the first convolution's filters over the three colors. Its output for a
+    gray image is that of the file's network for the same image in all three channels.
 
     Args:
-        network: the encoder.
-        path: the file; `~` is the home directory. Nothing is downloaded.
-        first: name of the first convolution's weight.
-        known_file: name of torchvision's own file for this network, for the error messages.
+        network: The encoder.
+        path: The file; ``~`` is the home directory. Nothing is downloaded.
+        first: Name of the first convolution's weight.
+        known_file: Name of torchvision's own file for this network, for the error messages.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is no state dict, or one of another network; the first differences are named.
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is no state dict, or one of another network; the first differences are named.
     """
     encoder = type(network).__name__
     loaded = {

@@ -18,34 +18,50 @@ EncoderFactory = Callable[[tuple[int, ...]], nn.Module]
 
 
 def encoder_label(encoder: str | EncoderFactory) -> str:
-    """Return what tables call an encoder.
+    """Return the name of an encoder for tables.
 
     Args:
-        encoder: a registered name, or what makes an encoder from the shape of a sample.
+        encoder: A registered name, or a factory that makes an encoder from the shape of a sample.
 
     Returns:
-        The name itself; for a factory the name of its class or function, also below `functools.partial`.
+        The name itself; for a factory the name of its class or function, also inside ``functools.partial``.
+
+    Example:
+        >>> from pfl_lightning.encoders import MLP
+        >>> encoder_label("fedpac_cnn"), encoder_label(functools.partial(MLP, hidden=(32,)))
+        ('fedpac_cnn', 'MLP')
     """
     if isinstance(encoder, str):
         return encoder
     made: Callable[..., object] = encoder
     while isinstance(made, functools.partial):
-        # jsonargparse hands over a class with arguments as a partial of a function of its own, applied to the class.
+        # jsonargparse passes a class with arguments as a partial of its own function, applied to the class.
         classes = [argument for argument in made.args if inspect.isclass(argument) and issubclass(argument, nn.Module)]
         made = classes[0] if classes else made.func
     return str(getattr(made, "__qualname__", type(made).__qualname__))
 
 
 class EncoderAssignment(ABC):
-    """Assigns a list of encoders to clients.
+    """Assignment of a list of encoders to clients. A subclass overrides :meth:`assign`.
 
     Args:
-        encoders: registered names, or what makes an encoder from the shape of a sample (a class, a
-            `functools.partial`); the same one may stand there several times.
+        encoders: Registered names, or factories that make an encoder from the shape of a sample (a class, a
+            ``functools.partial``); the same one may be listed several times.
 
     Raises:
-        ValueError: if the list is empty or a name is unknown.
-        TypeError: if an entry is neither a name nor callable.
+        ValueError: If the list is empty or a name is unknown.
+        TypeError: If an entry is neither a name nor callable.
+
+    Example:
+        The first client gets the first encoder, all other clients the second:
+
+        >>> from pfl_lightning.encoders import EncoderAssignment
+        >>> class OneStrongClient(EncoderAssignment):
+        ...     def assign(self, num_clients):
+        ...         return [0] + [1] * (num_clients - 1)
+        >>> assignment = OneStrongClient(["resnet18_small", "small_cnn"])
+        >>> [assignment.labels[index] for index in assignment.assign(num_clients=3)]
+        ['resnet18_small', 'small_cnn', 'small_cnn']
     """
 
     def __init__(self, encoders: list[str | EncoderFactory]) -> None:
@@ -65,7 +81,7 @@ class EncoderAssignment(ABC):
 
     @property
     def labels(self) -> list[str]:
-        """What tables call each encoder, in the order of `encoders`."""
+        """Names of the encoders for tables, in the order of ``encoders``."""
         return [encoder_label(encoder) for encoder in self.encoders]
 
     @abstractmethod
@@ -73,23 +89,28 @@ class EncoderAssignment(ABC):
         """Return each client's encoder.
 
         Args:
-            num_clients: number of clients.
+            num_clients: Number of clients.
 
         Returns:
-            For each client the index of its encoder in `encoders`.
+            For each client the index of its encoder in ``encoders``.
 
         Raises:
-            ValueError: if there are fewer than one client, or the assignment is for another number of clients.
+            ValueError: If there are fewer than one client, or the assignment is for another number of clients.
         """
 
 
 class RoundRobin(EncoderAssignment):
-    """Client k has encoder k modulo the number of encoders, as FedClassAvg's clients have.
+    """Encoder k modulo the number of encoders for client k, as in FedClassAvg.
 
-    With fewer clients than encoders the last encoders stay without a client.
+    With fewer clients than encoders, the last encoders have no client.
 
     Args:
-        encoders: see :class:`EncoderAssignment`.
+        encoders: See :class:`EncoderAssignment`.
+
+    Example:
+        >>> from pfl_lightning.encoders import RoundRobin
+        >>> RoundRobin(["resnet18_small", "small_cnn"]).assign(num_clients=5)
+        [0, 1, 0, 1, 0]
     """
 
     def __init__(self, encoders: list[str | EncoderFactory]) -> None:
@@ -102,25 +123,32 @@ class RoundRobin(EncoderAssignment):
 
 
 class ByShare(EncoderAssignment):
-    """Each encoder has its share of the clients.
+    """Given share of the clients for each encoder.
 
-    The numbers of clients are the shares of them rounded by largest remainders (on a tie the encoder that stands
-    first), so each is less than one client away from its share; an encoder with a share below one client may have none.
-    The encoders are spread evenly, not in blocks: partitions often give neighboring clients similar labels, and the
-    first clients of a federation are then a fair sample too. Equal shares are assigned as by :class:`RoundRobin`.
+    The numbers of clients are rounded by largest remainders (on a tie the first encoder in the list gains), so each is
+    less than one client away from its share. An encoder with a share below one client may have none. The encoders are
+    spread evenly, not in blocks: partitions often give neighboring clients similar labels, and the first clients of a
+    federation are then a fair sample too. Equal shares are assigned as by :class:`RoundRobin`.
 
     Args:
-        encoders: see :class:`EncoderAssignment`.
-        shares: for each encoder its share of the clients, positive; they sum to one.
+        encoders: See :class:`EncoderAssignment`.
+        shares: For each encoder its share of the clients, positive; they sum to one.
 
     Raises:
-        ValueError: if there are more or fewer shares than encoders, one is not positive, or they do not sum to one.
+        ValueError: If there are more or fewer shares than encoders, one is not positive, or they do not sum to one.
+
+    Example:
+        >>> from pfl_lightning.encoders import ByShare
+        >>> ByShare(["resnet18_small", "small_cnn"], shares=[0.25, 0.75]).assign(num_clients=8)
+        [1, 0, 1, 1, 1, 0, 1, 1]
     """
 
     def __init__(self, encoders: list[str | EncoderFactory], shares: list[float]) -> None:
         super().__init__(encoders)
         if len(shares) != len(self.encoders):
-            raise ValueError(f"ByShare needs one share an encoder: {len(self.encoders)} encoders, {len(shares)} shares")
+            raise ValueError(
+                f"ByShare needs one share per encoder: {len(self.encoders)} encoders, {len(shares)} shares"
+            )
         for encoder, share in zip(self.labels, shares):
             if not (math.isfinite(share) and share > 0):
                 raise ValueError(f"the share of encoder {encoder} must be above 0, got {share}; leave the encoder out")
@@ -132,13 +160,13 @@ class ByShare(EncoderAssignment):
         self.shares = list(shares)
 
     def assign(self, num_clients: int) -> list[int]:
-        """Give each client the encoder that is furthest behind its count; see :meth:`EncoderAssignment.assign`."""
+        """Return each client's encoder, the one furthest behind its share; see :meth:`EncoderAssignment.assign`."""
         _check_num_clients(num_clients)
         counts = self._counts(num_clients)
         assigned = [0] * len(counts)
         clients = []
         for client in range(1, num_clients + 1):
-            # In whole numbers: what is due among the first `client` clients less what was assigned, times num_clients.
+            # In whole numbers: the count due among the first `client` clients less the assigned one, times num_clients.
             behind = [count * client - num_clients * done for count, done in zip(counts, assigned)]
             chosen = behind.index(max(behind))
             assigned[chosen] += 1
@@ -157,15 +185,21 @@ class ByShare(EncoderAssignment):
 
 
 class ByClient(EncoderAssignment):
-    """An explicit list: for each client its encoder.
+    """Explicit list of each client's encoder.
 
     Args:
-        encoders: see :class:`EncoderAssignment`.
-        clients: for each client the index of its encoder in `encoders`, or its name (of a factory: its label, see
+        encoders: See :class:`EncoderAssignment`.
+        clients: For each client the index of its encoder in ``encoders``, or its name (of a factory: its label, see
             :func:`encoder_label`).
 
     Raises:
-        ValueError: if an index or a name stands for no encoder of the list, or a name for several.
+        ValueError: If an index or a name is not in the list of encoders, or a name is there several times.
+
+    Example:
+        >>> from pfl_lightning.encoders import ByClient
+        >>> assignment = ByClient(["resnet18_small", "small_cnn"], clients=["small_cnn", 0, 0])
+        >>> assignment.assign(num_clients=3)
+        [1, 0, 0]
     """
 
     def __init__(self, encoders: list[str | EncoderFactory], clients: list[int | str]) -> None:
@@ -179,7 +213,7 @@ class ByClient(EncoderAssignment):
             lacking = f": client {len(self.clients)} has no encoder" if len(self.clients) < num_clients else ""
             raise ValueError(
                 f"ByClient lists encoders for {len(self.clients)} clients, the federation has {num_clients}{lacking}; "
-                "give one entry a client"
+                "give one entry per client"
             )
         return list(self.clients)
 
@@ -188,7 +222,7 @@ class ByClient(EncoderAssignment):
             found = [index for index, label in enumerate(self.labels) if label == encoder]
             if len(found) == 1:
                 return found[0]
-            wrong = f"{encoder!r} is no encoder of the list" if not found else f"{encoder!r} stands there several times"
+            wrong = f"{encoder!r} is no encoder of the list" if not found else f"{encoder!r} is listed several times"
         elif isinstance(encoder, int) and not isinstance(encoder, bool) and 0 <= encoder < len(self.encoders):
             return encoder
         else:

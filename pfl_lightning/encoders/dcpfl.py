@@ -22,25 +22,31 @@ class DCPFLCNN(nn.Module):
     """Two 5x5 convolutions with ReLU and 2x2 max pooling, then two layers; five variants for heterogeneous clients.
 
     Clients differ in the filters of the second convolution and in the units of the layer after it; the features have
-    500 units in all. Registered as `dcpfl_cnn1` (the defaults), `dcpfl_cnn2` (16 filters in the second convolution),
-    `dcpfl_cnn3`, `dcpfl_cnn4` and `dcpfl_cnn5` (1,000, 800 and 500 hidden units).
+    500 units in every variant. Registered as ``dcpfl_cnn1`` (the defaults), ``dcpfl_cnn2`` (16 filters in the second
+    convolution), ``dcpfl_cnn3``, ``dcpfl_cnn4`` and ``dcpfl_cnn5`` (1,000, 800 and 500 hidden units).
 
     The first layer sees all pixels, so its size grows with the image: 1.6 million parameters for 32x32 images and 180
     million for 224x224 ones.
 
     Args:
         input_shape: (channels, height, width) of one sample.
-        filters: channels of the two convolutions, which are not padded (the paper names no padding).
-        hidden: units of the first layer.
-        out_features: units of the second layer, the features (the paper's representation layer).
-        final_relu: whether ReLU follows the features too. The papers do not say; with it no two layers are linear in
+        filters: Channels of the two convolutions, which are not padded (the paper names no padding).
+        hidden: Units of the first layer.
+        out_features: Units of the second layer, the features (the paper's representation layer).
+        final_relu: Whether ReLU follows the features too. The papers do not say; with it no two layers are linear in
             a row.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: if the image is too small or an argument has no meaning.
+        ValueError: If the image is too small or an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.encoders import DCPFLCNN
+        >>> DCPFLCNN(input_shape=(3, 32, 32), hidden=800)(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 500])
     """
 
     def __init__(

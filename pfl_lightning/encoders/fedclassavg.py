@@ -23,19 +23,25 @@ class SmallAlexNet(nn.Module):
 
     Args:
         input_shape: (channels, height, width) of one sample.
-        out_features: units of the linear layer, the features.
-        dropout: probability that one of the 256 x 3 x 3 values before the linear layer is dropped in training.
-        pooling: `halving` pools 2x2 after each convolution while that leaves the 3x3 pixels of the last pooling (28x28
-            images: 14, 7, 3). `published` pools as the code of the paper does: the first with stride 1 and the second
-            with stride 2, both padded by one, and none after the third; it takes about four times the work.
-        final_relu: whether ReLU follows the linear layer. The paper names no activation there and its other three
+        out_features: Units of the linear layer, the features.
+        dropout: Probability that one of the 256 x 3 x 3 values before the linear layer is dropped in training.
+        pooling: ``halving`` pools 2x2 after each convolution while that leaves the 3x3 pixels of the last pooling
+            (28x28 images: 14, 7, 3). ``published`` pools as the code of the paper does: the first with stride 1 and the
+            second with stride 2, both padded by one, and none after the third; it takes about four times the work.
+        final_relu: Whether ReLU follows the linear layer. The paper names no activation there and its other three
             networks have none; its published code has one here.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: if an argument has no meaning.
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.encoders import SmallAlexNet
+        >>> SmallAlexNet(input_shape=(1, 28, 28))(torch.rand(2, 1, 28, 28)).shape
+        torch.Size([2, 512])
     """
 
     def __init__(

@@ -29,12 +29,22 @@ class FedPACCNN(nn.Module):
         input_shape: (channels, height, width) of one sample.
         convolutions: 2 (the paper's network for EMNIST and Fashion-MNIST) or 3 (CIFAR-10 and CINIC-10); None takes 2
             for one-channel images and 3 otherwise.
-        out_features: units of the last layer, the features.
-        paddings: padding of each convolution, at least as many as convolutions. The paper is silent; the default
+        out_features: Units of the last layer, the features.
+        paddings: Padding of each convolution, at least as many as convolutions. The paper is silent; the default
             follows its published implementation for 32x32 images and is carried over to the two-convolution network.
 
     Shape:
         (N, *input_shape) to (N, out_features).
+
+    Raises:
+        ValueError: If the image is too small or an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.encoders import FedPACCNN, num_parameters
+        >>> encoder = FedPACCNN(input_shape=(3, 32, 32))
+        >>> encoder(torch.rand(2, 3, 32, 32)).shape, num_parameters(encoder)
+        (torch.Size([2, 128]), 106400)
     """
 
     def __init__(

@@ -23,22 +23,28 @@ FIRST = 10  # channels of the first convolution
 class FedProtoCNN(nn.Module):
     """Two convolutions with 2x2 max pooling and ReLU, then one layer with ReLU: 50 features at any width.
 
-    Registered as `fedproto_cnn` and, for heterogeneous clients, `fedproto_cnn_18`, `fedproto_cnn_20` and
-    `fedproto_cnn_22`, named by the channels of the second convolution. 28x28 images with 20 channels leave
+    Registered as ``fedproto_cnn`` and, for heterogeneous clients, ``fedproto_cnn_18``, ``fedproto_cnn_20`` and
+    ``fedproto_cnn_22``, named by the channels of the second convolution. 28x28 images with 20 channels leave
     20 x 4 x 4 = 320 values for the last layer.
 
     Args:
         input_shape: (channels, height, width) of one sample.
-        channels: channels of the second convolution.
-        out_features: units of the last layer, the features (FedProto's prototypes are their class means).
-        kernels: kernel sizes of the two unpadded convolutions; (5, 5) as for MNIST, (3, 5) as for FEMNIST.
-        dropout: probability that a channel of the second convolution is dropped in training.
+        channels: Channels of the second convolution.
+        out_features: Units of the last layer, the features (FedProto's prototypes are their class means).
+        kernels: Kernel sizes of the two unpadded convolutions; (5, 5) as for MNIST, (3, 5) as for FEMNIST.
+        dropout: Probability that a channel of the second convolution is dropped in training.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: if the image is too small or an argument has no meaning.
+        ValueError: If the image is too small or an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.encoders import FedProtoCNN
+        >>> [FedProtoCNN((1, 28, 28), channels)(torch.rand(2, 1, 28, 28)).shape[1] for channels in (18, 20, 22)]
+        [50, 50, 50]
     """
 
     def __init__(

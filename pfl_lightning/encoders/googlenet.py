@@ -25,18 +25,18 @@ class GoogLeNet(TorchvisionGoogLeNet):
 
     Args:
         input_shape: (channels, height, width) of one sample, at least 15x15.
-        out_features: units of the linear layer; None for the 1,024 pooled features without it.
-        transform_input: whether to bring inputs with ImageNet's mean and standard deviation to the scale of the
-            network that `weights` come from, as torchvision does beside its own weights; for three channels.
-        weights: a local file with torchvision's weights (`googlenet-1378be20.pth`); None for random ones. Its
+        out_features: Units of the linear layer; None for the 1,024 pooled features without it.
+        transform_input: Whether to bring inputs with ImageNet's mean and standard deviation to the scale of the
+            network that ``weights`` come from, as torchvision does with its own weights; for three channels.
+        weights: A local file with torchvision's weights (``googlenet-1378be20.pth``); None for random ones. Its
             classifiers are not used. For one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: if the image is too small, an argument has no meaning, or `weights` are of another network.
-        FileNotFoundError: if there is no file `weights`.
+        ValueError: If the image is too small, an argument is out of range, or ``weights`` are of another network.
+        FileNotFoundError: If there is no file ``weights``.
     """
 
     def __init__(

@@ -16,12 +16,21 @@ class MLP(nn.Module):
     """Linear layers with ReLU on the flattened sample.
 
     Args:
-        input_shape: shape of one sample, of any number of dimensions.
-        hidden: units of the layers before the last; may be empty.
-        out_features: units of the last layer, the features.
+        input_shape: Shape of one sample, of any number of dimensions.
+        hidden: Units of the layers before the last; may be empty.
+        out_features: Units of the last layer, the features.
 
     Shape:
         (N, *input_shape) to (N, out_features).
+
+    Raises:
+        ValueError: If a size is below one.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.encoders import MLP
+        >>> MLP(input_shape=(30,), hidden=(64, 32), out_features=16)(torch.rand(4, 30)).shape
+        torch.Size([4, 16])
     """
 
     def __init__(self, input_shape: tuple[int, ...], hidden: Sequence[int] = (128,), out_features: int = 64) -> None:

@@ -1,4 +1,4 @@
-"""Encoders by name."""
+"""Registry of encoders by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a name stands for: a class and the options that the name gives it."""
+    """Entry of the registry: a class and the options that belong to the name."""
 
     encoder: type[nn.Module]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -26,25 +26,40 @@ _ENCODERS: dict[str, _Entry] = {}
 
 
 def register(name: str, **options: Any) -> Callable[[EncoderClass], EncoderClass]:
-    """Class decorator that makes an encoder known under `name`.
+    """Class decorator that registers an encoder under ``name``.
 
-    The class is built as `Encoder(input_shape=..., **options)`, has an integer attribute `out_features`, and maps
+    The class is built as ``Encoder(input_shape=..., **options)``, has an integer attribute ``out_features``, and maps
     (N, *input_shape) to (N, out_features). A class may have several names, each with its own options.
 
     Args:
-        name: the name used in configs.
-        options: arguments that the name gives the class; those given to `build_encoder` come before them.
+        name: The name used in configs.
+        options: Arguments of the class under this name; arguments of ``build_encoder`` override them.
 
     Returns:
         A decorator that returns the class unchanged.
 
     Raises:
-        ValueError: if the name belongs to another class already.
+        ValueError: If the name already belongs to another class.
+
+    Example:
+        >>> from torch import nn
+        >>> from pfl_lightning.encoders import build_encoder, register
+        >>> @register("my_linear_wide", out_features=256)
+        ... @register("my_linear")
+        ... class MyLinear(nn.Module):
+        ...     def __init__(self, input_shape, out_features=64):
+        ...         super().__init__()
+        ...         self.out_features = out_features
+        ...         self.layer = nn.Linear(input_shape[0], out_features)
+        ...     def forward(self, x):
+        ...         return self.layer(x)
+        >>> build_encoder("my_linear_wide", input_shape=(30,)).out_features
+        256
     """
 
     def decorate(encoder: EncoderClass) -> EncoderClass:
         known = _ENCODERS.get(name)
-        # A class defined anew in a reloaded module replaces its former self.
+        # A class that is defined again in a reloaded module replaces the old one.
         if known is not None and _path(known.encoder) != _path(encoder):
             raise ValueError(f"encoder name {name!r} is taken by {known.encoder.__qualname__}: choose another name")
         _check_options(name, encoder, options)
@@ -55,7 +70,12 @@ def register(name: str, **options: Any) -> Callable[[EncoderClass], EncoderClass
 
 
 def encoder_names() -> tuple[str, ...]:
-    """Return the registered names, sorted."""
+    """Return the registered names, sorted.
+
+    Example:
+        >>> [name for name in encoder_names() if name.startswith("resnet18")]
+        ['resnet18', 'resnet18_512', 'resnet18_small']
+    """
     return tuple(sorted(_ENCODERS))
 
 
@@ -63,16 +83,22 @@ def build_encoder(name: str, input_shape: Sequence[int], **options: Any) -> nn.M
     """Build a registered encoder.
 
     Args:
-        name: a registered name, see `encoder_names`, or the import path of a class.
-        input_shape: shape of one sample, for instance (channels, height, width).
-        options: the encoder's own arguments.
+        name: A registered name, see ``encoder_names``, or the import path of a class.
+        input_shape: Shape of one sample, for instance (channels, height, width).
+        options: The encoder's own arguments.
 
     Returns:
         The encoder, freshly initialized from torch's global generator.
 
     Raises:
-        ValueError: if the name is unknown (the message lists the known names), or the input does not fit the encoder.
-        TypeError: if an option is unknown (the message lists the known options), or the class breaks the contract.
+        ValueError: If the name is unknown (the message lists the known names), or the input does not fit the encoder.
+        TypeError: If an option is unknown (the message lists the known options), or the class has no ``out_features``.
+
+    Example:
+        >>> import torch
+        >>> encoder = build_encoder("mlp", input_shape=(1, 8, 8), hidden=(32,), out_features=16)
+        >>> encoder(torch.rand(5, 1, 8, 8)).shape
+        torch.Size([5, 16])
     """
     entry = _find(name)
     _check_options(name, entry.encoder, options)
@@ -83,13 +109,17 @@ def build_encoder(name: str, input_shape: Sequence[int], **options: Any) -> nn.M
 
 
 def encoder_class(name: str) -> type[nn.Module]:
-    """Return the class that a name or an import path stands for.
+    """Return the class of a registered name or an import path.
 
     Args:
-        name: a registered name, or the import path of a class.
+        name: A registered name, or the import path of a class.
 
     Raises:
-        ValueError: if there is none; the message lists the known names.
+        ValueError: If there is none; the message lists the known names.
+
+    Example:
+        >>> encoder_class("dcpfl_cnn3").__name__, encoder_class("pfl_lightning.encoders.mlp.MLP").__name__
+        ('DCPFLCNN', 'MLP')
     """
     return _find(name).encoder
 

@@ -27,30 +27,37 @@ POOLED = 512
 class ResNet18(ResNet):
     """torchvision's ResNet-18 (He et al., CVPR 2016) without its classifier: 512 pooled features.
 
-    Registered as `resnet18`, as `resnet18_small` (the stem for small images), as `resnet18_512` (a linear layer to 512
-    features follows the pooling, as in FedClassAvg, section 4.1), and as `fedproto_resnet18_a` and
-    `fedproto_resnet18_b` (strides 1 and 4, and 2 and 2, of the stem).
+    Registered as ``resnet18``, as ``resnet18_small`` (the stem for small images), as ``resnet18_512`` (a linear layer
+    to 512 features follows the pooling, as in FedClassAvg, section 4.1), and as ``fedproto_resnet18_a`` and
+    ``fedproto_resnet18_b`` (strides 1 and 4, and 2 and 2, of the stem).
 
     Images of 32x32 and less leave one pixel in the last stage of the ImageNet stem. Batch normalization cannot train
     on one such image: let batches there have two samples at least, or take the small stem.
 
     Args:
         input_shape: (channels, height, width) of one sample.
-        stem: `imagenet` (a 7x7 convolution with stride 2 and 3x3 max pooling with stride 2), or `small` (a 3x3
+        stem: ``imagenet`` (a 7x7 convolution with stride 2 and 3x3 max pooling with stride 2), or ``small`` (a 3x3
             convolution with stride 1 and no pooling).
-        layers: residual blocks of each of the four stages; (1, 1, 1, 1) is ResNet-10.
+        layers: Residual blocks of each of the four stages; (1, 1, 1, 1) is ResNet-10.
         out_features: None for the 512 pooled features; a number adds one linear layer of that many units.
-        strides: stride of each of the four stages.
-        stem_strides: strides of the ImageNet stem's convolution and pooling.
-        weights: a local file with torchvision's weights (`resnet18-f37072fd.pth`); None for random ones. Its
+        strides: Stride of each of the four stages.
+        stem_strides: Strides of the ImageNet stem's convolution and pooling.
+        weights: A local file with torchvision's weights (``resnet18-f37072fd.pth``); None for random ones. Its
             classifier is not used. For one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: if an argument has no meaning, `weights` are of another network, or stand beside the small stem.
-        FileNotFoundError: if there is no file `weights`.
+        ValueError: If an argument is out of range, or ``weights`` are of another network or given with the small stem.
+        FileNotFoundError: If there is no file ``weights``.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.encoders import ResNet18
+        >>> resnet10 = ResNet18(input_shape=(3, 32, 32), stem="small", layers=(1, 1, 1, 1))
+        >>> resnet10(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 512])
     """
 
     conv1: nn.Conv2d

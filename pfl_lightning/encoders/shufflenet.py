@@ -26,16 +26,16 @@ class ShuffleNetV2(TorchvisionShuffleNetV2):
 
     Args:
         input_shape: (channels, height, width) of one sample.
-        out_features: units of the linear layer; None for the 1,024 pooled features without it.
-        weights: a local file with torchvision's weights (`shufflenetv2_x1-5666bf0f80.pth`); None for random ones. Its
+        out_features: Units of the linear layer; None for the 1,024 pooled features without it.
+        weights: A local file with torchvision's weights (``shufflenetv2_x1-5666bf0f80.pth``); None for random ones. Its
             classifier is not used. For one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: if an argument has no meaning, or `weights` are of another network.
-        FileNotFoundError: if there is no file `weights`.
+        ValueError: If an argument is out of range, or ``weights`` are of another network.
+        FileNotFoundError: If there is no file ``weights``.
     """
 
     def __init__(

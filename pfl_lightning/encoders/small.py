@@ -19,11 +19,20 @@ class SmallCNN(nn.Module):
 
     Args:
         input_shape: (channels, height, width) of one sample.
-        channels: channels of each convolution.
-        out_features: units of the last layer, the features.
+        channels: Channels of each convolution.
+        out_features: Units of the last layer, the features.
 
     Shape:
         (N, *input_shape) to (N, out_features).
+
+    Raises:
+        ValueError: If the image is too small or a width is below one.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.encoders import SmallCNN
+        >>> SmallCNN(input_shape=(1, 8, 8))(torch.rand(4, 1, 8, 8)).shape
+        torch.Size([4, 64])
     """
 
     def __init__(

@@ -1,6 +1,19 @@
-"""Pure functions on tensors: averages, losses, class statistics, combination weights, clusters, representations.
+"""Pure functions on tensors, from which clients and servers are built.
 
-Nothing here keeps state between rounds; whoever calls owns the state.
+================================================  ==============================================================
+``averaging``                                     weighted averages of named tensors (FedAvg)
+``losses``                                        alignment to prototypes, balanced softmax, proximal term
+``contrastive``                                   supervised contrastive loss and NT-Xent
+``statistics``                                    counts, means and covariances of features by class (FedPAC, DC-PFL)
+``combination``                                   weights for combining the clients' heads (FedPAC)
+``clustering``                                    k-means, prototypes and Calibre's losses on them
+``nearest_neighbor``                              accuracy of a nearest-neighbor classifier on features
+``representations``, ``attribution``              measures for the inspection of trained encoders
+``numerics``                                      precision of sums and products, square roots safe at zero
+================================================  ==============================================================
+
+No function keeps state between calls; the two accumulators, ``RunningAverage`` and ``ClassStatistics``, belong to the
+caller. Losses have no data-dependent shapes, so that ``torch.func`` can differentiate and vectorize them over clients.
 """
 
 from pfl_lightning.functional.attribution import layer_conductance, rank_correlation, rank_scores

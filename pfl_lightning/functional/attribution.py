@@ -1,4 +1,4 @@
-"""What single feature units contribute to a classification: FedClassAvg's Figure 9 (ICPP 2022)."""
+"""Attribution of a classification to single feature units: FedClassAvg's Figure 9 (ICPP 2022)."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ def layer_conductance(
 
     Raises:
         ValueError: Fewer than one step.
+
+    Example:
+        A linear model, F(x) = x_1 + 10 x_2: the conductances add up to F(x) - F(0) = 32.
+
+        >>> import torch
+        >>> from pfl_lightning.functional import layer_conductance
+        >>> weights = torch.tensor([[1.0, 10.0], [0.0, 0.0]])
+        >>> layer_conductance(lambda x: x, lambda z: z @ weights.T, torch.tensor([[2.0, 3.0]]), torch.tensor([0]))
+        tensor([[ 2., 30.]])
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
@@ -71,6 +80,13 @@ def rank_scores(values: Tensor) -> Tensor:
 
     Returns:
         (..., d) float64 on the CPU; 0.5 everywhere for a single unit.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import rank_scores
+        >>> rank_scores(torch.tensor([[30.0, 10.0, 20.0], [1.0, 1.0, 5.0]]))
+        tensor([[1.0000, 0.0000, 0.5000],
+                [0.2500, 0.2500, 1.0000]], dtype=torch.float64)
     """
     given = values.detach().to("cpu", torch.float64)
     flat = given.reshape(-1, given.shape[-1])
@@ -90,8 +106,16 @@ def rank_correlation(values: Tensor) -> Tensor:
 
     Returns:
         (m, m) float64 on the CPU; NaN for a row of equal values.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import rank_correlation
+        >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0], [1.0, 10.0, 1000.0], [3.0, 1.0, 2.0]])).round(decimals=2)
+        tensor([[ 1.0000,  1.0000, -0.5000],
+                [ 1.0000,  1.0000, -0.5000],
+                [-0.5000, -0.5000,  1.0000]], dtype=torch.float64)
     """
     ranks = rank_scores(values)
-    centerd = ranks - ranks.mean(dim=1, keepdim=True)
-    unit: Tensor = centerd / centerd.norm(dim=1, keepdim=True)  # 0 / 0 for equal values
+    centered = ranks - ranks.mean(dim=1, keepdim=True)
+    unit: Tensor = centered / centered.norm(dim=1, keepdim=True)  # 0 / 0 for equal values
     return unit @ unit.T

@@ -1,4 +1,4 @@
-"""Weighted averages of named tensors, the server's step in FedAvg and everything built on it."""
+"""Weighted averages of named tensors: the server's step of FedAvg and of the methods built on it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from torch import Tensor
 class RunningAverage:
     """Weighted average of states that arrive one after another.
 
-    Holds one double-precision accumulator of the size of a state, however many states arrive. Fed with the same
-    states and weights in the same order it gives bit for bit what `weighted_average` gives.
+    It holds one double-precision accumulator of the size of a state, however many states arrive. The same states and
+    weights in the same order give bit by bit the result of `weighted_average`.
 
     Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import RunningAverage
         >>> average = RunningAverage()
         >>> average.update({"w": torch.tensor([1.0])}, weight=1)
         >>> average.update({"w": torch.tensor([4.0])}, weight=2)
-        >>> average.result()
+        >>> average.result()  # (1 * 1 + 2 * 4) / 3
         {'w': tensor([3.])}
+        >>> average.total_weight
+        3.0
     """
 
     def __init__(self) -> None:
@@ -29,11 +33,6 @@ class RunningAverage:
         self.total_weight = 0.0
         """Sum of the weights so far."""
         self._num_states = 0
-
-    @property
-    def num_states(self) -> int:
-        """Number of states so far."""
-        return self._num_states
 
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor], weight: float) -> None:
@@ -112,7 +111,7 @@ class RunningAverage:
 
 
 def weighted_average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:
-    """Average named tensors: sum_k w_k state_k / sum_k w_k (FedPAC, eq. 18).
+    """Weighted average of named tensors, sum_k w_k state_k / sum_k w_k (FedAvg; FedPAC, eq. 18).
 
     Args:
         states: K >= 1 mappings from name to tensor with the same names and shapes.
@@ -125,6 +124,13 @@ def weighted_average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[f
 
     Raises:
         ValueError: if there are no states, not as many weights as states, a bad weight, or names or shapes differ.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import weighted_average
+        >>> states = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}, {"w": torch.tensor([float("nan")])}]
+        >>> weighted_average(states, weights=[10, 20, 0])  # a state of weight zero is ignored
+        {'w': tensor([3.])}
     """
     values = weights.tolist() if isinstance(weights, Tensor) else list(weights)
     if not isinstance(values, list):

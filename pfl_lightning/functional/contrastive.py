@@ -1,4 +1,4 @@
-"""Supervised contrastive loss and NT-Xent, one family: labels or none, one view of a sample or several."""
+"""Supervised contrastive loss and, without labels, NT-Xent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def supervised_contrastive_loss(
     normalize: bool = True,
     present: Tensor | None = None,
 ) -> Tensor:
-    """Pull views of the same class together and push all others apart (Khosla et al. 2020, eq. 2, L_out).
+    """Supervised contrastive loss (Khosla et al. 2020, eq. 2, L_out), or NT-Xent where there are no labels.
+
+    It pulls views of the same class together and pushes all others apart.
 
     All views of all samples are anchors and contrast. With z_i the M = N V views, P(i) the other views of i's class
     and A(i) all other views, an anchor contributes
@@ -52,6 +54,21 @@ def supervised_contrastive_loss(
     Raises:
         ValueError: if shapes do not fit together, features are not floating point, labels are not integers, present is
             not boolean, there is neither a label nor a second view, or a temperature is not finite and positive.
+
+    Example:
+        Two classes with orthogonal features: every anchor has one positive of similarity 1 and two negatives of
+        similarity 0, so that the loss is -log(e / (e + 2)).
+
+        >>> import torch
+        >>> from pfl_lightning.functional import supervised_contrastive_loss
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> supervised_contrastive_loss(features, torch.tensor([0, 0, 1, 1]), temperature=1.0)
+        tensor(0.5514)
+
+        NT-Xent of two samples with two views each has the same positives here:
+
+        >>> supervised_contrastive_loss(features.view(2, 2, 2), None, temperature=1.0)
+        tensor(0.5514)
     """
     _check_contrastive_inputs(features, labels, present)
     scale = _temperature_scale(temperature, base_temperature)
@@ -59,7 +76,9 @@ def supervised_contrastive_loss(
     groups = torch.arange(samples, device=features.device) if labels is None else labels
     groups = groups.unsqueeze(1).expand(samples, views).reshape(-1)
     flat = at_least_single(features.reshape(-1, features.shape[-1]))
-    left_out = torch.eye(samples * views, dtype=torch.bool, device=features.device)  # a view is no contrast to itself
+    left_out = torch.eye(
+        samples * views, dtype=torch.bool, device=features.device
+    )  # a view is not a negative of itself
     anchors: Tensor | int = max(samples * views, 1)
     if present is not None:
         there = present.unsqueeze(1).expand(samples, views).reshape(-1)

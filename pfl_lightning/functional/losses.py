@@ -42,6 +42,22 @@ def alignment_loss(
 
     Raises:
         ValueError: if shapes do not fit together, labels are not integers, or `norm` is unknown.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import alignment_loss
+        >>> features, labels = torch.tensor([[3.0, 4.0]]), torch.tensor([0])
+        >>> prototypes = torch.tensor([[0.0, 0.0], [float("nan"), float("nan")]])
+        >>> alignment_loss(features, labels, prototypes)  # (3^2 + 4^2) / 2
+        tensor(12.5000)
+        >>> alignment_loss(features, labels, prototypes, norm="l2")
+        tensor(5.)
+
+        A sample of a class without a prototype contributes zero, but counts in the mean:
+
+        >>> two, present = torch.tensor([[3.0, 4.0], [1.0, 1.0]]), torch.tensor([True, False])
+        >>> alignment_loss(two, torch.tensor([0, 1]), prototypes, present, norm="l2")
+        tensor(2.5000)
     """
     _check_alignment_inputs(features, labels, prototypes, present)
     if norm not in ("mse", "l2"):
@@ -77,6 +93,17 @@ def balanced_softmax_loss(scores: Tensor, labels: Tensor, class_counts: Tensor) 
 
     Raises:
         ValueError: if shapes do not fit together, scores are not floating point, or labels are not integers.
+
+    Example:
+        With equal scores the probabilities are the class shares, here 3/4 and 1/4:
+
+        >>> import torch
+        >>> from pfl_lightning.functional import balanced_softmax_loss
+        >>> scores, counts = torch.zeros(1, 2), torch.tensor([3, 1])
+        >>> balanced_softmax_loss(scores, torch.tensor([0]), counts)  # -log(3/4)
+        tensor(0.2877)
+        >>> balanced_softmax_loss(scores, torch.tensor([1]), counts)  # -log(1/4)
+        tensor(1.3863)
     """
     _check_balanced_inputs(scores, labels, class_counts)
     if scores.dtype in (torch.float16, torch.bfloat16):
@@ -108,6 +135,15 @@ def proximal_term(
     Raises:
         ValueError: if names, number or shapes differ, or there are no tensors.
         TypeError: if one is a mapping and the other is not.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import proximal_term
+        >>> local, received = {"weight": torch.tensor([4.0, 6.0])}, {"weight": torch.tensor([1.0, 2.0])}
+        >>> proximal_term(local, received)  # 3^2 + 4^2
+        tensor(25.)
+        >>> proximal_term(local, received, squared=False)
+        tensor(5.)
     """
     pairs = _paired(params, reference)
     # mse_loss with "sum" is ||p - r||^2 in one kernel each way; autocast runs it in single precision

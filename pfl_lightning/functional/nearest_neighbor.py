@@ -1,4 +1,4 @@
-"""How well the nearest neighbor tells the class: the progress figure of an encoder that has no head yet."""
+"""Accuracy of a nearest-neighbor classifier on features, for encoders that have no head yet."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 from pfl_lightning.functional.numerics import float64_device
 
-BLOCK_ELEMENTS = 2**22  # distances that are held at once, 32 MiB
+BLOCK_ELEMENTS = 2**22  # distances held at the same time, 32 MiB
 
 
 @torch.no_grad()
 def nearest_neighbor_accuracy(features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> Tensor:
-    """Share of test samples whose nearest training sample has their class.
+    """Accuracy of the 1-nearest-neighbor classifier: the share of test samples whose nearest sample has their class.
 
     The distance is Euclidean, as in the published code of Calibre; on features divided by their norm it gives the order
     of cosine similarity. Distances are computed in double precision for a block of test samples at a time. Of
     equally near training samples, up to the rounding of double precision, the first one counts. Features that are not
-    finite tell nothing: such a training sample is left out, and such a test sample counts as wrong.
+    finite carry no information: such a training sample is left out, and such a test sample counts as wrong.
 
     Args:
         features: (N, d) of the training samples, N >= 1.
@@ -31,6 +31,14 @@ def nearest_neighbor_accuracy(features: Tensor, labels: Tensor, test_features: T
     Raises:
         ValueError: if shapes do not fit together, there are no samples, features are not floating point, or labels are
             not integers.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import nearest_neighbor_accuracy
+        >>> features, labels = torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1])
+        >>> test_features = torch.tensor([[1.0], [9.0], [4.0], [6.0]])
+        >>> nearest_neighbor_accuracy(features, labels, test_features, torch.tensor([0, 1, 0, 0]))  # 3 of 4
+        tensor(0.7500, dtype=torch.float64)
     """
     _check(features, labels, "features", "labels")
     _check(test_features, test_labels, "test_features", "test_labels")
@@ -51,15 +59,15 @@ def nearest_neighbor_accuracy(features: Tensor, labels: Tensor, test_features: T
     rows = max(1, BLOCK_ELEMENTS // len(known))
     for block, truth in zip(test_features.split(rows), expected.split(rows), strict=True):
         queries = block.to(device, torch.float64) - center
-        right = (classes[_nearest(known, queries)] == truth) & queries.isfinite().all(dim=1)
-        correct += right.sum()
+        correct_here = (classes[_nearest(known, queries)] == truth) & queries.isfinite().all(dim=1)
+        correct += correct_here.sum()
     return correct / len(expected)
 
 
 def _nearest(known: Tensor, queries: Tensor) -> Tensor:
-    """Index (M,) of the row of `known` that is nearest to each query, the first one where several are.
+    """Index (M,) of the row of `known` that is nearest to each query, the first one of ties.
 
-    In double precision, which autocast leaves alone.
+    Computed in double precision, which autocast does not touch.
     """
     squares, own = known.square().sum(dim=1), queries.square().sum(dim=1, keepdim=True)
     distances = squares - 2 * (queries @ known.T)  # but for ||q||^2, which is the same for all

@@ -1,4 +1,4 @@
-"""Numerical tools: in which precision sums and products are computed, and what can be differentiated at zero."""
+"""Numerical tools: the precision of sums and products, and functions that can be differentiated at zero."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def float64_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch's CPU kernels on one thread inside, and on as many as before afterwards.
+    """Context manager that runs torch's CPU kernels on one thread and then restores the number of threads.
 
-    For many small matrices: a second thread brings little on an idle machine, while on a busy one the threads wait for
-    one another at every kernel, which was seen to cost a factor of ten to thirty. Switching is free.
+    It is meant for many small matrices. A second thread gains little on an idle machine; on a busy one the threads wait
+    for one another at every kernel, which was seen to cost a factor of ten to thirty. Switching is free.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,26 +32,43 @@ def one_thread() -> Iterator[None]:
 
 
 def safe_sqrt(values: Tensor) -> Tensor:
-    """Square root with gradient zero, not infinity, at zero."""
+    """Square root with gradient zero, not infinity, at zero.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.numerics import safe_sqrt
+        >>> values = torch.tensor([0.0, 4.0], requires_grad=True)
+        >>> safe_sqrt(values).sum().backward()
+        >>> values.grad  # 1 / (2 sqrt(4)) at 4
+        tensor([0.0000, 0.2500])
+    """
     positive = values > 0
     # Both branches of the outer where are differentiated, so the root must be harmless where it is not taken.
     return torch.where(positive, torch.where(positive, values, 1.0).sqrt(), 0.0)
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
-    """Divide rows by their L2 norm; a zero row is zero, in value and gradient."""
+    """Rows (N, d) divided by their L2 norm; a zero row stays zero, in value and gradient.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.numerics import unit_rows
+        >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
     norms = safe_sqrt(vectors.square().sum(dim=1, keepdim=True))
     positive = norms > 0
     return torch.where(positive, vectors / torch.where(positive, norms, 1.0), 0.0)
 
 
 def at_least_single(values: Tensor) -> Tensor:
-    """Half precision as single precision, everything else as it is."""
+    """Values in single precision where they are in half precision; otherwise the same tensor."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which products are computed in the precision of their factors."""
+    """Context manager in which products are computed in the precision of their factors."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""How good and how alike representations are: DualFed's measures (ACM MM 2024, Figures 5 and 6)."""
+"""Quality and similarity of representations: DualFed's measures (ACM MM 2024, Figures 5 and 6)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def class_separation(features: Tensor, labels: Tensor) -> float:
 
     Args:
         features: (n, d).
-        labels: (n,) classes; those without a sample play no part.
+        labels: (n,) classes; classes without samples are ignored.
 
     Returns:
         1 where every class is one direction, 0 where classes have the same mean direction; NaN for fewer than two
@@ -35,6 +35,15 @@ def class_separation(features: Tensor, labels: Tensor) -> float:
 
     Raises:
         ValueError: The shapes do not fit.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import class_separation
+        >>> features = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+        >>> class_separation(features, torch.tensor([0, 0, 1, 1]))  # each class is one direction
+        1.0
+        >>> class_separation(features, torch.tensor([0, 1, 0, 1]))  # both classes have the same mean direction
+        0.0
     """
     _check_rows("features", features, len(labels))
     unit = F.normalize(features.detach().to("cpu", torch.float64), dim=1)
@@ -48,10 +57,10 @@ def class_separation(features: Tensor, labels: Tensor) -> float:
 
 
 def linear_cka(first: Tensor, second: Tensor) -> float:
-    """Linear centerd kernel alignment of two representations of the same samples (Kornblith et al., ICML 2019).
+    """Linear centered kernel alignment of two representations of the same samples (Kornblith et al., ICML 2019).
 
-    CKA = |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F) for centerd X and Y. It does not change when either is rotated, shifted or
-    scaled; with few samples for the width of the features it is biased upwards.
+    CKA = |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F) for centered X and Y. It does not change when either is rotated, shifted
+    or scaled. With few samples for the width of the features it is biased upwards.
 
     Args:
         first: X, (n, d).
@@ -59,6 +68,20 @@ def linear_cka(first: Tensor, second: Tensor) -> float:
 
     Returns:
         A number in [0, 1]; NaN where a representation is the same for all samples.
+
+    Raises:
+        ValueError: The numbers of samples differ, or there are none.
+
+    Example:
+        A shift and a scaling change nothing:
+
+        >>> import torch
+        >>> from pfl_lightning.functional import linear_cka
+        >>> first = torch.tensor([[1.0], [2.0], [3.0]])
+        >>> round(linear_cka(first, 5 - 2 * first), 6)
+        1.0
+        >>> round(linear_cka(first, torch.tensor([[1.0], [-2.0], [1.0]])), 6)  # uncorrelated
+        0.0
     """
     return float(pairwise_linear_cka([first, second])[0, 1])
 
@@ -76,16 +99,26 @@ def pairwise_linear_cka(representations: Sequence[Tensor]) -> Tensor:
 
     Raises:
         ValueError: There is none, or the numbers of samples differ.
+
+    Example:
+        For one feature each, CKA is the squared correlation of the two:
+
+        >>> import torch
+        >>> from pfl_lightning.functional import pairwise_linear_cka
+        >>> one, two = torch.tensor([[0.0], [0.0], [1.0], [1.0]]), torch.tensor([[0.0], [0.0], [0.0], [1.0]])
+        >>> pairwise_linear_cka([one, two])  # correlation 1 / sqrt(3)
+        tensor([[1.0000, 0.3333],
+                [0.3333, 1.0000]], dtype=torch.float64)
     """
     if not representations:
-        raise ValueError("there is no representation to compare")
+        raise ValueError("there is no representation to compare: give at least one")
     grams = []
     for one in representations:
         _check_rows("a representation", one, len(representations[0]))
         values = one.detach().to("cpu", torch.float64)
-        centerd = values - values.mean(dim=0)
-        constant = bool(centerd.abs().max() <= NEGLIGIBLE * values.abs().max())
-        gram = (centerd @ centerd.T).flatten()
+        centered = values - values.mean(dim=0)
+        constant = bool(centered.abs().max() <= NEGLIGIBLE * values.abs().max())
+        gram = (centered @ centered.T).flatten()
         grams.append(gram * float("nan") if constant else gram / gram.norm())
     stacked = torch.stack(grams)
     return stacked @ stacked.T

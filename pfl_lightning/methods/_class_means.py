@@ -56,7 +56,7 @@ class ClassMeansUpdate(ClientUpdate):
 
 
 class ReceivedMeans(nn.Module):
-    """Global class means that a client has received, for its loss; no part of the state that is stored or travels.
+    """Global class means that a client has received, for its loss; they are neither stored nor shared.
 
     Args:
         num_classes: Number of classes, C.

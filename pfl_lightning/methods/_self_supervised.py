@@ -57,7 +57,7 @@ class SelfSupervisedClient(FederatedClient):
         return tuple(replace(phase, plain=True) for phase in super().personalization_phases())
 
     def steps_on_features(self) -> bool:
-        """Whether the step of the current phase is the base's: in a personalization."""
+        """Return whether the step of the current phase is the base's: in a personalization."""
         return not self.uses("self_supervised")
 
     def check_samples(self, samples: Mapping[int, int]) -> None:

@@ -36,7 +36,8 @@ class DualFed(FederatedClient):
         projector_depth: Linear layers of the projector, D (Table 5).
         projector_hidden: Width of its hidden layers, H (Table 5).
         projector_batch_norm: Whether each of them is followed by batch normalization (Table 5).
-        personal: Which of ``"encoder"``, ``"projector"``, ``"head"``, ``"global_head"`` stay on the client (Table 7).
+        personal: Parts that stay on the client: any of ``"encoder"``, ``"projector"``, ``"head"``,
+            ``"global_head"`` (Table 7).
         global_on: ``"encoder"``, or ``"projector"`` for a global classifier behind the projector: DualFed-P with a
             personal projector, DualFed-G with a shared one, ``personal=("head",)`` (Table 6).
         lr: Learning rate.

@@ -9,12 +9,12 @@ from pfl_lightning.options import TrainingOptions, Unpack
 
 
 class FedBABU(FederatedClient):
-    """Only the encoder (the body) trains and travels; the head stays as it was initialized until a client fine-tunes.
+    """Only the encoder (the body) trains and is shared; the head stays as it was initialized until a client fine-tunes.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
         num_classes: Number of classes, C.
-        fine_tune: What is fine-tuned before the evaluation: ``"all"``, ``"head"`` or ``None``.
+        fine_tune: Part that is fine-tuned before the evaluation: ``"all"``, ``"head"`` or ``None``.
         fine_tune_epochs: Epochs of the fine-tuning. They are spent at every evaluation; the Trainer's
             ``check_val_every_n_epoch`` makes evaluations rarer.
         fine_tune_lr: Learning rate of the fine-tuning; ``None`` takes ``lr``.

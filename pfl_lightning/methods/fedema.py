@@ -35,7 +35,7 @@ class FedEMA(SelfSupervisedClient):
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
         num_classes: Number of classes, C.
-        objective: What makes the objective from the encoder; ``None`` is BYOL by squared distances, to which ``lr``
+        objective: Makes the objective from the encoder; ``None`` is BYOL by squared distances, to which ``lr``
             belongs, with a target network that is the client's own from fit to fit, and with the widths of
             :class:`~pfl_lightning.self_supervised.BYOL` (in the published implementation hidden 4096, out 2048).
         tau: The autoscaler's, the mu of the client's second fit, in [0, 1].

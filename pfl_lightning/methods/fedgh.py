@@ -29,7 +29,7 @@ class FedGH(FederatedClient):
         num_classes: Number of classes, C.
         server_lr: Learning rate of the head on the server.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. ``eval_model`` is ``"trained"``: a
-            client is judged by the model that its local training gives, not by the server's head on an encoder that the
+            client is evaluated with the model that its local fit gives, not by the server's head on an encoder that the
             head has never seen.
     """
 

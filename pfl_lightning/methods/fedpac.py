@@ -31,7 +31,7 @@ class FedPACBroadcast(Broadcast):
 
     Attributes:
         centroids: c_y, (C, d); ``None`` without alignment.
-        present: Which classes have a global centroid, (C,), bool; none before the first aggregation.
+        present: Classes that have a global centroid, (C,), bool; none before the first aggregation.
     """
 
     centroids: Tensor | None = statistics_field(shape="C d", when="alignment")
@@ -155,7 +155,8 @@ class FedPAC(FederatedClient):
 class FedPACAggregator(Aggregator):
     """Averages encoders and centroids, and combines a head for each client of the cohort.
 
-    A client outside the cohort keeps its head.
+    A client outside the cohort keeps its head. Heads are kept here rather than sent back at once: each is then sent once
+    per participation, and the evaluation after the aggregation sees the combined heads.
     """
 
     update_class = FedPACUpdate
@@ -233,7 +234,7 @@ class FedPACAggregator(Aggregator):
             self.heads.set(update.client, {name: rows[row] for name, rows in combined.items()})
 
     def has_client_weights(self) -> bool:
-        """Whether heads are combined."""
+        """Return whether heads are combined."""
         return self.combination
 
 

@@ -20,7 +20,7 @@ from pfl_lightning.server import Aggregator
 
 
 class FedProto(FederatedClient):
-    """Only class prototypes travel; features are pulled to the global prototype of their class.
+    """Only class prototypes are shared; features are pulled to the global prototype of their class.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ, their feature width may not.

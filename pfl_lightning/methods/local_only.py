@@ -6,7 +6,7 @@ from pfl_lightning.client import FederatedClient
 
 
 class LocalOnly(FederatedClient):
-    """Nothing travels; the whole model is personal."""
+    """Nothing is shared; the whole model is personal."""
 
     model_agnostic = True
     shared = ()

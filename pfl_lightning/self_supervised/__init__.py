@@ -1,4 +1,12 @@
-"""Self-supervised objectives: what clients learn from two views of their samples, without labels.
+"""Self-supervised objectives: losses of two views of a batch, without labels.
+
+====================================================================  =============================================
+``objective``                                                         ``Objective``, the base of all objectives
+``simclr``, ``byol``, ``simsiam``, ``mocov2``, ``swav``, ``smog``     one objective each
+``target``                                                            networks that follow by a moving average
+``registry``                                                          objectives by name: ``make_objective``
+``client_parts``                                                      functions that clients with an objective share
+====================================================================  =============================================
 
 Heads, losses and memory banks are lightly's (``pip install 'pfl-lightning[ssl]'``), imported when an objective is made.
 """

@@ -1,4 +1,4 @@
-"""lightly, imported when an objective is made, so that the package can be imported without it."""
+"""Imports of lightly, delayed until an objective is made: the package can be imported without it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["heads", "losses"]
 
 
 def heads(objective: str) -> Any:
-    """``lightly.models.modules.heads``, for the objective of this name."""
+    """Module ``lightly.models.modules.heads``, for the objective of this name."""
     return _import("lightly.models.modules.heads", objective)
 
 
 def losses(objective: str) -> Any:
-    """``lightly.loss``, for the objective of this name."""
+    """Module ``lightly.loss``, for the objective of this name."""
     return _import("lightly.loss", objective)
 
 

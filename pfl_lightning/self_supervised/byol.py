@@ -17,22 +17,22 @@ __all__ = ["BYOL"]
 
 
 class BYOL(Objective):
-    """One view's projection, through a predictor, foretells the other view's projection by a target network.
+    """BYOL: a predictor maps one view's projection to the other view's projection by a target network.
 
-    Source: J.-B. Grill et al., Bootstrap Your Own Latent, NeurIPS 2020. The momentum stays as it is, where the paper
+    Source: J.-B. Grill et al., Bootstrap Your Own Latent, NeurIPS 2020. The momentum is constant, whereas the paper
     raises it to 1 over a training; 0.99 is that of FedEMA.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
         hidden: Width of the hidden layers of projector and predictor.
-        out: See there.
-        momentum: Of the target network.
-        keep_target: Whether the target network is the client's own from fit to fit; otherwise every fit starts from a
-            copy of the received networks.
+        out: See :class:`~pfl_lightning.self_supervised.Objective`.
+        momentum: Momentum of the target network, in [0, 1].
+        keep_target: Whether a client keeps its target network from fit to fit; otherwise every fit starts from a copy
+            of the received networks.
         batch_norm: Whether batch normalization follows the hidden layers of projector and predictor.
         squared_distances: Whether the loss is the paper's, the squared distances of vectors of unit length, of both
             directions added: 4 - 2 (cos + cos'). Otherwise it is - (cos + cos') / 2, as in lightly's examples and in
-            Calibre's published code, of which the gradient is a quarter: learning rates belong to one or the other.
+            Calibre's published code, with a quarter of the gradient: choose the learning rate accordingly.
     """
 
     shared = ("projector.*", "predictor.*")
@@ -59,7 +59,7 @@ class BYOL(Objective):
         self.target.start(encoder, self.projector)
 
     def forget(self) -> None:
-        """Give up the client's own target network."""
+        """Discard the client's target network."""
         self.target.forget()
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:

@@ -22,26 +22,25 @@ __all__ = ["MoCoV2"]
 
 
 class MoCoV2(Objective):
-    """The first view (query) is closer to the second by the target network (key) than to a bank of earlier keys.
+    """MoCo v2: a query (first view) is closer to its key (second view, target network) than to a bank of earlier keys.
 
     Source: X. Chen, H. Fan, R. Girshick and K. He, Improved Baselines with Momentum Contrastive Learning, 2020. The
-    loss is that of the paper, of one direction; the other is left to ``symmetric``. The encoder sees the second view
-    as well, for what methods build on the encodings of both.
+    loss is that of the paper, in one direction; ``symmetric`` adds the other. The encoder sees the second view as
+    well, for methods that use the encodings of both.
 
-    The bank starts every fit anew with random directions, so that no client keeps the keys of an old encoder. It must
-    not be larger than the client's data, since it would then always hold other views of the batch's own samples (as a
-    bank of about an epoch does now and then, at its turn). Bank and
-    loss do as lightly's ``NTXentLoss(memory_bank_size=...)``, which reads its place in the bank as a Python number, and
-    would not take keys in under ``torch.func.vmap``.
+    At the start of every fit the bank is filled with random directions, so that no client keeps the keys of an old
+    encoder. It must not be larger than the client's data: it would then always hold other views of the batch's samples.
+    Bank and loss equal those of lightly's ``NTXentLoss(memory_bank_size=...)``, which cannot store keys under
+    ``torch.func.vmap`` since it reads its position in the bank as a Python number.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
-        hidden: See there.
-        out: See there.
-        temperature: Of the contrastive loss.
-        bank: Keys in the memory bank. (The paper has 65536, for one large data set.)
-        momentum: Of the target network.
-        symmetric: Whether each view is the query once; the bank then takes the keys of both.
+        hidden: See :class:`~pfl_lightning.self_supervised.Objective`.
+        out: See :class:`~pfl_lightning.self_supervised.Objective`.
+        temperature: Temperature of the contrastive loss.
+        bank: Number of keys in the memory bank. (The paper has 65536, for one large data set.)
+        momentum: Momentum of the target network, in [0, 1].
+        symmetric: Whether each view is the query once; the bank then stores the keys of both.
         keep_target: See :class:`~pfl_lightning.self_supervised.BYOL`.
     """
 
@@ -91,7 +90,7 @@ class MoCoV2(Objective):
         self.place.zero_()
 
     def forget(self) -> None:
-        """Give up the client's own target network."""
+        """Discard the client's target network."""
         self.target.forget()
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
@@ -106,7 +105,7 @@ class MoCoV2(Objective):
         return ObjectiveOutput(in_single_precision(self._loss, queries, keys), encodings, projections)
 
     def _loss(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Each query's key against all keys of the bank, which then takes the new ones in."""
+        """Cross entropy of each query's key against all keys of the bank, which then stores the new keys."""
         queries, keys = F.normalize(queries, dim=1), F.normalize(keys, dim=1)
         negatives = self.bank.to(queries.dtype, copy=True)  # what autograd needs stays as it is
         scores = torch.cat([(queries * keys).sum(dim=1, keepdim=True), queries @ negatives.T], dim=1)
@@ -117,7 +116,7 @@ class MoCoV2(Objective):
 
     @torch.no_grad()
     def _take_in(self, keys: Tensor) -> None:
-        """Put keys in the places of the oldest; what passes the end of the bank is lost, and its start is next."""
+        """Replace the oldest keys; keys past the end of the bank are dropped, and the next ones go to its start."""
         size, count = len(self.bank), len(keys)
         source = torch.arange(size, device=keys.device) - self.place  # the key that comes to each place
         new = keys.index_select(0, source.clamp(0, count - 1)).to(self.bank.dtype)

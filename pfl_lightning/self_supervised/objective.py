@@ -1,4 +1,4 @@
-"""The base of self-supervised objectives: what a client learns from two views of a batch, without labels."""
+"""Base of self-supervised objectives: losses of two views of a batch, without labels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Objective", "ObjectiveOutput", "in_single_precision", "of_both_views
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """What an objective makes of a batch of B samples.
+    """Output of an objective for a batch of B samples.
 
     Attributes:
         loss: The objective's loss, a scalar.
-        encodings: z = f(x) of each view by the client's own encoder, (B, d).
-        projections: Of each view by the client's own projector, (B, p), not normalized.
+        encodings: Encodings z = f(x) of each view by the client's encoder, (B, d).
+        projections: Projections of each view by the client's projector, (B, p), not normalized.
     """
 
     loss: Tensor
@@ -34,12 +34,12 @@ class ObjectiveOutput:
 
 
 class Objective(nn.Module):
-    """A loss of two views of a batch, with the networks that it needs besides the encoder.
+    """Loss of two views of a batch, with the networks that it needs in addition to the encoder.
 
     The encoder is the client's and comes with every call; the objective holds no reference to it. All parameters of an
     objective train; a network that follows another one is made of buffers
-    (:class:`~pfl_lightning.self_supervised.TargetNetwork`). What neither travels nor is kept by the client lies in
-    non-persistent buffers and is made anew in :meth:`before_fit`.
+    (:class:`~pfl_lightning.self_supervised.TargetNetwork`). State that is neither shared nor personal lives in
+    non-persistent buffers and is re-created in :meth:`before_fit`.
 
     ``forward`` is part of a client's ``training_step`` and, like it, a pure function of parameters, buffers and batch.
 
@@ -51,7 +51,7 @@ class Objective(nn.Module):
     """
 
     shared: tuple[str, ...] = ("projector.*",)
-    """Patterns of the objective's parameters and buffers that travel; other persistent ones stay with the client."""
+    """Patterns of the objective's shared parameters and buffers; other persistent ones stay with the client."""
 
     projector: nn.Module
 
@@ -68,42 +68,59 @@ class Objective(nn.Module):
             samples: Number of training samples of each client that takes part.
 
         Raises:
-            ConfigurationError: Names a client, its samples, and what to do.
+            ConfigurationError: A client has too few samples; the message names it, their number, and a remedy.
         """
 
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
-        """Called at the start of a local fit, with the received state; torch's generators are seeded for the fit."""
+        """Hook at the start of a local fit, after the received state is loaded and torch's generators are seeded."""
 
     def forget(self) -> None:
-        """Give up what the client has kept from earlier fits, so that the next one starts as the first did."""
+        """Discard the client's state of earlier fits, so that the next fit starts as the first did."""
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
-        """The loss of a batch, and what the encoder and the projector make of it.
+        """Loss of a batch, with its encodings and projections.
 
         Args:
             encoder: The client's encoder.
-            first: One view of each sample, (B, ...).
-            second: Another one.
+            first: First view of each sample, (B, ...).
+            second: Second view of each sample, (B, ...).
         """
         raise NotImplementedError
 
 
 def of_both_views(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """A network's outputs for two views, in one pass: batch normalization sees both (SimCLR, SwAV)."""
+    """Outputs of a network for two views, in one pass: batch normalization sees both (SimCLR, SwAV).
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.self_supervised.objective import of_both_views
+        >>> norm = torch.nn.BatchNorm1d(1, affine=False)
+        >>> first, second = torch.zeros(2, 1), torch.full((2, 1), 2.0)
+        >>> of_both_views(norm, first, second)[1].round(decimals=3).flatten().tolist()  # mean 1, deviation 1
+        [1.0, 1.0]
+    """
     one, other = network(torch.cat([first, second])).chunk(2)
     return one, other
 
 
 def of_each_view(network: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """A network's outputs for two views, one after the other: batch normalization sees one at a time.
+    """Outputs of a network for two views, one after the other: batch normalization sees one at a time.
 
-    So it is in the published code of BYOL, SimSiam and MoCo: no view learns of the other by the statistics of a batch
-    that they share, and a loss of one direction has no gradient for the view that it only asks for.
+    The published code of BYOL, SimSiam and MoCo does the same. No information about the other view leaks through the
+    statistics of a shared batch, and a loss in one direction has no gradient for the target view.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.self_supervised.objective import of_each_view
+        >>> norm = torch.nn.BatchNorm1d(1, affine=False)
+        >>> first, second = torch.zeros(2, 1), torch.full((2, 1), 2.0)
+        >>> [output.flatten().tolist() for output in of_each_view(norm, first, second)]  # each has its own mean
+        [[0.0, 0.0], [0.0, 0.0]]
     """
     return network(first), network(second)
 
 
 def in_single_precision(loss: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """A loss computed in single precision at least, also under autocast: its exponentials overflow in half."""
+    """Loss computed in single precision at least, also under autocast: its exponentials overflow in half precision."""
     with without_autocast(tensors[0].device):
         return loss(*(at_least_single(tensor) for tensor in tensors))

@@ -1,4 +1,4 @@
-"""Objectives by name."""
+"""Registry of objectives by name."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ ObjectiveFactory = Callable[[nn.Module], Objective]
 OBJECTIVES: Mapping[str, type[Objective]] = MappingProxyType(
     {"simclr": SimCLR, "byol": BYOL, "simsiam": SimSiam, "mocov2": MoCoV2, "swav": SwAV, "smog": SMoG}
 )
-"""What the names stand for."""
+"""Classes of the objectives, by name."""
 
 
 def make_objective(choice: str | ObjectiveFactory, encoder: nn.Module) -> Objective:
-    """The objective for an encoder.
+    """Objective for an encoder.
 
     Args:
-        choice: A name, or what makes an objective from the encoder, such as a class or a ``functools.partial`` of one.
+        choice: A name, or a function from the encoder to an objective, such as a class or a ``functools.partial`` of
+            one.
         encoder: The client's encoder.
 
     Raises:
         ValueError: There is no objective of that name.
-        ConfigurationError: What was made is no objective.
+        ConfigurationError: The function did not return an objective.
     """
     if isinstance(choice, str):
         check_choice("objective", choice, tuple(OBJECTIVES))

@@ -12,16 +12,16 @@ __all__ = ["SimCLR"]
 
 
 class SimCLR(Objective):
-    """NT-Xent: the two views of a sample are closer to one another than to all other views of the batch.
+    """SimCLR: NT-Xent, for which the views of a sample are closer to one another than to other views of the batch.
 
     Source: T. Chen, S. Kornblith, M. Norouzi and G. Hinton, A Simple Framework for Contrastive Learning of Visual
     Representations, ICML 2020. As in its code, batch normalization sees both views of a batch together.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
-        hidden: See there.
-        out: See there.
-        temperature: Of NT-Xent.
+        hidden: See :class:`~pfl_lightning.self_supervised.Objective`.
+        out: See :class:`~pfl_lightning.self_supervised.Objective`.
+        temperature: Temperature of NT-Xent.
         batch_norm: Whether batch normalization follows both layers of the projector.
     """
 

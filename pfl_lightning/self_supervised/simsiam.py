@@ -12,15 +12,15 @@ __all__ = ["SimSiam"]
 
 
 class SimSiam(Objective):
-    """One view's projection, through a predictor, foretells the other view's projection, which gets no gradient.
+    """SimSiam: a predictor maps one view's projection to the other view's projection, which gets no gradient.
 
     Source: X. Chen and K. He, Exploring Simple Siamese Representation Learning, CVPR 2021. The projector has three
     layers, as there.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
-        hidden: See there.
-        out: See there.
+        hidden: See :class:`~pfl_lightning.self_supervised.Objective`.
+        out: See :class:`~pfl_lightning.self_supervised.Objective`.
         predictor_hidden: Width of the predictor's hidden layer; ``None`` is a quarter of ``out``, as in the paper.
     """
 

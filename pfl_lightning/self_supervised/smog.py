@@ -23,22 +23,22 @@ __all__ = ["SMoG"]
 
 
 class SMoG(Objective):
-    """The first view foretells the group of the second, by groups that move with the first view's projections.
+    """SMoG: the first view predicts the group of the second, and groups move with the first view's projections.
 
     Source: B. Pang et al., Unsupervised Visual Representation Learning by Synchronous Momentum Grouping, ECCV 2022.
-    There groups are found anew by k-means, and the target network becomes a copy, every 300 steps; here a local fit
-    takes the place of these: it starts with groups by k-means on the projections of the client's own data.
+    The paper repeats k-means, and copies the target network, every 300 steps. Here both happen at the start of every
+    local fit, with k-means on the projections of the client's data.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
         hidden: Width of the hidden layers of projector and predictor.
-        out: See there.
-        groups: Number of groups; with groups of the client's own at most its number of samples.
-        beta: Momentum of the groups.
-        temperature: Of the predictions.
-        momentum: Of the target network.
-        share_groups: Whether groups travel and are averaged like weights, from random ones, in place of being found
-            anew in every fit.
+        out: See :class:`~pfl_lightning.self_supervised.Objective`.
+        groups: Number of groups; at most a client's number of samples, unless groups are shared.
+        beta: Momentum of the groups, in [0, 1].
+        temperature: Temperature of the predictions.
+        momentum: Momentum of the target network, in [0, 1].
+        share_groups: Whether groups are shared and averaged like weights, from random ones; otherwise every fit finds
+            its groups by k-means.
         keep_target: See :class:`~pfl_lightning.self_supervised.BYOL`.
     """
 
@@ -93,7 +93,7 @@ class SMoG(Objective):
             self._find_groups(encoder, context)
 
     def forget(self) -> None:
-        """Give up the client's own target network."""
+        """Discard the client's target network."""
         self.target.forget()
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class SMoG(Objective):
             raise ClientError(
                 context.client,
                 context.round,
-                "the projections of its training data are not finite, so that SMoG finds no groups; look at this "
+                "the projections of its training data are not finite, so that SMoG finds no groups; check this "
                 "client's data for NaN, lower the learning rate or clip the gradient",
             )
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
@@ -134,14 +134,14 @@ class SMoG(Objective):
 
     @torch.no_grad()
     def _assign(self, rows: Tensor) -> Tensor:
-        """The group of the highest cosine."""
+        """Index of the group of the highest cosine, (B,)."""
         scores: Tensor = self.groups(rows, self.groups.group_features.to(rows.dtype))
         return scores.argmax(dim=1)
 
     def _moved(self, projections: Tensor) -> Tensor:
         """Groups, moved towards the mean of the projections that belong to each.
 
-        As lightly's ``get_updated_group_features``, without a shape that depends on data. The gradient reaches the
+        Equals lightly's ``get_updated_group_features``, without data-dependent shapes. The gradient reaches the
         projections: groups and features learn together, hence synchronous.
         """
         before: Tensor = self.groups.group_features.to(projections.dtype)

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 __all__ = ["SwAV"]
 
 SMALLEST_EPSILON = 0.0125
-"""Of the exponentials exp(1 / epsilon), many are added up in single precision."""
+"""Smallest epsilon for which sums of exp(1 / epsilon) do not overflow in single precision."""
 
 
 class SwAV(Objective):
-    """Each view foretells to which prototypes the other is assigned, all prototypes being used alike in a batch.
+    """SwAV: each view predicts the prototypes of the other, where a batch uses all prototypes equally.
 
     Source: M. Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, NeurIPS 2020.
     Two views, no smaller crops and no queue. Prototypes are vectors on the unit sphere, without a bias, as in the
-    paper; where its code divides the weights by their length before every step, here they are divided at the start of
-    every fit, and the scores are those of the weights divided by their length, which is the same descent up to the
-    second order of the learning rate, and leaves a training step that changes no parameter.
+    paper. Its code normalizes the weights before every step. Here they are normalized at the start of every fit, and
+    scores use normalized weights: the same descent up to the second order of the learning rate, by a training step that
+    changes no parameter.
 
     Args:
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
-        hidden: See there.
-        out: See there.
+        hidden: See :class:`~pfl_lightning.self_supervised.Objective`.
+        out: See :class:`~pfl_lightning.self_supervised.Objective`.
         prototypes: Number of prototypes.
-        temperature: Of the predictions.
-        epsilon: Of the Sinkhorn iterations; the smaller, the harder the assignments; at least 0.0125.
+        temperature: Temperature of the predictions.
+        epsilon: Regularization of the Sinkhorn iterations, at least 0.0125; smaller values give harder assignments.
         iterations: Number of the Sinkhorn iterations.
     """
 
@@ -68,7 +68,7 @@ class SwAV(Objective):
 
     @torch.no_grad()
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
-        """Bring the prototypes to the unit sphere, from which an average takes them: shorter ones turn faster."""
+        """Normalize the prototypes, which averaging shortens: shorter ones would turn faster."""
         self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:

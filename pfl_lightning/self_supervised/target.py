@@ -1,4 +1,4 @@
-"""Networks that follow others by a moving average, as buffers."""
+"""Target networks, which follow others by a moving average and are held as buffers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,31 @@ __all__ = ["TargetNetwork", "parameters_to_buffers"]
 
 
 class TargetNetwork(nn.Module):
-    """A copy of a chain of networks (an encoder and a projector) that follows them by a moving average.
+    """Copy of a chain of networks (an encoder and a projector) that follows them by a moving average.
 
     Its tensors are buffers: no phase of a local fit can train them, every engine knows that a step may change them,
-    and without ``keep`` they are no part of the client's state. Running statistics of batch normalization are the
-    copy's own, from what it sees.
+    and without ``keep`` they are not part of the client's state. The copy computes its own running statistics of batch
+    normalization.
 
     Args:
-        networks: What is followed, in the order in which a sample goes through.
-        momentum: m of the moving average, target = m target + (1 - m) online.
-        keep: Whether the copy is personal state, so that a client's next fit goes on from it; otherwise every fit
-            starts from a new copy.
+        networks: The networks to follow, in the order of the forward pass.
+        momentum: m of the moving average, target = m target + (1 - m) online, in [0, 1].
+        keep: Whether the copy is personal state, with which a client's next fit continues; otherwise every fit starts
+            from a new copy.
+
+    Raises:
+        ValueError: The momentum is not in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.self_supervised import TargetNetwork
+        >>> online = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(online.weight, 1.0)
+        >>> target = TargetNetwork(online, momentum=0.75)
+        >>> _ = torch.nn.init.constant_(online.weight, 5.0)
+        >>> target.follow(online)
+        >>> target(torch.ones(1, 1)).item()  # 0.75 * 1 + 0.25 * 5
+        2.0
     """
 
     started: Tensor
@@ -44,7 +58,7 @@ class TargetNetwork(nn.Module):
 
     @torch.no_grad()
     def start(self, *networks: nn.Module) -> None:
-        """Start a fit: from a copy of the networks, unless the client has kept a target from an earlier fit."""
+        """Start a fit with a copy of the networks, unless the client has kept a target from an earlier fit."""
         if self.keep and int(self.started):
             return
         self.started.fill_(1)
@@ -54,22 +68,22 @@ class TargetNetwork(nn.Module):
                 buffers[name].copy_(tensor)
 
     def forget(self) -> None:
-        """Let the next fit start from a copy of the networks."""
+        """Discard the target, so that the next fit starts from a copy of the networks."""
         self.started.zero_()
 
     @torch.no_grad()
     def follow(self, *networks: nn.Module) -> None:
         """Take a step towards the networks' parameters.
 
-        As ``lightly.models.utils.update_momentum``, tensor by tensor, since ``torch.func.vmap`` has no rule for the
-        fused kernels that it calls.
+        Equals ``lightly.models.utils.update_momentum``, but goes tensor by tensor, since ``torch.func.vmap`` has no
+        rule for the fused kernels that it calls.
         """
         for online, target in self._pairs(networks):
             target.mul_(self.momentum).add_(online, alpha=1.0 - self.momentum)
 
     @torch.no_grad()
     def forward(self, inputs: Tensor) -> Tensor:
-        """The output of the chain, without gradient."""
+        """Output of the chain, without gradient."""
         for network in self.copies:
             inputs = network(inputs)
         return inputs
@@ -89,7 +103,14 @@ def parameters_to_buffers(network: nn.Module, *, persistent: bool) -> nn.Module:
         persistent: Whether its tensors, those that were buffers before included, are part of ``state_dict``.
 
     Raises:
-        ConfigurationError: It has recurrent layers, which hold their parameters in a list as well.
+        ConfigurationError: The network has recurrent layers, which hold their parameters in a list as well.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.self_supervised.target import parameters_to_buffers
+        >>> network = parameters_to_buffers(torch.nn.Linear(2, 1), persistent=False)
+        >>> len(list(network.parameters())), [name for name, _ in network.named_buffers()], list(network.state_dict())
+        (0, ['weight', 'bias'], [])
     """
     made: dict[int, Tensor] = {}
     for module in network.modules():

@@ -1,4 +1,4 @@
-"""The clients' modules: one for each encoder of a federation, and which client has which."""
+"""Architectures of a federation: a client module for each encoder, checked and summarized."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ EncoderChoice = str | list[str | EncoderFactory] | EncoderAssignment | EncoderFa
 
 @dataclass(frozen=True)
 class ArchitectureSummary:
-    """One of the federation's architectures.
+    """Summary of one of the federation's architectures.
 
     Attributes:
-        encoder: Its encoder.
-        features: Width of its features, d; ``None`` of a LightningModule of one's own.
-        parameters: Parameters of the client's whole model.
-        shared: Numbers (parameters and buffers) that travel in each direction as weights.
-        clients: How many clients have it.
+        encoder: Name of its encoder.
+        features: Width of its features, d; ``None`` for a user-defined LightningModule.
+        parameters: Number of parameters of the client's whole model.
+        shared: Number of entries (of parameters and buffers) exchanged in each direction as weights.
+        clients: Number of clients that have it.
     """
 
     encoder: str
@@ -51,7 +51,7 @@ class ArchitectureSummary:
 
 
 def as_assignment(choice: EncoderChoice) -> EncoderAssignment:
-    """One encoder for all, a list that is assigned round-robin, or an assignment as it is."""
+    """Assignment of encoders: one encoder for all, a list in turn (round-robin), or an assignment unchanged."""
     if isinstance(choice, EncoderAssignment):
         return choice
     return RoundRobin(list(choice) if isinstance(choice, list | tuple) else [choice])
@@ -60,11 +60,11 @@ def as_assignment(choice: EncoderChoice) -> EncoderAssignment:
 def build_clients(
     assignment: EncoderAssignment, make_client: MethodFactory, data: FederatedData, seed: int
 ) -> list[FederatedClient]:
-    """A client's module for each encoder; the first draws the same weights as if it were the only one.
+    """Client modules, one for each encoder; the first draws the same weights as if it were the only one.
 
     Raises:
-        ConfigurationError: An encoder without ``out_features``, one that gives something else than features of that
-            width, or encoders that the method cannot have together.
+        ConfigurationError: An encoder has no ``out_features``, returns something else than features of that width, or
+            cannot be combined with the others under this method.
     """
     clients, input_shape = [], data.input_shape
     for index, make in enumerate(assignment.encoders):
@@ -95,10 +95,10 @@ def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> 
 
 @torch.no_grad()
 def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
-    """Try an encoder on a few samples.
+    """Try an encoder on a few samples (N, ...).
 
     Raises:
-        ConfigurationError: It does not give features of shape (N, out_features).
+        ConfigurationError: It does not return features of shape (N, out_features).
     """
     modes = {module: module.training for module in encoder.modules()}
     with torch_seed(0):
@@ -115,10 +115,10 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
 
 
 def check_shared(clients: Sequence[FederatedClient], labels: Sequence[str]) -> None:
-    """Whether what travels is the same for all architectures.
+    """Check that the shared part is the same for all architectures.
 
     Raises:
-        ConfigurationError: It names both architectures and the difference.
+        ConfigurationError: The shared part differs; the message names both architectures and the difference.
     """
     first, own = clients[0], _shapes(clients[0])
     method = type(first).__name__
@@ -152,7 +152,7 @@ def width_of(encoder: nn.Module) -> int:
 def summarize_architectures(
     clients: Sequence[FederatedClient], labels: Sequence[str], groups: Sequence[int]
 ) -> list[ArchitectureSummary]:
-    """What each architecture is and how many clients have it."""
+    """Summary of each architecture, with its number of clients."""
     rows = []
     for index, (client, label) in enumerate(zip(clients, labels, strict=True)):
         state = client.state_dict()

@@ -1,4 +1,4 @@
-"""Checkpoints: whether one fits the federation that loads it, and how they are written."""
+"""Checkpoints of a federation: checked before loading, written atomically, and kept for the best round."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ def check_fits(
     encoders: Sequence[str],
     module_state: State,
 ) -> None:
-    """Refuse the checkpoint of another federation.
+    """Refuse a checkpoint of another federation.
 
     Args:
         state_dict: The checkpoint's ``state_dict``.
         method: Name of this federation's method.
         num_clients: This federation's number of clients.
         fingerprint: Of this federation's partition.
-        encoders: What this federation's encoders are called.
+        encoders: Names of this federation's encoders.
         module_state: State of this federation's client modules, with the names that it has in ``state_dict``.
 
     Raises:
-        CheckpointError: It is of another method, encoder, number of clients or partition, or of no federation.
+        CheckpointError: The checkpoint is of another method, encoder, number of clients or partition, or of no
+            federation.
     """
     extra = state_dict.get("_extra_state")
     if extra is None:
@@ -77,25 +78,24 @@ def check_fits(
 
 
 def _whose(name: str) -> str:
-    """What a tensor of a client's module belongs to: ``models.0.objective.projector.weight`` to its objective."""
+    """Owner of a tensor of a client's module: ``models.0.objective.projector.weight`` belongs to its objective."""
     return "objective" if name.split(".")[2:3] == ["objective"] else "encoder"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and then renames it, so that a kill leaves the old one or the new one.
+    """Checkpoint writer that writes next to the target and then renames, so that a kill leaves the old or the new file.
 
-    Lightning's own writes to the folder for temporary files and moves from there, which is a copy where that folder is
-    another file system. It also gathers the whole checkpoint in memory first, and reads it whole. Here tensors are
-    written from where they are, and read when they are needed: what thousands of clients have stored need not fit into
-    memory.
+    Lightning's own writer uses the folder for temporary files and moves from there, which is a copy where that folder
+    is on another file system. It also holds the whole checkpoint in memory. Here tensors are written from where they
+    are, and read when they are needed: the stored states of thousands of clients need not fit into memory.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Save to a local path.
 
         Args:
-            checkpoint: What to save.
-            path: Where.
+            checkpoint: Content of the checkpoint.
+            path: Path of the file.
             storage_options: Not used.
         """
         target = Path(path)
@@ -110,10 +110,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load from a local path; from elsewhere as Lightning does.
+        """Load from a local path; other paths are loaded as Lightning does.
 
         Args:
-            path: Where the checkpoint is.
+            path: Path of the checkpoint.
             map_location: See ``torch.load``; ``None`` is the CPU.
             weights_only: See ``torch.load``.
         """
@@ -125,9 +125,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class BestRound(ModelCheckpoint):
-    """ModelCheckpoint of the best round, which keeps none where its metric does not exist.
+    """ModelCheckpoint of the best round, which saves nothing where its metric does not exist.
 
-    No client may have a validation part: the share may be zero, or the clients too small.
+    The metric is missing where no client has a validation part: the share may be zero, or the clients too small.
     """
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""A part of the state for every client, at rest."""
+"""Per-client state store, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -19,14 +19,24 @@ __all__ = ["ClientStates", "spill_to_disk"]
 
 
 class ClientStates:
-    """A part of the state for every client, at rest on the host: one array per name, one row per client.
+    """Per-client state store on the host: one array per name, one row per client.
 
-    A client that never stored anything has the initial value and costs nothing: rows are handed out in the order in
+    A client that never stored anything has the initial value and costs nothing: rows are assigned in the order in
     which clients first store something.
 
     Args:
-        initial: What every client starts from; may be empty.
+        initial: Initial state of every client, by name; may be empty.
         num_clients: Number of clients, m.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.state.client_states import ClientStates
+        >>> states = ClientStates({"head": torch.zeros(2)}, num_clients=1000)
+        >>> states.set(7, {"head": torch.tensor([1.0, 2.0])})
+        >>> states.get(7), states.get(8)
+        ({'head': tensor([1., 2.])}, {'head': tensor([0., 0.])})
+        >>> states.num_bytes, states.most_bytes  # one client of 1000 has a row of two float32
+        (8, 8000)
     """
 
     def __init__(self, initial: State, num_clients: int) -> None:
@@ -42,17 +52,17 @@ class ClientStates:
 
     @property
     def on_disk(self) -> bool:
-        """Whether the rows rest in a file."""
+        """Whether the rows are stored in a file."""
         return self._on_disk
 
-    def rest_on_disk(self, folder: str | None = None) -> None:
-        """Keep all rows in a file, those that were stored already, too.
+    def move_to_disk(self, folder: str | None = None) -> None:
+        """Keep all rows in a file from now on, those already stored included.
 
         Args:
-            folder: Where the file lies; ``None`` is the system's folder for temporary files.
+            folder: Folder of the file; ``None`` is the system's folder for temporary files.
 
         Raises:
-            FederationError: There can be no such file, or no room for the rows.
+            FederationError: The file cannot be made, or the disk is full.
         """
         stored = self._stored()
         self._rows, self._on_disk, self._folder = FileRows(self.initial, self.num_clients, folder), True, folder
@@ -63,7 +73,7 @@ class ClientStates:
         return client in self._row_of
 
     def get(self, client: int) -> dict[str, Tensor]:
-        """The client's state; views into the store, not to be changed."""
+        """State of the client; views into the store, read only."""
         row = self._row_of.get(client)
         if row is None or self._rows is None:
             return dict(self.initial)
@@ -73,7 +83,8 @@ class ClientStates:
         """Store a copy of the client's state.
 
         Raises:
-            FederationError: There is no room for it.
+            IndexError: There is no such client.
+            FederationError: The memory or the disk is full.
         """
         if not 0 <= client < self.num_clients:
             raise IndexError(f"there is no client {client}; clients are 0 to {self.num_clients - 1}")
@@ -92,12 +103,12 @@ class ClientStates:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the written rows take."""
+        """Bytes of the written rows."""
         return self._row_bytes * len(self._row_of)
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that the rows of all clients would take."""
+        """Bytes of the rows of all clients, written or not."""
         return self._row_bytes * self.num_clients
 
     @property
@@ -105,7 +116,7 @@ class ClientStates:
         return sum(t.numel() * t.element_size() for t in self.initial.values())
 
     def _stored(self) -> dict[str, Tensor]:
-        """The written rows, not copied."""
+        """Written rows by name, not copied."""
         if self._rows is None:
             return {name: tensor.new_empty((0, *tensor.shape)) for name, tensor in self.initial.items()}
         return {name: first_rows(array, len(self._row_of)) for name, array in self._rows.arrays.items()}
@@ -116,7 +127,7 @@ class ClientStates:
                 self._room.write(name, 0, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Content for a checkpoint: only the rows that were written, not copied, and the clients that they are of."""
+        """Content for a checkpoint: only the written rows, not copied, and their clients."""
         written = torch.tensor(list(self._row_of), dtype=torch.int64)
         return {
             "num_clients": self.num_clients,
@@ -126,11 +137,11 @@ class ClientStates:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, wherever the rows rested then.
+        """Restore what :meth:`state_dict` returned, from memory or disk.
 
         Raises:
             CheckpointError: Another number of clients, other names or other shapes.
-            FederationError: There is no room for it.
+            FederationError: The memory or the disk is full.
         """
         if state["num_clients"] != self.num_clients:
             raise CheckpointError(
@@ -156,34 +167,45 @@ class ClientStates:
         content = state["content"]
         self.__init__(content["initial"], content["num_clients"])  # type: ignore[misc]
         if state["on_disk"]:
-            self.rest_on_disk(state["folder"])
+            self.move_to_disk(state["folder"])
         self.load_state_dict(content)
 
 
 def spill_to_disk(limit_gb: float | None, stores: Sequence[ClientStates], folder: str | None = None) -> None:
-    """Let all stores rest on disk if together they can outgrow a limit.
+    """Move all stores to disk if together they can outgrow a limit.
 
     Args:
-        limit_gb: The limit in gigabytes (10^9 bytes), compared with what all clients together would take; ``None`` for
-            no limit.
+        limit_gb: Limit in gigabytes (10^9 bytes), compared with the rows of all clients together; ``None`` for no
+            limit.
         stores: The stores.
-        folder: Where the files lie; ``None`` is the system's folder for temporary files.
+        folder: Folder of the files; ``None`` is the system's folder for temporary files.
 
     Raises:
-        FederationError: There can be no such files.
+        FederationError: The files cannot be made.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.state.client_states import ClientStates, spill_to_disk
+        >>> store = ClientStates({"head": torch.zeros(250)}, num_clients=10)  # 10^4 bytes
+        >>> spill_to_disk(limit_gb=1.0, stores=[store])
+        >>> store.on_disk
+        False
+        >>> spill_to_disk(limit_gb=1e-6, stores=[store])  # 10^3 bytes
+        >>> store.on_disk
+        True
     """
     most = sum(store.most_bytes for store in stores)
     if limit_gb is None or most <= limit_gb * 1e9:
         return
     for store in stores:
         if store.most_bytes:
-            store.rest_on_disk(folder)
+            store.move_to_disk(folder)
     place = folder or tempfile.gettempdir()
     free = shutil.disk_usage(place).free
     if most > free:
         warnings.warn(
-            f"the clients' state rests in {place}, where {free / 1e9:.3g} GB are free; it grows with the clients that "
-            f"take part, to {most / 1e9:.3g} GB when all of them have. Give the Federation a spill_dir with more "
-            "room unless few take part",
+            f"the clients' state is stored in {place}, where {free / 1e9:.3g} GB are free; it grows with the clients "
+            f"that take part, to {most / 1e9:.3g} GB when all of them have. Give the Federation a spill_dir with more "
+            "free space unless few take part",
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""All clients of a federation: a module for each architecture, and every client's stored state."""
+"""All clients of a federation: a module for each architecture, and the stored state of every client."""
 
 from __future__ import annotations
 
@@ -23,11 +23,24 @@ class GroupedStates:
     """:class:`ClientStates` of several architectures, by client number.
 
     Args:
-        initials: What the clients of each architecture start from.
+        initials: Initial state of each architecture's clients.
         groups: The architecture of each client, as an index into ``initials``.
 
     Attributes:
         stores: One for each architecture.
+
+    Example:
+        Clients 0 and 2 have the first architecture, client 1 the second:
+
+        >>> import torch
+        >>> from pfl_lightning.state.clients import GroupedStates
+        >>> initials = [{"head": torch.zeros(2)}, {"head": torch.zeros(3)}]
+        >>> states = GroupedStates(initials, groups=[0, 1, 0])
+        >>> states.set(2, {"head": torch.tensor([1.0, 2.0])})
+        >>> states.get(2), states.get(1)
+        ({'head': tensor([1., 2.])}, {'head': tensor([0., 0., 0.])})
+        >>> states.num_bytes  # one row of two float32
+        8
     """
 
     def __init__(self, initials: Sequence[State], groups: Sequence[int]) -> None:
@@ -79,7 +92,7 @@ class GroupedStates:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointError: Other clients, other architectures or another dealing of them.
+            CheckpointError: Other clients, other architectures or another assignment of them.
         """
         if state["num_clients"] != self.num_clients:
             raise CheckpointError(
@@ -98,11 +111,11 @@ class GroupedStates:
 
 
 class Clients:
-    """Which client has which architecture, and what each has stored.
+    """Architecture and stored state of every client.
 
     Args:
         models: A module for each architecture, which its clients use in turn; they hold the first weights.
-        labels: What tables call each architecture.
+        labels: Name of each architecture, for tables.
         architecture_of: The architecture of each client, as an index into ``models``.
     """
 
@@ -115,27 +128,27 @@ class Clients:
 
     @property
     def summaries(self) -> list[ArchitectureSummary]:
-        """What the architectures are and how many clients have each."""
+        """Summary of each architecture, with its number of clients."""
         return summarize_architectures(self.models, self.labels, self.architecture_of)
 
     def first_state(self, architecture: int) -> dict[str, Tensor]:
-        """What clients of an architecture have stored before their first local fit, and what never changes."""
+        """Stored state of an architecture's clients before their first local fit, with the fixed tensors."""
         return {**self._fixed[architecture], **self.personal.stores[architecture].initial}
 
     def model_of(self, client: int) -> FederatedClient:
-        """The module that the client shares with all clients of its architecture; it holds any of their states."""
+        """Module of the client's architecture, which all its clients use in turn."""
         return self.models[self.architecture_of[client]]
 
     def stored(self, client: int) -> dict[str, Tensor]:
-        """The client's stored state and what never changes; views into the store."""
+        """Stored state of the client, with the fixed tensors; views into the store."""
         return {**self._fixed[self.architecture_of[client]], **self.personal.get(client)}
 
     def keeps_trained(self, client: int) -> bool:
-        """Whether what is stored for the client is its whole model as its last local fit left it."""
+        """Whether the store holds the client's whole model after its last local fit."""
         return self.model_of(client).eval_model == "trained" and self.personal.written(client)
 
     def state_dict(self) -> dict[str, Any]:
-        """Every client's stored state, and what never changes, for the checkpoint."""
+        """Content for a checkpoint: the stored states and the fixed tensors."""
         return {
             "personal": self.personal.state_dict(),
             "encoders": list(self.labels),
@@ -146,7 +159,7 @@ class Clients:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointError: Other clients, other architectures or another dealing of them.
+            CheckpointError: Other clients, other architectures or another assignment of them.
         """
         self.personal.load_state_dict(state["personal"])
         self._fixed = [{name: tensor.clone() for name, tensor in fixed.items()} for fixed in state["fixed"]]

@@ -1,4 +1,4 @@
-"""Which parts of a client's model are shared, personal or fixed, as its method declares them."""
+"""Shared, personal and fixed parts of a client's model, as its method declares them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["DeclaredParts"]
 
 
 class DeclaredParts(L.LightningModule):
-    """What a method declares of the names of parameters and buffers, whatever the model consists of."""
+    """Names of the parameters and buffers that a method shares, keeps or fixes, for any model."""
 
     shared: tuple[str, ...] = ("encoder.*", "head.*")
-    """Patterns of the parameters and buffers that travel; the rest is personal and never leaves the client."""
+    """Patterns of the parameters and buffers that clients and server exchange; the others are personal."""
 
     heads: tuple[str, ...] = ("head.*",)
-    """Patterns of what ``fine_tune="head"`` trains."""
+    """Patterns of the parameters that ``fine_tune="head"`` trains."""
 
     fixed: tuple[str, ...] = ()
-    """Patterns of those that a local fit never changes: they keep their first value, the same for every client."""
+    """Patterns of the parameters and buffers that keep their first value, the same for every client."""
 
     batch_norm: Literal["shared", "own_statistics", "own"] = "shared"
-    """What of batch normalization travels with the shared part that it lies in: everything (``"shared"``), its weights
-    and biases but not its running statistics (``"own_statistics"``), or nothing (``"own"``)."""
+    """Batch normalization inside the shared part: shared with it (``"shared"``), shared but for its running statistics
+    (``"own_statistics"``), or personal (``"own"``)."""
 
     eval_model: str = "aggregated"
-    """Which model of a client is evaluated: its personal state under what the server would send now (``"aggregated"``),
-    or the model as it was after the client's last local fit, before the averaging (``"trained"``)."""
+    """Model of a client that is evaluated: its personal state with what the server would send now (``"aggregated"``),
+    or the model after the client's last local fit, before the averaging (``"trained"``)."""
 
     def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-        """The names that fit one of a method's patterns, such as ``encoder.*``."""
+        """Names that match one of a method's patterns, such as ``encoder.*``."""
         return list(matching(tuple(names), tuple(patterns)))
 
     def trained_names(self, phase: Phase) -> set[str]:
@@ -43,13 +43,13 @@ class DeclaredParts(L.LightningModule):
         return set(self.match([name for name, _ in self.named_parameters()], phase.train))
 
     def frozen_norms(self) -> Iterator[nn.Module]:
-        """The normalization layers of the parts of which nothing trains in the current phase."""
+        """Normalization layers of the parts that do not train in the current phase."""
         for part in self.children():
             if not any(parameter.requires_grad for parameter in part.parameters()):
                 yield from (layer for layer in part.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
 
     def shared_names(self) -> list[str]:
-        """Names of the parameters and persistent buffers that travel."""
+        """Names of the parameters and persistent buffers that clients and server exchange."""
         own = set() if self.batch_norm == "shared" else norm_names(self, affine=self.batch_norm == "own")
         return [name for name in self.match(self.state_dict().keys(), self.shared) if name not in own]
 
@@ -59,7 +59,7 @@ class DeclaredParts(L.LightningModule):
         return [name for name in self.state_dict() if name not in elsewhere]
 
     def kept_names(self) -> list[str]:
-        """Names of what is stored for the client after a local fit: its personal state, or all that is evaluated."""
+        """Names of the tensors stored after a local fit: the personal state, or all that is evaluated."""
         if self.eval_model == "aggregated":
             return self.personal_names()
         fixed = set(self.fixed_names())
@@ -70,5 +70,5 @@ class DeclaredParts(L.LightningModule):
         return self.match(self.state_dict().keys(), self.fixed)
 
     def exported_names(self) -> list[str]:
-        """Names, in :meth:`~pfl_lightning.FederatedClient.exported_module`, of what the client predicts with."""
+        """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
         return list(self.state_dict())

@@ -1,4 +1,4 @@
-"""Clients' models as plain files, to be loaded without this package."""
+"""Export of clients' models as plain files, which load without this package."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["export_clients"]
 
 
 def export_clients(federation: Federation, folder: str | Path, clients: Iterable[int] | None = None) -> list[Path]:
-    """Write every client's own model as a plain state_dict, and beside it what it is.
+    """Write every client's model as a plain state_dict, with a description next to it.
 
-    A client's model is what it is evaluated with, fine-tuned if the method does so before an evaluation. It is written
-    to ``client_<number>.pt``, which ``torch.load(path, weights_only=True)`` reads; ``client_<number>.json`` names the
-    method, the round, the client and the class of the model. In a federation of a LightningModule of one's own the
-    names are those of the module, so that its ``load_state_dict`` takes them; otherwise they are ``encoder.*``,
-    ``head.*`` and those of what else the method predicts with.
+    A client's model is the one it is evaluated with, fine-tuned if the method does so before an evaluation. It is
+    written to ``client_<number>.pt``, which ``torch.load(path, weights_only=True)`` reads; ``client_<number>.json``
+    names the method, the round, the client and the class of the model. In a federation of a user-defined
+    LightningModule the names are those of the module, so that its ``load_state_dict`` takes them. Otherwise they are
+    ``encoder.*``, ``head.*`` and those of further modules that the method predicts with.
 
     Args:
-        federation: It has been fitted, or has loaded a checkpoint.
-        folder: Where the files go; made if it is not there.
+        federation: A federation that has been fitted, or has loaded a checkpoint.
+        folder: Folder of the files; made if it does not exist.
         clients: Numbers of clients; ``None`` for all.
 
     Returns:
-        The files with the models.
+        Paths of the files with the models.
 
     Raises:
         FederationError: The federation has not been fitted or evaluated yet.

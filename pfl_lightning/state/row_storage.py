@@ -1,4 +1,4 @@
-"""Where many clients' tensors lie: in memory, or in a file that is mapped into it."""
+"""Storage of many clients' tensors, row by row: in memory, or in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["FileRows", "MemoryRows", "Rows", "first_rows"]
 
 
 class Rows(ABC):
-    """For each name an array with a row for every client that has one.
+    """Array for each name, with a row for every client that has one.
 
     A row that was never written has no meaning, and costs neither memory nor disk.
 
     Attributes:
-        arrays: By name, (capacity, ...); to be read, and changed by :meth:`write` alone.
+        arrays: Arrays by name, (capacity, ...); read only, since :meth:`write` alone changes them.
     """
 
     arrays: dict[str, Tensor]
@@ -32,7 +32,7 @@ class Rows(ABC):
 
         Raises:
             ValueError: The values do not have the shape of rows.
-            FederationError: There is no room for them.
+            FederationError: The disk is full.
         """
         if values.shape[1:] != self.arrays[name].shape[1:]:
             raise ValueError(
@@ -52,7 +52,7 @@ class MemoryRows(Rows):
         capacity: Greatest number of rows.
 
     Raises:
-        FederationError: The operating system does not give so much memory, not even to be filled row by row.
+        FederationError: The operating system refuses to reserve the memory.
     """
 
     def __init__(self, like: State, capacity: int) -> None:
@@ -62,7 +62,7 @@ class MemoryRows(Rows):
         except RuntimeError as error:
             raise FederationError(
                 f"no memory for the state of {capacity} clients ({_gigabytes(_size(like, capacity))}): {error}. "
-                "Set client_state_memory_gb of the Federation, beyond which the state rests on disk"
+                "Set client_state_memory_gb of the Federation, beyond which the state is stored on disk"
             ) from error
 
     def _write(self, name: str, first: int, values: Tensor) -> None:
@@ -70,19 +70,19 @@ class MemoryRows(Rows):
 
 
 class FileRows(Rows):
-    """Rows in one temporary file, mapped into memory; the operating system keeps there what it has room for.
+    """Rows in one temporary file, mapped into memory, of which the operating system caches as much as fits.
 
     The file is sparse and has no name: its space is free again as soon as the process ends, however it ends. It is read
-    through the map and written by write calls: on a full disk these fail with an error, where a write through the map
+    through the map and written by write calls. On a full disk these fail with an error, whereas a write through the map
     would end the process by a signal (SIGBUS).
 
     Args:
         like: One row, by name.
         capacity: Greatest number of rows.
-        folder: Where the file lies; ``None`` is the system's folder for temporary files.
+        folder: Folder of the file; ``None`` is the system's folder for temporary files.
 
     Raises:
-        FederationError: There can be no such file.
+        FederationError: The file cannot be made.
     """
 
     def __init__(self, like: State, capacity: int, folder: str | None = None) -> None:
@@ -95,7 +95,7 @@ class FileRows(Rows):
             size = capacity * tensor.numel() * tensor.element_size()
             end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  # open while rows rest
+            self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  # open as long as the rows
             self._file.truncate(end)
             mapped = mmap.mmap(self._file.fileno(), end) if end else None
         except OSError as error:
@@ -126,17 +126,23 @@ class FileRows(Rows):
         except OSError:
             free = ""
         return FederationError(
-            f"the clients' state cannot rest in {self._folder}: {error.strerror or error} (it can grow to "
-            f"{_gigabytes(self._most)}{free}). Give the Federation a spill_dir with more room, or a "
-            f"client_state_memory_gb "
-            "that keeps the state in memory; a checkpoint of the run goes on under either"
+            f"the clients' state cannot be stored in {self._folder}: {error.strerror or error} (it can grow to "
+            f"{_gigabytes(self._most)}{free}). Give the Federation a spill_dir with more free space, or a "
+            "client_state_memory_gb that keeps the state in memory; a checkpoint of the run can be resumed with either"
         )
 
 
 def first_rows(array: Tensor, count: int) -> Tensor:
-    """The first rows of an array as a tensor of its own over the same memory, which ``torch.save`` writes alone.
+    """First rows of an array as a tensor over the same memory, of which ``torch.save`` writes no more than these rows.
 
     (Of a plain slice it would write the whole array.)
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.state.row_storage import first_rows
+        >>> rows = first_rows(torch.zeros(1000, 2), count=3)
+        >>> rows.shape, rows.untyped_storage().nbytes()  # six float32
+        (torch.Size([3, 2]), 24)
     """
     if not count or not array.numel():
         return array.new_empty((count, *array.shape[1:]))

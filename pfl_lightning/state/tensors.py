@@ -1,4 +1,4 @@
-"""Named parts of a model's state: selecting, loading, and keeping them in a module."""
+"""Named tensors of a model's state: selected by patterns, loaded, and held by a module."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ __all__ = ["TensorDict", "load_state", "matching", "norm_names", "select_state"]
 
 @lru_cache(maxsize=1024)  # asked for in every local fit, of the same few models and phases
 def matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that fit at least one shell-style pattern, in their own order.
+    """Names that match at least one shell-style pattern, in their original order.
 
     Args:
         names: Parameter or buffer names such as ``encoder.conv1.weight``.
         patterns: Patterns such as ``encoder.*``.
 
     Raises:
-        ConfigurationError: A pattern fits no name; it lists the names there are.
+        ConfigurationError: A pattern matches no name; the message lists the names.
+
+    Example:
+        >>> from pfl_lightning.state.tensors import matching
+        >>> matching(("encoder.0.weight", "encoder.0.bias", "head.weight"), ("encoder.*", "*.weight"))
+        ('encoder.0.weight', 'encoder.0.bias', 'head.weight')
+        >>> matching(("encoder.0.weight", "encoder.0.bias", "head.weight"), ("*.bias",))
+        ('encoder.0.bias',)
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -34,7 +41,24 @@ def matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ..
 
 
 def select_state(module: nn.Module, names: Iterable[str], *, clone: bool = True) -> dict[str, Tensor]:
-    """The named parameters and persistent buffers of a module, detached; copies unless ``clone`` is false."""
+    """Parameters and persistent buffers of a module by name, detached.
+
+    Args:
+        module: The module.
+        names: Names as in its ``state_dict``.
+        clone: Whether the tensors are copies; otherwise they share the module's memory.
+
+    Raises:
+        KeyError: The module has no tensor of this name.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.state.tensors import load_state, select_state
+        >>> model = torch.nn.Linear(1, 2)
+        >>> load_state(model, {"bias": torch.tensor([1.0, 2.0])})
+        >>> select_state(model, ["bias"])
+        {'bias': tensor([1., 2.])}
+    """
     state = module.state_dict()
     return {name: state[name].clone() if clone else state[name] for name in names}
 
@@ -43,8 +67,17 @@ def norm_names(module: nn.Module, *, affine: bool) -> set[str]:
     """Names of the running statistics of all batch and instance normalization layers.
 
     Args:
-        module: Where to look.
-        affine: Whether their weights and biases are named, too.
+        module: The module, with all its layers.
+        affine: Whether their weights and biases are included.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.state.tensors import norm_names
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        >>> sorted(norm_names(model, affine=False))
+        ['1.num_batches_tracked', '1.running_mean', '1.running_var']
+        >>> len(norm_names(model, affine=True))  # with 1.weight and 1.bias
+        5
     """
     found: set[str] = set()
     for prefix, layer in module.named_modules():
@@ -56,10 +89,18 @@ def norm_names(module: nn.Module, *, affine: bool) -> set[str]:
 
 @torch.no_grad()
 def load_state(module: nn.Module, state: State) -> None:
-    """Copy tensors into the module's parameters and buffers of the same names.
+    """Copy tensors into the module's parameters and buffers of the same names; the others are unchanged.
 
     Raises:
-        KeyError: A name that the module does not have.
+        KeyError: The module has no tensor of this name.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.state.tensors import load_state
+        >>> model = torch.nn.Linear(1, 2)
+        >>> load_state(model, {"bias": torch.tensor([1.0, 2.0])})
+        >>> model.bias.tolist()
+        [1.0, 2.0]
     """
     own = module.state_dict()  # shares storage with the module
     for name, value in state.items():
@@ -72,6 +113,17 @@ class TensorDict(nn.Module):
     Args:
         state: Initial content.
         persistent: Whether the content is part of ``state_dict``.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.state.tensors import TensorDict
+        >>> prototypes = TensorDict({"class.0": torch.tensor([1.0, 2.0])})
+        >>> prototypes.as_state()
+        {'class.0': tensor([1., 2.])}
+        >>> list(prototypes.state_dict())  # a buffer's name must not have a dot
+        ['class/0']
+        >>> prototypes.to(torch.float64).as_state()["class.0"].dtype
+        torch.float64
     """
 
     def __init__(self, state: State | None = None, *, persistent: bool = True) -> None:
@@ -87,14 +139,14 @@ class TensorDict(nn.Module):
             self.register_buffer(name.replace(".", "/"), tensor.detach(), persistent=self._persistent)
 
     def as_state(self) -> dict[str, Tensor]:
-        """The content by name, not copied."""
+        """Content by name, not copied."""
         return {key.replace("/", "."): tensor for key, tensor in self._buffers.items() if tensor is not None}
 
     def __len__(self) -> int:
         return len(self._buffers)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take whatever names the checkpoint has: the content may have grown since construction."""
+        """Load all names of the checkpoint: the content may have grown since construction."""
         if self._persistent:
             found = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
             device = next((b.device for b in self._buffers.values() if b is not None), None)

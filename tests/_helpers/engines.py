@@ -1,4 +1,4 @@
-"""VectorizedEngine beside SequentialEngine."""
+"""Comparison of VectorizedEngine with SequentialEngine."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def trained(fit, **options):
 
 
 def evaluate(federation, engine, clients=None):
-    """Judge clients on both parts, as the federation lets its own engine do, in the Trainer's precision."""
+    """Evaluate clients on both parts, as the federation lets its own engine do, in the Trainer's precision."""
     chosen = range(federation.num_clients) if clients is None else clients
     tasks = (
         (

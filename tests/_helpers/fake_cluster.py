@@ -2,12 +2,12 @@
 
 from _helpers.ray_helpers import FakeRay
 from pfl_lightning import RayEngine
-from pfl_lightning.engines.ray import engine as ray_fit
-from pfl_lightning.engines.ray import payloads as _payloads
+from pfl_lightning.engines.ray import engine as ray_engine
+from pfl_lightning.engines.ray import payloads
 
 
 class FakeCluster:
-    """In the place of :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
+    """Stand-in for :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
 
     def __init__(self, ray, num_workers):
         self.ray, self.num_workers, self.gpus_per_worker, self.closed = ray, num_workers, 0.0, 0
@@ -19,6 +19,6 @@ class FakeCluster:
 def fake_ray_engine(monkeypatch, workers=2, deaths=(), seed=0, **options):
     """A RayEngine whose workers live in this process, and the Ray that they have; it sends the smallest tensor once."""
     ray = FakeRay(deaths, seed)
-    monkeypatch.setattr(_payloads, "WORTH_SHARING", 0)
-    monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(ray, workers))
+    monkeypatch.setattr(payloads, "WORTH_SHARING", 0)
+    monkeypatch.setattr(ray_engine, "Cluster", lambda *args: FakeCluster(ray, workers))
     return RayEngine(workers=workers, **options), ray

@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def first_net(seed: int = SEED) -> Net:
-    """The weights that everybody starts from."""
+    """Initial weights of all clients."""
     torch.manual_seed(derive_seed(seed, "initial weights"))
     return Net()
 

@@ -1,4 +1,4 @@
-"""A small Lightning project, as somebody would have written it without this package."""
+"""A small Lightning project, written as if this package did not exist."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Locked:
 
 
 class Reference:
-    """What Ray gives for an object or a result to come."""
+    """Reference to an object or to a future result, as Ray returns it."""
 
     def __init__(self, compute):
         self.compute = compute

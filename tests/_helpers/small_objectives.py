@@ -29,7 +29,7 @@ SMALL = {
 
 @dataclass
 class Samples:
-    """What an objective asks of a client's data."""
+    """Data of a client, as far as an objective needs it."""
 
     inputs: torch.Tensor
 

@@ -194,7 +194,7 @@ def run(
     store: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Federation:
-    """Fit a federation on the toy data; ``store`` says where clients' states rest."""
+    """Fit a federation on the toy data; ``store`` says where clients' states are stored."""
     federation = Federation(method, encoder, engine=engine, seed=seed, **(store or {}))
     trainer = quiet_trainer(rounds, loop or GivenCohorts(*cohorts), *callbacks, **options)
     trainer.fit(federation, datamodule=data or Toy(), ckpt_path=ckpt_path)

@@ -44,7 +44,7 @@ class WithUnlabeled(ToyViews):
         return dataclasses.replace(super().load(), unlabeled_inputs=inputs)
 
     def tensors(self, client: int, part: str = "train") -> tuple[Tensor, Tensor]:
-        """What the client trains on, for a restatement."""
+        """Training data of a client, for a restatement."""
         inputs, targets = super().tensors(client, part)
         if part != "train":
             return inputs, targets

@@ -97,14 +97,14 @@ def test_everybody_after_an_error():
     data = Toy()
     with pytest.raises(MemoryError):
         run(Fails, loop=FederatedLoop(eval_cohort=3), data=data)
-    assert data.eval_clients_clients() == list(range(CLIENTS))
+    assert data.evaluated_clients() == list(range(CLIENTS))
 
 
 def test_clients_that_do_not_exist():
     data = Toy()
     data.eval_clients = [1, 5]
     with pytest.raises(IndexError, match=r"eval_clients: \[1, 5\] names clients outside 0 to 4"):
-        data.eval_clients_clients()
+        data.evaluated_clients()
 
 
 # ---------------------------------------------------------------------- what is written

@@ -7,8 +7,8 @@ from _helpers.ray_helpers import FakeRay
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.cli import main
-from pfl_lightning.cli.parser import ENGINES, with_engine
-from pfl_lightning.engines.ray import engine as ray_fit
+from pfl_lightning.cli.parser import ENGINES, expand_engine_option
+from pfl_lightning.engines.ray import engine as ray_engine
 from pfl_lightning.errors import ConfigurationError
 
 
@@ -55,7 +55,7 @@ def test_an_engine_by_name(tmp_path, name, words):
 
 
 def test_options_of_the_engine_follow(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_fit, "Cluster", lambda *args: FakeCluster(FakeRay(), 2))
+    monkeypatch.setattr(ray_engine, "Cluster", lambda *args: FakeCluster(FakeRay(), 2))
     words = "--engine ray --model.engine.workers 2 --model.engine.engine VectorizedEngine"
     main(["fit", "--config", config(tmp_path), *words.split()])
     found = saved(tmp_path)["init_args"]
@@ -106,7 +106,7 @@ def test_other_words_stay_as_they_are():
     words = ["fit", "--config", "fit.yaml", "--engine", "ray", "--fitted", "x", "--engine=rai", "--engine"]
     ray = ["--engine", "null", "--model.engine", "RayEngine"]
     expanded = ["fit", "--config", "fit.yaml", *ray, "--fitted", "x", "--engine=rai", "--engine"]
-    assert with_engine(words) == expanded
+    assert expand_engine_option(words) == expanded
 
 
 def test_validate_takes_it_too(tmp_path, monkeypatch):

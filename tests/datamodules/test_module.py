@@ -1,4 +1,4 @@
-"""The data module: who gets which samples, and that nobody gets another's."""
+"""The data module: every client gets its own samples, and no client another's."""
 
 import lightning as L
 import numpy as np
@@ -96,7 +96,7 @@ def test_validation_is_a_stratified_share_that_leaves_every_class_a_training_sam
 
 @pytest.mark.parametrize("ending", [".npz", ".json"])
 @pytest.mark.parametrize("test_size", [90, 0])
-def test_a_saved_partition_gives_the_same_parts(tmp_path, ending, test_size):
+def test_a_saved_partition_gives_the_same_splits(tmp_path, ending, test_size):
     data = ready(DirichletOverClients(5, 0.3, seed=3), test_size=test_size, seed=1)
     path = tmp_path / f"partition{ending}"
     data.save_partition(path)
@@ -116,7 +116,7 @@ def test_a_file_counts_the_data_sets_own_order(tmp_path):
     drawn = ready(FromFile(str(path)), validation_share=0.0, test_size=0)
     assert not seen_by(drawn, 0)[2] & {5, 3, 8, 100}
     path.write_text('{"train": [[5, 3], [8, 100]], "test": [[8], [7]]}')
-    with pytest.raises(PartitionError, match=r"1 samples are both in a training and in a test part \(the first: 8\)"):
+    with pytest.raises(PartitionError, match=r"1 samples are both in a training and in a test split \(the first: 8\)"):
         ready(FromFile(str(path)), test_size=0)
 
 

@@ -109,7 +109,7 @@ def _clean_registry(monkeypatch):
 
 
 @pytest.mark.usefixtures("_clean_registry")
-def test_registering_ones_own():
+def test_registering_a_user_defined_encoder():
     @register("identity")
     class Identity(nn.Module):
         def __init__(self, input_shape, **options):

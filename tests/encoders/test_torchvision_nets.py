@@ -53,7 +53,7 @@ def test_features_are_those_of_torchvision(trained):
 
 
 @torch.no_grad()
-def test_a_linear_layer_of_its_own_follows(trained):
+def test_a_linear_layer_follows(trained):
     encoder, trunk, file = trained
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     loaded = encoder((3, 32, 32), out_features=7, weights=file).eval().double()
@@ -62,7 +62,7 @@ def test_a_linear_layer_of_its_own_follows(trained):
 
 
 @torch.no_grad()
-def test_grey_images_are_seen_as_in_three_equal_channels(trained):
+def test_gray_images_are_seen_as_in_three_equal_channels(trained):
     encoder, trunk, file = trained
     images = torch.randn(2, 1, 40, 40, dtype=torch.float64)
     loaded = encoder((1, 40, 40), out_features=None, weights=file).eval().double()

@@ -1,4 +1,4 @@
-"""Conductance beside its closed form and beside its definition; ranks beside scipy's."""
+"""Conductance against its closed form and its definition; ranks against scipy's."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The contrastive loss with samples left out, and NT-Xent beside lightly's."""
+"""The contrastive loss with samples left out, and NT-Xent against lightly's."""
 
 import pytest
 import torch

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from pfl_lightning.functional import nearest_neighbor as nearest_neighbor
-from pfl_lightning.functional import nearest_neighbor_accuracy
+from pfl_lightning.functional import nearest_neighbor, nearest_neighbor_accuracy
 
 LABELS = torch.tensor(load_digits().target)
 
@@ -60,7 +59,7 @@ def test_blocks_do_not_matter(monkeypatch):
 
 @pytest.mark.parametrize("copies", [2, 7, 33])
 def test_of_equally_near_ones_the_first_counts(copies):
-    """Wherever they lie in the product, which may round each differently."""
+    """Equal rows give equal results in any place of the product, which may round each differently."""
     values = draw(40, 100)
     train = values.repeat(copies, 1)
     labels = torch.arange(len(train))  # a class of its own for each: only the first copy is right

@@ -1,4 +1,4 @@
-"""Class separation and centerd kernel alignment beside their definitions, written out in loops."""
+"""Class separation and centered kernel alignment against their definitions, written out in loops."""
 
 import itertools
 

@@ -167,7 +167,7 @@ AS_FACTORS = COMMON | {
     "factors that are infinite": (lambda u: {"factors": poison(u.factors, float("inf"))}, "factors holds 1 non-finite"),
     "factors of another width": (
         lambda u: {"factors": u.factors[:, :3]},
-        r"factors has shape \(7, 3\), expected \(7, 4\)",
+        r"factors has shape \(8, 3\), expected \(8, 4\)",
     ),
     "too few factors": (lambda u: {"factors": u.factors[1:]}, "ranks must add up to the 7 rows"),
     "too few ranks": (lambda u: {"ranks": u.ranks[:1]}, r"ranks has shape \(1,\), expected \(2,\)"),

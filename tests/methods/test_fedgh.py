@@ -176,7 +176,7 @@ BAD = {
     "width": ({"means": torch.zeros(2, 3)}, r"means has shape \(2, 3\), expected \(2, 4\)"),
     "number": ({"means": torch.zeros(3, FEATURES)}, r"means has shape \(3, 4\), expected \(2, 4\)"),
     "counts": ({"counts": torch.tensor([8])}, r"counts has shape \(1,\), expected \(2,\)"),
-    "column": ({"classes": torch.tensor([[1], [3]])}, r"classes has shape \(2, 1\), expected \(2,\)"),
+    "column": ({"classes": torch.tensor([[1], [3]])}, r"classes has shape \(2, 1\), expected \(K,\)"),
     "scalar": ({"classes": torch.tensor(1), "means": torch.zeros(1, FEATURES), "counts": torch.ones(1)}, "classes has"),
     "unordered": ({"classes": torch.tensor([3, 1])}, r"classes is \[3, 1\], expected ascending"),
     "twice": ({"classes": torch.tensor([1, 1])}, r"classes is \[1, 1\], expected ascending"),

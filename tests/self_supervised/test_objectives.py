@@ -41,7 +41,7 @@ NAMES = pytest.mark.parametrize("name", SMALL)
 
 
 def start(plain, objective):
-    """What the objective has made for this fit."""
+    """State that the objective has made for this fit."""
     if isinstance(objective, MoCoV2):
         plain.start(objective.bank)
     elif isinstance(objective, SwAV):

@@ -1,4 +1,4 @@
-"""What is particular to one objective: prototypes, memory bank, groups; and arguments that are refused."""
+"""Details of single objectives: prototypes, memory bank, groups; and refused arguments."""
 
 from functools import partial
 
@@ -58,7 +58,7 @@ def test_the_smallest_epsilon_of_swav_does_not_overflow():
     assert not objective._loss(rows, rows).isfinite()
 
 
-def test_mocos_bank_starts_anew_with_random_directions():
+def test_every_fit_starts_mocos_bank_with_random_directions():
     network, objective = built(SMALL["mocov2"])
     torch.manual_seed(5)
     objective.before_fit(network, context())
@@ -112,7 +112,7 @@ def test_more_groups_than_samples_are_refused():
 
 
 def test_groups_start_as_directions_of_clusters_of_the_clients_projections():
-    """As many groups as samples: every projection is a cluster of its own."""
+    """Groups as many as samples: every projection is a cluster of its own."""
     network, objective = built(SMALL["smog"])
     data = context(GROUPS)
     objective.projector.layers[1].running_mean.sub_(0.3)  # is used, and stays as it is

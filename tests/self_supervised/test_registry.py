@@ -1,4 +1,4 @@
-"""Which objective a client has, by name or by what makes it; and what is said where lightly is missing."""
+"""The choice of an objective by name or factory, and the error where lightly is missing."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def test_without_lightly_a_client_says_what_to_install():
 
 
 def test_the_package_is_imported_without_lightly():
-    """In a process of its own, where nothing has imported it yet."""
+    """Run in a new process, where nothing has imported lightly yet."""
     program = """
 import sys
 sys.modules["lightly"] = None

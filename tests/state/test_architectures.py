@@ -1,4 +1,4 @@
-"""Several encoders in one federation: who has which, what is refused, and their states at rest."""
+"""Several encoders in one federation: their assignment, refused combinations, and stored states."""
 
 from functools import partial
 
@@ -186,7 +186,7 @@ def test_the_check_leaves_an_encoder_as_it_was():
         assert torch.equal(torch.get_rng_state(), random)
 
 
-# ---------------------------------------------------------------------- states at rest
+# ---------------------------------------------------------------------- stored states
 
 
 class TestGroupedStates:

@@ -94,7 +94,7 @@ def test_groups_of_clients_are_split_by_architecture(method):
 
 
 def test_clients_of_both_architectures_train_as_they_would_alone():
-    """In plain torch."""
+    """The reference is written in plain torch."""
 
     def plain_encoder(input_shape):
         encoder = nn.Sequential(nn.Linear(input_shape[0], 7), nn.ReLU(), nn.Linear(7, FEATURES))

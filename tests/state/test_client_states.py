@@ -1,4 +1,4 @@
-"""Every client's part of the state at rest, in memory or in a file: against a plain dictionary."""
+"""The per-client state store, in memory or in a file, against a plain dictionary."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ PLACES = ["memory", "disk"]
 def make(place, initial=None, clients=3, folder=None):
     states = ClientStates(INITIAL if initial is None else initial, clients)
     if place == "disk":
-        states.rest_on_disk(folder)
+        states.move_to_disk(folder)
     return states
 
 
@@ -145,12 +145,12 @@ def drawn(kinds, seed):
     place=st.sampled_from(PLACES),
 )
 def test_like_a_dictionary_bit_by_bit(kinds, clients, steps, moves, place):
-    """Whatever is stored, in whatever order, and wherever it rests or moves in between."""
+    """Any sequence of writes gives the states of a dictionary, in memory, on disk, and moved in between."""
     initial = drawn(kinds, 0)
     states, expected = make(place, initial, clients), {}
     for step, (client, seed) in enumerate(steps):
         if step in moves:
-            states.rest_on_disk()
+            states.move_to_disk()
         state = drawn(kinds, seed)
         states.set(client % clients, state)
         expected[client % clients] = state
@@ -179,7 +179,7 @@ def test_a_state_of_another_precision_takes_that_of_the_store(place):
 
 
 def test_the_file_is_sparse_and_has_no_name(tmp_path):
-    """A hundred gigabytes of room; nothing is left to clean up, not even by a process that is killed."""
+    """A hundred gigabytes of capacity; nothing is left to clean up, not even by a process that is killed."""
     states = make("disk", {"w": torch.zeros(250_000)}, 100_000, str(tmp_path))
     states.set(99_999, {"w": torch.ones(250_000)})
     assert states.get(99_999)["w"].sum() == 250_000
@@ -195,7 +195,7 @@ def test_the_file_goes_with_the_store():
     before = open_files()
     states = make("disk")
     assert open_files() > before
-    states.rest_on_disk()
+    states.move_to_disk()
     copied = copy.deepcopy(states)
     del states, copied
     assert open_files() == before
@@ -230,7 +230,7 @@ def test_no_more_room_is_an_error_that_says_what_to_do(tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FederationError, match=r"cannot rest in .*nowhere: No such file.*spill_dir"):
+    with pytest.raises(FederationError, match=r"cannot be stored in .*nowhere: No such file.*spill_dir"):
         make("disk", folder=str(tmp_path / "nowhere"))
 
 
@@ -263,5 +263,5 @@ def test_all_stores_together_count(tmp_path, limit, expected):
 def test_too_little_free_space_is_said_at_the_start(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=19_999)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.warns(UserWarning, match=r"rests in .*, where 2e-05 GB are free; .*to 2e-05 GB .*spill_dir"):
+    with pytest.warns(UserWarning, match=r"is stored in .*, where 2e-05 GB are free; .*to 2e-05 GB .*spill_dir"):
         spill_to_disk(0.0, two_stores(), str(tmp_path))

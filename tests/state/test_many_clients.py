@@ -57,7 +57,7 @@ def test_results_are_the_same_on_disk(tmp_path, method, encoder, options):
 
 @pytest.mark.parametrize(("first", "then"), [(ON_DISK, IN_MEMORY), (IN_MEMORY, ON_DISK)], ids=["from disk", "to disk"])
 @pytest.mark.parametrize("case", [case for case in CASES if "," in case])
-def test_a_run_goes_on_where_states_rest_elsewhere(tmp_path, case, first, then):
+def test_a_run_resumes_with_states_on_disk_or_in_memory(tmp_path, case, first, then):
     method, encoder, options = CASES[case]
     fit = for_toy(method, lr=0.05, epochs=1)
     options |= {"encoder": encoder, "data": Toy(batch_size=9), "plugins": [AtomicCheckpointIO()]}
@@ -69,7 +69,7 @@ def test_a_run_goes_on_where_states_rest_elsewhere(tmp_path, case, first, then):
     assert resumed.test_scores == whole.test_scores
 
 
-def test_small_states_rest_in_memory_unless_told_otherwise():
+def test_small_states_stay_in_memory_by_default():
     assert not any(store.on_disk for store in stores(run(partial(LocalOnly, epochs=1))))
 
 
@@ -79,13 +79,13 @@ def test_limits_without_meaning_are_refused(limit):
         run(FedPer, store={"client_state_memory_gb": limit})
 
 
-def test_a_folder_that_is_not_there_is_said_before_the_first_round(tmp_path):
-    with pytest.raises(FederationError, match=r"cannot rest in .*nowhere: No such file.*spill_dir"):
+def test_a_missing_folder_is_refused_before_the_first_round(tmp_path):
+    with pytest.raises(FederationError, match=r"cannot be stored in .*nowhere: No such file.*spill_dir"):
         run(FedPer, store=ON_DISK | {"spill_dir": str(tmp_path / "nowhere")})
 
 
 def test_a_checkpoint_that_is_read_as_needed_outlives_its_file(tmp_path):
-    """What was loaded is a copy: the file may be gone, or overwritten, in the next round."""
+    """The loaded state is a copy: the file may be gone, or overwritten, in the next round."""
     fit, plugins = partial(FedPer, lr=0.05, epochs=1), [AtomicCheckpointIO()]
     first = play(tmp_path, 1, fit, plugins=plugins)
     path = tmp_path / "last.ckpt"
@@ -95,11 +95,11 @@ def test_a_checkpoint_that_is_read_as_needed_outlives_its_file(tmp_path):
     assert_same(whole_state(resumed), whole_state(first))
 
 
-# ---------------------------------------------------------------------- nothing grows with those who stay away
+# ---------------------------------------------------------------------- cost of clients that do not take part
 
 
 def checkpoint_of(method, clients, path, **options):
-    """What a federation leaves after two rounds in which clients 0 to 3 take part and six are evaluated."""
+    """Checkpoint of a federation after two rounds in which clients 0 to 3 take part and six are evaluated."""
     saver = ModelCheckpoint(path, filename="saved")
     federation = run(
         for_toy(method, epochs=1),
@@ -166,7 +166,7 @@ def anonymous():
 def stored(place):
     states = ClientStates({"w": torch.zeros(250_000)}, 1000)  # a gigabyte, if it were written
     if place == "disk":
-        states.rest_on_disk(sys.argv[1])
+        states.move_to_disk(sys.argv[1])
     return states
 
 for place in ("disk", "memory"):

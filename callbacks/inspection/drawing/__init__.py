@@ -1,1 +1,1 @@
-"""Figures, and where they go."""
+"""Figures and charts, and their output to loggers and files."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 __all__ = ["LOSSES", "Chart", "Layout", "layout"]
 
 Layout = dict[str, dict[str, list[str | list[str]]]]
-"""Categories of charts by title: the kind of a chart and its tags."""
+"""Charts by category and title: the kind of a chart and its tags."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of scalars.
+    """Chart of scalars.
 
     Attributes:
-        category: Under which heading it stands.
-        title: What stands above it.
-        tags: The scalars: regular expressions; for a chart with a band the tags of value, lower and upper end.
-        band: Whether it is a line in a band.
+        category: Heading under which the chart is shown.
+        title: Title of the chart.
+        tags: Regular expressions of the scalars; for a chart with a band the tags of value, lower and upper end.
+        band: True for a line with a band around it.
     """
 
     category: str
@@ -30,13 +30,18 @@ class Chart:
 
 LOSSES = (
     Chart("loss", "loss by component, mean over the cohort", ("train/(?!clients_left_out).*",)),
-    Chart("loss", "loss on the clients' own parts", (".*loss/mean",)),
+    Chart("loss", "loss on the clients' own splits", (".*loss/mean",)),
 )
-"""What :class:`~pfl_lightning.callbacks.FederatedLoop` and the federation log in any case."""
+"""Charts of the losses that :class:`~pfl_lightning.callbacks.FederatedLoop` and the federation always log."""
 
 
 def layout(charts: Sequence[Chart]) -> Layout:
-    """The charts as ``SummaryWriter.add_custom_scalars`` takes them."""
+    """Layout of charts for ``SummaryWriter.add_custom_scalars``.
+
+    Example:
+        >>> layout([Chart("loss", "training loss", ("train/.*",))])
+        {'loss': {'training loss': ['Multiline', ['train/.*']]}}
+    """
     categories: Layout = {}
     for chart in charts:
         kind = "Margin" if chart.band else "Multiline"

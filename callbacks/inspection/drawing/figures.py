@@ -17,7 +17,12 @@ _MOST_TICKS = 40
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, drawn in memory whatever the backend of pyplot is."""
+    """Empty figure that is drawn in memory, independent of pyplot's backend.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -27,7 +32,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def render(figure: Figure) -> NDArray[np.uint8]:
-    """The figure as pixels, (H, W, 3)."""
+    """Pixels of a figure, shape (H, W, 3), unsigned bytes."""
     canvas: Any = figure.canvas
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
@@ -41,15 +46,15 @@ def client_map(
     label: str = "",
     top: float = 1.0,
 ) -> tuple[Figure, Axes]:
-    """A heat map of clients by clients.
+    """Heat map of clients by clients.
 
     Args:
-        matrix: (m, m).
-        clients: Their numbers, m.
-        title: What stands above it.
-        across: What the columns are.
-        label: What the colors are.
-        top: The value of the brightest color.
+        matrix: Values, shape (m, m).
+        clients: Ids of the m clients.
+        title: Title of the figure.
+        across: Label of the columns.
+        label: Label of the colors.
+        top: Value of the brightest color.
     """
     size = float(np.clip(2.5 + 0.2 * len(clients), 5, 12))
     figure = new_figure(size + 1.2, size)
@@ -63,7 +68,7 @@ def client_map(
 
 
 def colors(count: int) -> NDArray[np.float64]:
-    """Colors that tell ``count`` things apart, as far as that is possible, (count, 4)."""
+    """Distinct colors, as far as possible, shape (count, 4), red, green, blue and alpha from 0 to 1."""
     from matplotlib import colormaps
 
     if count <= 10:
@@ -74,7 +79,7 @@ def colors(count: int) -> NDArray[np.float64]:
 
 
 def thin_ticks(axes: Axes, axis: str, labels: list[str]) -> None:
-    """Label positions 0, 1, ...; of many, evenly spread ones."""
+    """Label the positions 0, 1, ... of an axis; with more than 40 labels, evenly spread ones."""
     step = -(-len(labels) // _MOST_TICKS)
     places = range(0, len(labels), step)
     rotation = 90 if axis == "x" and max(map(len, labels), default=0) > 2 else 0

@@ -1,4 +1,4 @@
-"""What each kind of logger can take beside numbers; nothing here needs any of them to be installed."""
+"""Output of images, histograms and text to each kind of logger; none of them has to be installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Image = NDArray[np.uint8]
 
 
 class SummaryWriter(Protocol):
-    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+    """Interface of ``torch.utils.tensorboard.SummaryWriter`` that is used here."""
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int, *, dataformats: str) -> None: ...
 
@@ -36,17 +36,17 @@ class SummaryWriter(Protocol):
 
 
 def tensorboard_writer(logger: Logger) -> SummaryWriter | None:
-    """The writer of a TensorBoardLogger, ``None`` for another logger."""
+    """Writer of a TensorBoardLogger; ``None`` for another logger."""
     return cast(SummaryWriter, logger.experiment) if isinstance(logger, TensorBoardLogger) else None
 
 
 def write_image(logger: Logger, tag: str, image: Image, round: int) -> bool:
-    """Show a picture of shape (H, W, 3).
+    """Log an image of shape (H, W, 3), unsigned bytes.
 
-    TensorBoard takes it by ``add_image``, Weights & Biases by ``log_image``, MLflow by its client's ``log_image``.
+    TensorBoard accepts it by ``add_image``, Weights & Biases by ``log_image``, MLflow by its client's ``log_image``.
 
     Returns:
-        Whether the logger has taken it.
+        True if the logger accepts images.
     """
     writer = tensorboard_writer(logger)
     if writer is not None:
@@ -63,17 +63,17 @@ def write_image(logger: Logger, tag: str, image: Image, round: int) -> bool:
 
 
 def write_histogram(logger: Logger, tag: str, values: NDArray[np.float64], edges: NDArray[np.float64], r: int) -> bool:
-    """Show how values spread.
+    """Log a histogram.
 
     Args:
         logger: The logger.
-        tag: Name.
-        values: The values, (n,).
-        edges: Edges of the bins.
+        tag: Name of the histogram.
+        values: The values, shape (n,).
+        edges: Edges of the bins, ascending.
         r: The round.
 
     Returns:
-        Whether the logger has taken it; TensorBoard alone does.
+        True if the logger accepts histograms; only TensorBoard does.
     """
     writer = tensorboard_writer(logger)
     if writer is None:
@@ -83,23 +83,23 @@ def write_histogram(logger: Logger, tag: str, values: NDArray[np.float64], edges
 
 
 def write_text(logger: Logger, tag: str, text: str, round: int) -> bool:
-    """Show text as it is.
+    """Log text verbatim.
 
     Returns:
-        Whether the logger has taken it; TensorBoard alone does.
+        True if the logger accepts text; only TensorBoard does.
     """
     writer = tensorboard_writer(logger)
     if writer is None:
         return False
-    writer.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), round)  # Markdown for "as it is"
+    writer.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), round)  # Markdown's code block
     return True
 
 
 def start_session(logger: Logger, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> bool:
-    """Tell TensorBoard's HPARAMS tab the hyper-parameters of a run, and which scalars to show beside them.
+    """Log the hyper-parameters of a run, and the scalars to show with them, for TensorBoard's HPARAMS tab.
 
     Returns:
-        Whether the logger has taken it; TensorBoard alone does.
+        True if the logger has such a tab; only TensorBoard does.
     """
     writer = tensorboard_writer(logger)
     if writer is None:
@@ -113,7 +113,7 @@ def start_session(logger: Logger, values: Mapping[str, bool | int | float | str]
 
 
 def end_session(logger: Logger) -> None:
-    """Tell TensorBoard's HPARAMS tab that a run has come to its end."""
+    """Mark the run as finished in TensorBoard's HPARAMS tab."""
     writer = tensorboard_writer(logger)
     if writer is not None:
         from torch.utils.tensorboard.summary import hparams

@@ -20,14 +20,14 @@ CONFIG = "projector_config.pbtxt"
 
 @dataclass(frozen=True)
 class Embedding:
-    """Points with what is known of them.
+    """Points with their metadata.
 
     Attributes:
-        name: What the projector calls them; may hold slashes.
-        points: (n, d), on the CPU.
-        columns: Names of the metadata.
-        rows: Metadata of each point, a text for each column.
-        images: A picture of each point, as :func:`thumbnails` gives them, (n, 3, H, W); ``None`` for none.
+        name: Name in the projector; may contain slashes.
+        points: Points on the CPU, shape (n, d).
+        columns: Names of the metadata columns.
+        rows: Metadata of each point, one text per column.
+        images: Image of each point from :func:`thumbnails`, shape (n, 3, H, W); ``None`` for none.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Embedding:
 
 
 def write_embedding(folder: Path, embedding: Embedding) -> None:
-    """Write an embedding below a log folder, over an older one of that name, and add it to the projector's list."""
+    """Write an embedding below a log folder and add it to the projector's list; one of the same name is replaced."""
     from google.protobuf import text_format
     from PIL import Image
     from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
@@ -70,10 +70,21 @@ def write_embedding(folder: Path, embedding: Embedding) -> None:
 
 
 def thumbnails(inputs: Tensor) -> Tensor | None:
-    """Small pictures of inputs, (n, 3, H, W) unsigned bytes on the CPU, each from black to white.
+    """Small images of inputs, each scaled from black to white.
 
     Args:
-        inputs: (n, 1 or 3, H, W), any floats; ``None`` comes of other inputs.
+        inputs: Any floats, shape (n, 1 or 3, H, W) for images.
+
+    Returns:
+        Unsigned bytes on the CPU, shape (n, 3, H', W') with sides of at most 64 pixels; ``None`` if the inputs are no
+        images.
+
+    Example:
+        >>> images = thumbnails(torch.randn(5, 1, 128, 64))
+        >>> images.shape, images.dtype
+        (torch.Size([5, 3, 64, 32]), torch.uint8)
+        >>> thumbnails(torch.randn(5, 30)) is None
+        True
     """
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         return None
@@ -89,7 +100,7 @@ def thumbnails(inputs: Tensor) -> Tensor | None:
 
 
 def _sprite(images: Tensor) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """All images on a square grid, row by row, (H', W', 3); and width and height of one."""
+    """Image of all images on a square grid, row by row, shape (H', W', 3); and width and height of one of them."""
     side = int(np.ceil(np.sqrt(len(images))))
     height, width = images.shape[-2:]
     grid = torch.zeros(side * side, 3, height, width, dtype=torch.uint8)

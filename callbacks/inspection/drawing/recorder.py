@@ -1,4 +1,4 @@
-"""Where scalars, pictures and text go: to the loggers that can take them, otherwise into files."""
+"""Recorder of scalars, figures and text: to the loggers that accept them, otherwise to files."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Gives to every logger of the Trainer what it can take; what none takes is saved into a folder.
+    """Output to every logger of the Trainer that accepts it; what no logger accepts is saved in a folder.
 
     Args:
-        trainer: The outer Trainer; ``fast_dev_run`` records nothing.
+        trainer: The Trainer of the federation; with ``fast_dev_run`` nothing is recorded.
         dirpath: Folder of the files; ``None`` is ``inspection`` in the run's folder.
 
     Raises:
-        ConfigurationError: The folder cannot be made.
+        ConfigurationError: If the folder cannot be created.
     """
 
     def __init__(self, trainer: L.Trainer, dirpath: str | None = None) -> None:
@@ -57,7 +57,7 @@ class Recorder:
                 logger.log_metrics(dict(values), step=round)
 
     def figure(self, tag: str, figure: Figure, round: int) -> None:
-        """Show a figure, or save it as ``<tag>-round-<round>.png``."""
+        """Log a figure, or save it as ``<tag>-round-<round>.png``."""
         if self.silent:
             return
         image = render(figure)
@@ -68,7 +68,7 @@ class Recorder:
             Image.fromarray(image).save(self._file(f"{tag}-round-{round:04d}.png", "pictures"))
 
     def histogram(self, tag: str, values: Sequence[float], edges: NDArray[np.float64], round: int) -> None:
-        """Show how values spread over bins; where the logger has no histograms, as a picture."""
+        """Log a histogram; as a figure if no logger accepts histograms."""
         finite = np.asarray(values, dtype=np.float64)
         finite = finite[np.isfinite(finite)]
         if self.silent or not len(finite):
@@ -82,50 +82,50 @@ class Recorder:
             self.figure(tag, figure, round)
 
     def text(self, tag: str, text: str, round: int) -> None:
-        """Show text, or save it as ``<tag>.txt``."""
+        """Log text, or save it as ``<tag>.txt``."""
         if not self.silent:
             taken = [write_text(logger, tag, text, round) for logger in self.loggers]
             if not any(taken):
                 self._file(f"{tag}.txt", "texts").write_text(text)
 
     def hyper_parameters(self, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
-        """Log what the run is made with; TensorBoard shows the last values of the metrics beside it."""
+        """Log the hyper-parameters of the run; TensorBoard shows the last values of the metrics with them."""
         for logger in [] if self.silent else self.loggers:
             if not start_session(logger, values, metrics):
                 logger.log_hyperparams(dict(values))
 
     def finished(self) -> None:
-        """Tell TensorBoard that the run has come to its end."""
+        """Mark the run as finished in TensorBoard."""
         for logger in [] if self.silent else self.loggers:
             end_session(logger)
 
     def layout(self, charts: Sequence[Chart]) -> None:
-        """Tell TensorBoard how to group scalars; others have no such thing."""
+        """Group scalars into charts in TensorBoard; other loggers do not support it."""
         for writer in filter(None, map(tensorboard_writer, [] if self.silent else self.loggers)):
             writer.add_custom_scalars(layout(charts))
 
     def tensorboard_folders(self, what: str) -> list[Path]:
-        """The log folders of the TensorBoard loggers, for files of a plugin; one line says so if there is none."""
+        """Log folders of the TensorBoard loggers, for files of a plugin; a message is logged once if there is none."""
         if self.silent:
             return []
         found = [Path(str(logger.log_dir)) for logger in self.loggers if tensorboard_writer(logger) is not None]  # type: ignore[attr-defined]
         if not found:
-            self._say(what, f"{what} is left out: it is TensorBoard's, and the run has no TensorBoardLogger")
+            self._say(what, f"{what} is skipped: it needs a TensorBoardLogger, and the run has none")
         return found
 
     def _file(self, name: str, what: str) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._say(what, f"no logger of this run takes {what}: they are saved in {self.folder}")
+        self._say(what, f"no logger of this run accepts {what}: they are saved in {self.folder}")
         return path
 
     def _check_folder(self) -> None:
-        """Refuse a folder that cannot be made before the first round; it is made when something lies in it."""
+        """Refuse a folder that cannot be created before the first round; it is created with its first file."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
             reason = "cannot be written to" if there.is_dir() else "is not a folder"
             raise ConfigurationError(
-                f"the folder {self.folder} for inspection pictures cannot be made, since {there} {reason}: "
+                f"the folder {self.folder} for inspection figures cannot be created, since {there} {reason}: "
                 "give another dirpath"
             )
 

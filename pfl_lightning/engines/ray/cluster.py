@@ -1,9 +1,8 @@
-"""A Ray of one's own on this machine, or the way to one that runs already."""
+"""Connection to Ray: a local instance, or a running cluster."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import warnings
@@ -15,12 +14,12 @@ __all__ = ["Cluster", "require_ray"]
 
 
 def require_ray() -> Any:
-    """The module ``ray``.
+    """Module ``ray``.
 
     Raises:
-        ConfigurationError: It is not installed.
+        ConfigurationError: Ray is not installed.
     """
-    # Ray reports how it is used to its makers unless told not to; that is for the user to decide, not for us.
+    # Ray sends usage reports by default; that is the user's decision.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -33,13 +32,13 @@ def require_ray() -> Any:
 
 
 class Cluster:
-    """The connection to Ray: started here, joined by address, or the one that this process has already.
+    """Connection to Ray: started here, joined by address, or already open in this process.
 
     Args:
-        address: Of a running cluster (``"auto"``, ``"host:6379"``); ``None`` starts one on this machine.
-        num_workers: Workers that are wanted; ``None`` for one for each share of the cores.
+        address: Address of a running cluster (``"auto"``, ``"host:6379"``); ``None`` starts one on this machine.
+        num_workers: Number of workers; ``None`` for as many as the cores allow.
         cpus_per_worker: Cores of a worker.
-        gpus_per_worker: GPUs of a worker; ``None`` divides those there are if ``on_gpu``.
+        gpus_per_worker: GPUs of a worker; ``None`` divides the available GPUs if ``on_gpu``.
         on_gpu: Whether the outer Trainer is on a GPU.
 
     Raises:
@@ -85,7 +84,7 @@ class Cluster:
         if self.num_workers * cpus_per_worker > cpus:
             warnings.warn(
                 f"{self.num_workers} workers of {cpus_per_worker} cores each were asked for, there are {cpus} cores: "
-                "they will get in each other's way, or wait for one another",
+                "they will compete for cores, or wait for one another",
                 stacklevel=3,
             )
         gpus = float(there.get("GPU", 0))
@@ -102,27 +101,20 @@ class Cluster:
         except Exception as error:
             raise ConfigurationError(
                 f"no Ray cluster can be reached at address={address!r} ({type(error).__name__}: {error}); start one "
-                "with `ray start --head`, or leave the address away for workers on this machine"
+                "with `ray start --head`, or leave out the address for workers on this machine"
             ) from error
 
     def _init(self, **options: Any) -> None:
         self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
     def close(self) -> None:
-        """Leave; a Ray that was started here ends with its processes."""
+        """Disconnect; a Ray instance that was started here is shut down."""
         if self._own and self.ray.is_initialized():
             self.ray.shutdown()
 
 
-def gpu_share(gpus: float, workers: int) -> float:
-    """GPUs of each worker such that all find a place: whole ones, or a fraction of one."""
-    if gpus < 1:
-        return gpus / workers
-    return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
-
-
 def _knock(address: str, seconds: float = 10.0) -> None:
-    """Look whether anybody listens at ``host:port``; other addresses are Ray's to judge."""
+    """Try a connection to ``host:port``; other addresses are left to Ray."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), seconds).close()

@@ -33,22 +33,22 @@ from pfl_lightning.errors import ConfigurationError, FederationError
 __all__ = ["RayEngine"]
 
 EVALUATED_TOGETHER = 4
-"""Clients in a payload of an evaluation without fine-tuning, which takes less time than a fit."""
+"""Clients in one payload of an evaluation without fine-tuning, which takes less time than a fit."""
 
 _log = logging.getLogger(__name__)
 
 
 class RayEngine(Engine):
-    """Trains and evaluates clients in worker processes of Ray (``pip install 'pfl-lightning[ray]'``).
+    """Engine that trains and evaluates clients in worker processes of Ray (``pip install 'pfl-lightning[ray]'``).
 
-    A worker gets the data and the architectures once. For a local fit it gets what the server sends and the client's
-    stored state, and returns the update and the new state; what the server sends to all alike is sent to every worker
-    once a round. Since all randomness derives from (seed, round, client, purpose), the results do not depend on the
-    number of workers, nor on which worker takes which client; on a CPU they are bit by bit those of the engine inside
-    on as many threads.
+    A worker gets the data and the architectures once. For a local fit it gets the broadcast and the client's stored
+    state, and returns the update and the new state. Tensors that the server sends to all clients are sent to every
+    worker once a round. Since all randomness derives from (seed, round, client, purpose), the results do not depend on
+    the number of workers, nor on which worker takes which client. On a CPU they equal, bit by bit,
+    those of the inner engine with as many threads.
 
-    A worker that dies, or is lost with its node, costs time alone: its clients run again elsewhere. Warnings and log
-    lines of the workers appear in this process, as do losses and progress.
+    If a worker dies, or is lost with its node, its clients run again on another worker. Warnings and log lines of the
+    workers appear in this process, as do losses and progress.
 
     Args:
         workers: Number of workers; ``None`` for as many as the cores of the machine (or of the cluster) allow.
@@ -58,7 +58,7 @@ class RayEngine(Engine):
         cpus_per_worker: Cores, and threads, of a worker.
         gpus_per_worker: GPUs of a worker, also a fraction; ``None`` divides the GPUs there are among the workers if the
             outer Trainer is on a GPU, and takes none otherwise.
-        engine: What trains inside a worker: ``SequentialEngine`` (``None``), ``VectorizedEngine`` or
+        engine: Engine inside a worker: ``SequentialEngine`` (``None``), ``VectorizedEngine`` or
             ``TrainerEngine``, with its own options, such as clipping.
         start_timeout: Seconds to wait for a first worker.
         runtime_env: Ray's runtime environment of the workers (environment variables, packages to install).
@@ -81,7 +81,7 @@ class RayEngine(Engine):
         if gpus_per_worker is not None and gpus_per_worker < 0:
             raise ValueError(f"gpus_per_worker must be at least 0, or null, got {gpus_per_worker}")
         if isinstance(engine, RayEngine):
-            raise ConfigurationError("engine is what trains inside a worker: it cannot be a RayEngine itself")
+            raise ConfigurationError("engine is the engine inside a worker and cannot be a RayEngine itself")
         require_ray()
         self.workers, self.address = workers, address
         self.cpus_per_worker, self.gpus_per_worker = cpus_per_worker, gpus_per_worker
@@ -99,10 +99,10 @@ class RayEngine(Engine):
     # ------------------------------------------------------------------ workers
 
     def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
-        """Start the workers and send them what they keep.
+        """Start the workers and send them models, data and settings.
 
         Raises:
-            ConfigurationError: There is no Ray, no cluster at the address, or something that cannot be sent.
+            ConfigurationError: Ray is not installed, no cluster answers at the address, or an object cannot be pickled.
         """
         self.stop()
         setup = _packed(
@@ -132,7 +132,7 @@ class RayEngine(Engine):
         )
 
     def stop(self) -> None:
-        """End the workers, and Ray where it was started for them."""
+        """Stop the workers, and Ray if it was started for them."""
         pool, self._pool = self._pool, None
         cluster, self._cluster = self._cluster, None
         try:
@@ -143,7 +143,7 @@ class RayEngine(Engine):
                 cluster.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the workers, which stay with this process."""
+        """State without the workers, which belong to this process."""
         return {**self.__dict__, "_cluster": None, "_pool": None, "_models": {}, "_bundle_numbers": count()}
 
     # ------------------------------------------------------------------ rounds and evaluations
@@ -204,7 +204,7 @@ class RayEngine(Engine):
             yield from unpack(reply.value)
 
     def _take_notices(self, reply: Reply) -> None:
-        """Warn and log in this process, of each thing once: workers do not know what others have said."""
+        """Repeat workers' warnings and log lines in this process, each once: workers do not know those of others."""
         for notice in reply.notices:
             if notice in self._said:
                 continue

@@ -1,8 +1,8 @@
-"""Objects as bytes, tensors as buffers beside them, and tensors that the receiver has already as references.
+"""Serialization of objects: bytes, separate buffers for tensors, and references to tensors the receiver has.
 
 Ray's own pickling copies tensors twice and sends them in every message that holds them. Here a tensor becomes a buffer
-that Ray puts into shared memory as it is, with its layout (the order of its dimensions in memory), since that decides
-the order of sums and with it the last bits of a result.
+that Ray puts into shared memory without a copy. Its layout (the order of its dimensions in memory) is kept, since it
+decides the order of sums and so the last bits of a result.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor
 __all__ = ["Packed", "pack", "unpack"]
 
 Place = tuple[int, int]
-"""A tensor that the receiver has: number of its bundle, position in it."""
+"""Reference to a tensor that the receiver has: number of its bundle, position in it."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """An object as bytes.
+    """Object as bytes.
 
     Attributes:
-        content: The object without its buffers.
-        buffers: Contents of its tensors and arrays, bytes.
+        content: Bytes of the object without its buffers.
+        buffers: Bytes of its tensors and arrays.
     """
 
     content: bytes
@@ -46,11 +46,11 @@ class Packed:
 
 
 def pack(value: Any, known: Mapping[int, Place] | None = None) -> Packed:
-    """Make bytes of an object; whatever cannot be pickled by reference (lambdas, classes of a script) goes by value.
+    """Serialize an object; functions and classes that cannot be imported (lambdas, a script's classes) go by value.
 
     Args:
         value: The object.
-        known: Where the receiver finds a tensor, by the ``id`` of the tensor; it must not have changed.
+        known: References to the receiver's tensors, by the ``id`` of the tensor, which must not have changed.
 
     Returns:
         The bytes; its buffers share the memory of the tensors, which must not change before they have been sent.
@@ -61,13 +61,13 @@ def pack(value: Any, known: Mapping[int, Place] | None = None) -> Packed:
 
 
 def unpack(packed: Packed, known: Mapping[int, Sequence[Tensor]] | None = None, *, copy: bool = True) -> Any:
-    """The object again.
+    """Deserialize an object.
 
     Args:
-        packed: What :func:`pack` returned.
+        packed: The result of :func:`pack`.
         known: The bundles that it refers to.
         copy: Whether tensors get memory of their own. Otherwise they share that of the buffers, which may be read-only
-            memory of other processes, too: nobody may write into such a tensor.
+            memory of other processes: such a tensor must not be written to.
     """
     buffers: list[Any] = [bytearray(buffer.data) if copy else buffer for buffer in packed.buffers]
     return _Unpickler(io.BytesIO(packed.content), buffers, known or {}, copy).load()
@@ -77,7 +77,7 @@ def _pickler(file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: Mappin
     from ray import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """Tensors by buffer or by reference."""
+        """Pickler of tensors by buffer or by reference."""
 
         def persistent_id(self, value: Any) -> Place | None:
             return known.get(id(value)) if type(value) is Tensor else None
@@ -101,7 +101,7 @@ class _Unpickler(pickle.Unpickler):
         return found
 
     def find_class(self, module: str, name: str) -> Any:
-        """Tensors of their own are in torch's memory: its alignment may decide the last bits of a product."""
+        """Copy tensors into torch's memory, if asked: its alignment may decide the last bits of a product."""
         found = super().find_class(module, name)
         return _own_tensor if found is _tensor and self._copy else found
 
@@ -111,9 +111,9 @@ def _as_array(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype, tuple[int, ...
     strides = value.stride()
     order = tuple(sorted(range(value.ndim), key=lambda d: (-strides[d], d)))
     dense = value.permute(order)
-    if not dense.is_contiguous():  # an excerpt of something: its layout is of no use
+    if not dense.is_contiguous():  # a slice of a larger tensor: its layout is of no use
         order, dense = tuple(range(value.ndim)), value.contiguous()
-    # NumPy knows fewer types: the bytes travel as integers of the same size.
+    # NumPy knows fewer types: the bytes are sent as integers of the same size.
     integers = _INTEGERS.get(dense.element_size())
     array = dense.numpy() if integers is None else dense.view(integers).numpy()
     return array, value.dtype, order, tensor.requires_grad

@@ -1,4 +1,4 @@
-"""Clients made into payloads, and tensors that several payloads have in common sent once."""
+"""Payloads for workers, in which tensors common to several payloads are sent once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pfl_lightning.messages import Broadcast
 __all__ = ["HostCopies", "PayloadBuilder"]
 
 WORTH_SHARING = 65_536
-"""Bytes from which tensors go into a bundle; fewer are sent along."""
+"""Bytes from which common tensors go into a bundle; fewer are sent in the payload."""
 
 
 class PayloadBuilder:
-    """Makes the payloads of one round, or of one evaluation.
+    """Builder of the payloads of one round, or of one evaluation.
 
-    What the server sends to all clients alike, and what never changes, are the same tensor objects in one task after
-    the other. From the second payload on they are kept by Ray as a bundle, which every worker gets once. Tensors are
-    told by their identity, and nothing may change them while the payloads are made: the next round has payloads anew.
+    Tensors that the server sends to all clients, and fixed ones, are the same objects in every task. From the second
+    payload on Ray holds them as a bundle, which every worker gets once. Tensors are recognized by identity and must not
+    change while payloads are made: every round has a new builder.
 
     Args:
-        put: Hands an object to Ray and returns its reference.
-        numbers: Gives the bundles their numbers. Workers keep bundles by number from round to round, so that a number
-            must never come twice while they live.
+        put: Function that stores an object in Ray and returns its reference.
+        numbers: Numbers of the bundles. Workers keep bundles by number from round to round, so that a number must not
+            be used twice while they live.
     """
 
     def __init__(self, put: Callable[[Packed], Any], numbers: Iterator[int]) -> None:
@@ -39,7 +39,7 @@ class PayloadBuilder:
         self.num_bytes = 0
 
     def make(self, work: Sequence[ClientWork]) -> Payload:
-        """The payload of some clients."""
+        """Payload of some clients."""
         own: dict[int, Tensor] = {}
         for piece in work:
             tensors = _tensors_of(piece)
@@ -65,13 +65,13 @@ class PayloadBuilder:
 
 
 class HostCopies:
-    """Broadcasts in host memory; what one has in common with the one before it is copied once, and stays in common."""
+    """Broadcasts in host memory; tensors common to consecutive broadcasts are copied once and stay common."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, held so that its id stays, and its copy
 
     def of(self, message: Broadcast) -> Broadcast:
-        """The broadcast with its content on the CPU."""
+        """Broadcast with its tensors on the CPU."""
         tensors = [tensor for _, _, tensor in message.tensors()]
         if all(tensor.device.type == "cpu" for tensor in tensors):
             return message
@@ -80,6 +80,6 @@ class HostCopies:
 
 
 def _tensors_of(work: ClientWork) -> dict[int, Tensor]:
-    """By id, in a fixed order."""
+    """Tensors of a client's work by id, in a fixed order."""
     found = [tensor for _, _, tensor in work.broadcast.tensors()] + list(work.state.values())
     return {id(tensor): tensor for tensor in found if type(tensor) is torch.Tensor}

@@ -1,4 +1,4 @@
-"""Worker processes that take payloads of clients, and others in the place of those that die."""
+"""Pool of worker processes, which hands out jobs and replaces workers that die."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Job", "WorkerPool"]
 _log = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
-"""Workers that may die on one payload before the run is given up."""
+"""Number of workers that may die on one payload before the run fails."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A payload on its way.
+    """Job for a worker.
 
     Attributes:
-        payload: What a worker gets.
-        method: What it does with it: the name of a method of :class:`Worker`.
-        about: Whom it is about, for messages.
-        deaths: Workers that died while they had it in hand.
+        payload: The worker's input.
+        method: Name of the method of :class:`Worker` that takes it.
+        about: Clients and round, for messages.
+        deaths: Number of workers that died while they ran it.
     """
 
     payload: Payload
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(eq=False)
 class _Run:
-    """Jobs of a round or an evaluation, by number: those that no worker has yet, and replies that wait their turn."""
+    """Jobs of a round or an evaluation by number: jobs not handed out yet, and replies waiting for earlier ones."""
 
     waiting: deque[tuple[int, Job]] = field(default_factory=deque)
     done: dict[int, Reply] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class _Run:
 
 @dataclass(eq=False)
 class _Seat:
-    """A place for a worker. Of its jobs the first is in hand, the others wait in front of the worker."""
+    """Place of a worker. It runs the first of its jobs; the others wait in its queue."""
 
     actor: Any
     starting: Any  # the reference of Worker.prepare, until it has come
@@ -56,16 +56,16 @@ class _Seat:
 
 
 class WorkerPool:
-    """A fixed number of workers.
+    """Pool of a fixed number of workers.
 
     Args:
         ray: The module, connected.
-        num_workers: How many.
+        num_workers: Number of workers.
         options: Ray's resources of a worker.
         threads: Threads of a worker.
-        setup: What every worker has from the start.
-        data: Every client's data.
-        device: Where workers train, ``"cpu"`` or ``"cuda"``.
+        setup: Packed :class:`~pfl_lightning.engines.ray.worker.Setup` of every worker.
+        data: Packed data of all clients.
+        device: Device of the workers, ``"cpu"`` or ``"cuda"``.
         patience: Seconds to wait for a first worker.
         take: Called with every reply, for its notices.
     """
@@ -83,7 +83,7 @@ class WorkerPool:
         take: Callable[[Reply], None],
     ) -> None:
         self._ray, self._threads, self._patience, self._take, self._device = ray, threads, patience, take, device
-        # Ray retries nothing itself: a worker that dies is replaced here, where it is known what it had in hand.
+        # Ray retries nothing itself: a dead worker is replaced here, where its jobs are known.
         self._make = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
         self._wanted = f"{num_workers} workers with {options}"
         self._inputs = [ray.put(setup)], [ray.put(data)]
@@ -118,7 +118,7 @@ class WorkerPool:
                 while expected in own.done:
                     expected += 1
                     yield own.done.pop(expected - 1)
-        finally:  # left early: what is still in hand belongs to nobody
+        finally:  # stopped early: jobs of this run that workers still have are dropped
             for seat in list(self._seats):
                 if any(run is own for run, _, _ in seat.jobs.values()):
                     others = [entry for entry in seat.jobs.values() if entry[0] is not own]
@@ -127,7 +127,7 @@ class WorkerPool:
                         run.waiting.appendleft((place, job))
 
     def _replace_dead_idlers(self) -> None:
-        """A worker that died while it had nothing to do says so only when it is asked, and nobody is to blame."""
+        """Replace workers that died while idle, which is noticed only on a call and is no job's fault."""
         asked = [(seat, seat.actor.alive.remote()) for seat in self._seats if seat.starting is None and not seat.jobs]
         for seat, answer in asked:
             try:
@@ -137,7 +137,7 @@ class WorkerPool:
                 self._renew(seat)
 
     def _hand_out(self, run: _Run) -> None:
-        """One job for every free worker; a second one, so that it need not wait, while there are enough for all."""
+        """Give every free worker a job, and a second one in its queue while there are enough for all."""
         ready = [seat for seat in self._seats if seat.starting is None]
         for held in (0, 1):
             for seat in ready:
@@ -146,7 +146,7 @@ class WorkerPool:
                     seat.jobs[getattr(seat.actor, job.method).remote(job.payload)] = (run, number, job)
 
     def _collect(self) -> None:
-        """Wait for a reply, for a worker that has started, or for news of one that died."""
+        """Wait for a reply, a started worker, or a dead one."""
         starting = {seat.starting: seat for seat in self._seats if seat.starting is not None}
         working = {reference: seat for seat in self._seats for reference in seat.jobs}
         patience = None if len(starting) < len(self._seats) else self._patience
@@ -207,16 +207,18 @@ class WorkerPool:
         )
 
     def _replace(self, seat: _Seat, error: Exception) -> None:
-        """Let another worker do what a dead one had; a fit depends on its task alone: the result is the same."""
+        """Hand a dead worker's jobs to others; a fit depends on its task alone, so that the result is the same."""
         lost = list(seat.jobs.values())
         job = lost[0][2]
         job.deaths += 1
         if job.deaths >= MOST_DEATHS:
             raise FederationError(
                 f"{job.about}: {job.deaths} workers in turn have died on it, the last: {_first_line(error)}; "
-                "if the system killed them for want of memory, ask for fewer workers"
+                "if the system killed them for lack of memory, use fewer workers"
             ) from error
-        _log.warning("RayEngine: a worker died on %s, which runs again elsewhere (%s)", job.about, _first_line(error))
+        _log.warning(
+            "RayEngine: a worker died on %s, which runs again on another worker (%s)", job.about, _first_line(error)
+        )
         for run, number, again in reversed(lost):
             run.waiting.appendleft((number, again))
         self._renew(seat)
@@ -227,14 +229,14 @@ class WorkerPool:
         seat.actor, seat.starting, seat.jobs = fresh.actor, fresh.starting, {}
 
     def close(self) -> None:
-        """End all workers, whatever they have in hand."""
+        """Stop all workers and drop their jobs."""
         for seat in self._seats:
             self._ray.kill(seat.actor)
         self._seats = []
 
 
 class _InWorkerError(Exception):
-    """Shows, as the cause of an error, where in the worker it was raised."""
+    """Cause of an error, which shows the worker's traceback."""
 
     def __str__(self) -> str:
         return f"in a worker process:\n{self.args[0]}"

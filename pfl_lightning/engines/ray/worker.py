@@ -1,4 +1,4 @@
-"""What runs in a worker process: local fits and evaluations of payloads of clients, by an ordinary engine."""
+"""Worker process: local fits and evaluations of the clients of a payload, by an ordinary engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "TorchSwitches",
 
 @dataclass(frozen=True)
 class TorchSwitches:
-    """What is set for torch as a whole, by hand or by the outer Trainer, and decides numbers or checks them."""
+    """Global switches of torch that change results or check them, set by the user or the outer Trainer."""
 
     deterministic: bool
     warn_only: bool
@@ -41,7 +41,7 @@ class TorchSwitches:
 
     @classmethod
     def read(cls) -> TorchSwitches:
-        """As they are in this process."""
+        """Current switches of this process."""
         return cls(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -60,13 +60,13 @@ class TorchSwitches:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker has from the start, besides the data.
+    """Setup of a worker, in addition to the data.
 
     Attributes:
-        models: The module of each architecture.
-        engine: What trains and evaluates the clients.
-        environment: Of the outer Trainer; the device is the worker's own.
-        switches: What is set for torch as a whole.
+        models: Client module of each architecture.
+        engine: Engine that trains and evaluates the clients.
+        environment: Settings of the outer Trainer; the worker sets its own device.
+        switches: Global switches of torch.
     """
 
     models: tuple[FederatedClient, ...]
@@ -77,15 +77,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What travels for a client: all of a task but the data and the architecture.
+    """Task of a client as sent to a worker, without data and architecture.
 
     Attributes:
-        model: Which architecture it has.
-        broadcast: What the server sent.
+        model: Index of the client's architecture.
+        broadcast: The server's message to the client.
         state: The client's stored state.
         trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
-        validation: Whether the validation part is asked for.
-        test: Whether the test part is asked for.
+        validation: Whether the validation part is evaluated.
+        test: Whether the test part is evaluated.
     """
 
     model: int
@@ -98,12 +98,12 @@ class ClientWork:
 
 @dataclass(frozen=True)
 class Payload:
-    """Clients for a worker.
+    """Message to a worker, with the tasks of one client or several.
 
     Attributes:
-        work: A tuple of :class:`ClientWork`.
-        bundles: Tensors that several payloads have in common: the bundles' numbers and where Ray keeps them.
-        alive: Numbers of all bundles that payloads may still refer to; a worker forgets the others.
+        work: Packed tuple of :class:`ClientWork`.
+        bundles: Numbers and Ray references of the bundles of common tensors that the work refers to.
+        alive: Numbers of all bundles that later payloads may refer to; a worker drops the others.
     """
 
     work: Packed
@@ -113,7 +113,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Notice:
-    """A warning, or a line of the package's log (which has no category)."""
+    """Warning, or a line of the package's log (without a category)."""
 
     text: str
     category: type[Warning] | None = None
@@ -124,13 +124,13 @@ class Notice:
 
 @dataclass(frozen=True)
 class Reply:
-    """What comes back.
+    """Reply of a worker.
 
     Attributes:
-        value: The results; nothing when there was an error.
-        error: The error.
-        traceback: Where it happened.
-        notices: What was warned of and logged.
+        value: Packed results; ``None`` after an error.
+        error: Packed error.
+        traceback: Traceback of the error.
+        notices: Warnings and log lines.
     """
 
     value: Packed | None
@@ -140,7 +140,7 @@ class Reply:
 
 
 def versions() -> dict[str, str]:
-    """Versions that decide whether workers compute what this process would."""
+    """Versions that must agree between workers and this process for equal results."""
     from pfl_lightning import __version__
 
     own = {"pfl_lightning": __version__, "torch": torch.__version__, "lightning": L.__version__}
@@ -148,12 +148,12 @@ def versions() -> dict[str, str]:
 
 
 class Worker:
-    """Fits and evaluates the clients that it is sent.
+    """Worker that fits and evaluates the clients of the payloads that it receives.
 
     Args:
         threads: Threads of a fit.
-        path: Where else to look for modules.
-        get: Gets what is kept under a reference; by default Ray's.
+        path: Further entries of ``sys.path``.
+        get: Function that returns the object of a reference; by default ``ray.get``.
     """
 
     def __init__(self, threads: int, path: Sequence[str] = (), get: Callable[[Any], Any] | None = None) -> None:
@@ -180,7 +180,7 @@ class Worker:
         return self._answer(take)
 
     def alive(self) -> bool:
-        """Answer."""
+        """Return True: the process answers."""
         return True
 
     def fit(self, payload: Payload) -> Reply:
@@ -252,7 +252,7 @@ class Worker:
 
 
 def _step_context(environment: FitEnvironment, *, training: bool) -> AbstractContextManager[Any]:
-    """What the outer Trainer has around a step: a default type, or autocast."""
+    """Context manager of the outer Trainer's precision around a step: a default type, or autocast."""
     precision = environment.precision
     return precision.train_step_context() if training else precision.val_step_context()
 
@@ -277,7 +277,7 @@ def _packed_error(error: Exception) -> Packed:
 
 
 def _on_device(precision: Precision, device: torch.device) -> Precision:
-    """A mixed precision names its device."""
+    """Precision for a device, since a mixed precision names its device."""
     if isinstance(precision, MixedPrecision) and precision.device != device.type:
         return MixedPrecision("16-mixed" if precision.precision == "16-mixed" else "bf16-mixed", device.type)
     return precision
@@ -285,7 +285,7 @@ def _on_device(precision: Precision, device: torch.device) -> Precision:
 
 @contextmanager
 def _noted() -> Iterator[Callable[[], list[Notice]]]:
-    """Collect warnings and the package's log, for the process that the user watches."""
+    """Context manager that collects warnings and the package's log, to be repeated in the main process."""
     logger, lines = logging.getLogger("pfl_lightning"), list[Notice]()
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(Notice(record.getMessage(), level=record.levelno))  # type: ignore[method-assign]

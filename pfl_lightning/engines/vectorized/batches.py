@@ -1,4 +1,4 @@
-"""The batches of many clients, stacked step by step."""
+"""Batches of many clients, stacked step by step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Batches = tuple[Tensor, Tensor] | tuple[list[Tensor], list[Tensor]]
 
 
 class Stream:
-    """One client's batches of all epochs of a phase, one after the other, in the order of every other engine.
+    """Batches of one client in all epochs of a phase, in the same order as under every other engine.
 
-    Batches that are not augmented are known by the positions of their samples, so that those of all clients can be
+    Batches without augmentation are given by the positions of their samples, so that those of all clients can be
     gathered at once.
 
     Attributes:
@@ -31,7 +31,7 @@ class Stream:
         pooled: Whether the stream gives positions.
         index: Number of the last batch in its epoch.
         epoch_ended: Whether it was the epoch's last.
-        offset: What is added to positions.
+        offset: Offset added to positions.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Stream:
         return next(self._items)
 
     def close(self) -> None:
-        """Give up the batches that are left."""
+        """Discard the remaining batches."""
         self._items.close()
 
     def tensors(self) -> Batch:
-        """What positions count: all inputs (n, ...) and labels (n,)."""
+        """All inputs (n, ...) and labels (n,), to which positions refer."""
         return self._loader.tensors()
 
     def _all(self) -> Generator[tuple[Tensor, Tensor | None]]:
@@ -73,12 +73,12 @@ class Stream:
 
 
 class StackedBatches:
-    """Puts the next batches of the clients together, where their shapes are the same.
+    """Next batches of the clients, stacked where their shapes are the same.
 
     Args:
         streams: The clients' streams, in the stack's order.
-        environment: What the outer Trainer gives.
-        by_index: Whether batches of different numbers are to be kept apart.
+        environment: Settings of the outer Trainer.
+        by_index: Whether batches of different numbers are kept separate.
         stacked: Whether they are stacked; otherwise they come as lists.
     """
 
@@ -99,11 +99,11 @@ class StackedBatches:
                 stream.pooled = False
 
     def next(self, active: Sequence[Stream]) -> Iterator[tuple[Tensor | None, int, Batches]]:
-        """The next batch of every active client.
+        """Next batch of every active client.
 
         Yields:
-            The clients' rows, or None for all that are active; the batch's number in its epoch, of one of them at
-            least; and the batches.
+            The clients' rows, or None for all active ones; the batch's number in its epoch, of at least one of them;
+            and the batches.
         """
         groups: dict[object, tuple[list[int], list[tuple[Tensor, Tensor | None]], int]] = {}
         for row, stream in enumerate(active):
@@ -114,8 +114,8 @@ class StackedBatches:
             items.append(item)
         for rows, items, index in groups.values():
             batch: Batches = self._environment.precision.convert_input(self._together(items))
-            everybody = len(rows) == len(active)
-            yield None if everybody else torch.tensor(rows, device=batch[0][0].device), index, batch
+            complete = len(rows) == len(active)
+            yield None if complete else torch.tensor(rows, device=batch[0][0].device), index, batch
 
     def _together(self, items: Sequence[tuple[Tensor, Tensor | None]]) -> Batches:
         if self._pool is None:

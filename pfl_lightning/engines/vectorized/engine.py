@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class VectorizedEngine(VectorizedEvaluation):
-    """Trains and evaluates many clients of one architecture at once, by ``torch.func``.
+    """Engine that trains and evaluates many clients of one architecture at once, by ``torch.func``.
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
     other engines call is vectorized over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
@@ -61,7 +61,7 @@ class VectorizedEngine(VectorizedEvaluation):
     client has a loss scale of its own, and skips steps of its own.
 
     Args:
-        clients_per_batch: How many clients are trained, or evaluated, together at most. Memory on the device grows with
+        clients_per_batch: Largest number of clients trained, or evaluated, together. Memory on the device grows with
             it; after an out-of-memory error the group is halved and starts again.
         gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`; each client's gradients are clipped alone.
         gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
@@ -106,7 +106,7 @@ class VectorizedEngine(VectorizedEvaluation):
         self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the reasons found for modules, which are found anew."""
+        """State without the reasons found for modules, which are found again after unpickling."""
         return {**self.__dict__, "_reasons": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -275,14 +275,14 @@ class VectorizedEngine(VectorizedEvaluation):
     def _conclude(
         self, client: FederatedClient, member: Member, environment: FitEnvironment, seconds: float
     ) -> FitResult:
-        """What comes after the last phase, on the module in the client's trained state."""
+        """Result of a fit, computed after the last phase on the module in the client's trained state."""
         context, start = member.context, time.perf_counter()
         if member.error is not None:
             return FitResult(context.client, context.round, None, {}, {}, seconds, member.error)
         try:
             assert member.random_state is not None
             put_state(client, member.state)
-            if member.phases:  # anew for each, as make_update may change modes and leave gradients
+            if member.phases:  # again for each, as make_update may change modes and leave gradients
                 enter_phase(client, member.phases[-1])
             else:
                 client.train()

@@ -1,4 +1,4 @@
-"""Evaluation of many clients at once."""
+"""Evaluation of many clients at once: groups, fine-tuning, and the fallback to one client after another."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["VectorizedEvaluation"]
 
 
 class VectorizedEvaluation(Engine):
-    """The half of :class:`~pfl_lightning.engines.VectorizedEngine` that evaluates.
+    """Evaluation half of :class:`~pfl_lightning.engines.VectorizedEngine`.
 
-    Clients of one architecture are fine-tuned together, where their method does so, as they are trained together; and
-    then their forward passes are vectorized. Either may go client by client without the other.
+    Clients of one architecture are fine-tuned together, if their method fine-tunes, as they are trained together. Then
+    their forward passes are vectorized. Either step may run client by client without the other.
 
     Args:
         clients_per_batch: See :class:`~pfl_lightning.engines.VectorizedEngine`.
@@ -89,7 +89,7 @@ class VectorizedEvaluation(Engine):
     def _evaluate_alike(
         self, client: FederatedClient, tasks: list[EvaluationTask], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
-        """Clients of one architecture."""
+        """Evaluate clients of one architecture."""
         rest = tasks
         while rest:
             group, rest = rest[: self._evaluated_at_once], rest[self._evaluated_at_once :]
@@ -107,7 +107,7 @@ class VectorizedEvaluation(Engine):
                 self._evaluated_alone.add(client)
                 self._say_why(error)
             except ClientError:
-                together = False  # one by one, it is clear whose it is
+                together = False  # one by one, the error belongs to a known client
             except torch.OutOfMemoryError:
                 self._evaluated_at_once = (len(group) + 1) // 2
                 self._say(
@@ -130,7 +130,7 @@ class VectorizedEvaluation(Engine):
     def _goes_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> bool:
-        own = client.step_module is client  # a user's LightningModule is evaluated by its own steps
+        own = client.step_module is client  # a user-defined LightningModule is evaluated by its own steps
         if len(group) == 1 or not own or client in self._evaluated_alone or client.uses_knn_evaluation():
             return False
         if client.personalization_phases():
@@ -170,7 +170,7 @@ class VectorizedEvaluation(Engine):
     def _own_models(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> list[Member]:
-        """The clients' own models, fine-tuned; see :meth:`Engine.load_own_model`."""
+        """Models of the clients, fine-tuned; see :meth:`Engine.load_own_model`."""
         members = list[Member]()
         with guarded_attributes(client) as refuse_changes:
             for task in group:
@@ -187,7 +187,7 @@ class VectorizedEvaluation(Engine):
         return members
 
     def _own_model(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> Member:
-        """A client's own model, before any fine-tuning."""
+        """Model of a client, before any fine-tuning."""
         load_own_state(client, task)
         context = task.context
         member = Member(task, context, tuple(client.personalization_phases()))
@@ -218,7 +218,7 @@ class VectorizedEvaluation(Engine):
 
 
 class _Modules(WeakSet[FederatedClient]):
-    """Modules of which something was found; a copy of the engine finds it anew, for its own modules."""
+    """Set of modules with a property found at run time; a copy of the engine finds it again, for its own modules."""
 
     def __reduce__(self) -> Any:
         return (type(self), ())

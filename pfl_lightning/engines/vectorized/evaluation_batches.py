@@ -1,4 +1,4 @@
-"""The parts that clients are evaluated on, cut into pieces that go through one forward pass together."""
+"""Batches of an evaluation: clients' parts cut into pieces, several of which go through one forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pfl_lightning.engines.tasks import EvaluationTask
 __all__ = ["Piece", "PieceBatch", "gather", "groups_of", "pieces_of"]
 
 WIDEST = 2
-"""How many times its own size a piece is padded to at most."""
+"""Largest ratio of the padded size of a piece to its own size."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Piece:
         row: The client's row in the stack.
         part: 0 for the validation part, 1 for the test part.
         samples: The samples.
-        size: How many they are.
+        size: Number of samples.
     """
 
     row: int
@@ -36,12 +36,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceBatch:
-    """Pieces of different clients, side by side.
+    """Pieces of different clients, stacked and padded to one size S.
 
     Attributes:
         pieces: The pieces, R of them.
-        inputs: Of all, (R, S, ...).
-        labels: Of all, (R, S).
+        inputs: Inputs of all pieces, (R, S, ...).
+        labels: Labels of all pieces, (R, S).
     """
 
     pieces: Sequence[Piece]
@@ -50,7 +50,7 @@ class PieceBatch:
 
     @property
     def valid(self) -> Tensor | None:
-        """Which samples are the pieces' own, (R, S); ``None`` if all are."""
+        """Mask of the samples that are no padding, (R, S); ``None`` if all are."""
         width = self.labels.shape[1]
         if all(piece.size == width for piece in self.pieces):
             return None
@@ -59,7 +59,7 @@ class PieceBatch:
 
 
 def pieces_of(row: int, task: EvaluationTask) -> list[Piece]:
-    """The pieces of a client, of the size of an evaluation batch, largest first."""
+    """Pieces of a client, of the size of an evaluation batch, largest first."""
     found = [
         Piece(row, index, samples, len(samples))
         for index, part in enumerate((task.validation, task.test))
@@ -70,7 +70,7 @@ def pieces_of(row: int, task: EvaluationTask) -> list[Piece]:
 
 
 def groups_of(pieces: Sequence[Piece], limit: int, pad: bool) -> list[list[Piece]]:
-    """Put pieces of different clients together.
+    """Groups of pieces of different clients.
 
     Args:
         pieces: One piece a client.
@@ -90,7 +90,7 @@ def groups_of(pieces: Sequence[Piece], limit: int, pad: bool) -> list[list[Piece
 
 
 def gather(pieces: Sequence[Piece], device: torch.device) -> Iterator[PieceBatch]:
-    """Fetch the samples of a group; those of different shapes come apart."""
+    """Batches of a group's samples; samples of different shapes are in separate batches."""
     shapes: dict[object, list[tuple[Piece, Tensor, Tensor]]] = {}
     for piece in pieces:
         inputs, labels = piece.samples.loader(piece.size, device=device).tensors()
@@ -102,7 +102,7 @@ def gather(pieces: Sequence[Piece], device: torch.device) -> Iterator[PieceBatch
 
 
 def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
-    """Put (n_k, ...) together to (R, S, ...), with the last sample of each in the places that are left."""
+    """Stack rows (n_k, ...) to (R, S, ...), padded with the last sample of each."""
     found = rows[0].new_empty((len(rows), width, *rows[0].shape[1:]))
     for place, row in zip(found, rows, strict=True):
         place[: len(row)] = row

@@ -1,4 +1,4 @@
-"""What happens to the gradients of many clients before the step: unscaling and clipping, for each client alone."""
+"""Unscaling and clipping of stacked gradients, for each client separately."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Tensors = Mapping[str, Tensor]
 
 
 class LossScaling:
-    """A scale for the loss of each client, which follows the client's own gradients as ``GradScaler`` does.
+    """Loss scales of many clients; each follows its client's gradients as ``GradScaler`` does.
 
     Args:
-        scaler: A fresh scaler, of which all start as copies.
+        scaler: A new scaler, whose settings all clients start with.
         count: Number of clients, K.
         device: Where they train.
     """
@@ -36,7 +36,7 @@ class LossScaling:
         """Divide the gradients (A, ...) by the scales, in place, and move the scales.
 
         Returns:
-            The clients, by row, that have a gradient that is not finite, and must take no step.
+            Rows of the clients with a non-finite gradient, which must take no step.
         """
         inverse = self.scales.double().reciprocal().float()
         overflowed = torch.zeros_like(inverse, dtype=torch.bool)
@@ -44,7 +44,7 @@ class LossScaling:
             largest = torch.linalg.vector_norm(gradient.flatten(1), ord=torch.inf, dim=1)  # NaN where there is one
             overflowed |= ~torch.isfinite(largest)
         for gradient in gradients.values():
-            gradient.mul_(_beside(inverse, gradient))
+            gradient.mul_(_broadcast(inverse, gradient))
         self._update(overflowed)
         return [row for row, over in enumerate(overflowed.tolist()) if over]
 
@@ -62,7 +62,22 @@ class LossScaling:
 
 @torch.no_grad()
 def clip_per_client(gradients: Tensors, limit: float, algorithm: str) -> None:
-    """Clip every client's gradients in place, as ``nn.utils.clip_grad_norm_`` or ``clip_grad_value_`` clip one's."""
+    """Clip every client's gradients in place, like ``nn.utils.clip_grad_norm_`` or ``clip_grad_value_`` for one.
+
+    Args:
+        gradients: Gradients of A clients by name, (A, ...).
+        limit: Largest norm of a client's gradient, or largest absolute value of its entries.
+        algorithm: ``"norm"`` or ``"value"``.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.engines.vectorized.gradients import clip_per_client
+        >>> gradients = {"weight": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}  # two clients, of norms 5 and 0.5
+        >>> clip_per_client(gradients, limit=1.0, algorithm="norm")
+        >>> gradients["weight"]
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
     if algorithm == "value":
         for gradient in gradients.values():
             gradient.clamp_(-limit, limit)
@@ -70,9 +85,9 @@ def clip_per_client(gradients: Tensors, limit: float, algorithm: str) -> None:
     norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()])
     scale = (limit / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
-        gradient.mul_(_beside(scale, gradient))
+        gradient.mul_(_broadcast(scale, gradient))
 
 
-def _beside(values: Tensor, gradient: Tensor) -> Tensor:
-    """A number of each client (A,), to be multiplied with a gradient (A, ...)."""
+def _broadcast(values: Tensor, gradient: Tensor) -> Tensor:
+    """Values of the clients (A,), reshaped to be multiplied with a gradient (A, ...)."""
     return values.view(-1, *[1] * (gradient.ndim - 1)).to(gradient.dtype)

@@ -1,4 +1,4 @@
-"""What cannot be vectorized, and how to say why."""
+"""Limits of vectorization: checks of clients and optimizers, and explanations of failures."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ ENGINE = str(Path(__file__).parent.parent)
 
 
 class CannotVectorizeError(Exception):
-    """The clients cannot be trained, or evaluated, together; the reason is said once, and they go one by one.
+    """Clients cannot be trained, or evaluated, together; the reason is logged once, and they run one by one.
 
     Args:
-        reason: Why.
-        silent: Whether the reason needs no mention: it was said before, or going one by one ends in an error that says
-            it better.
+        reason: The reason, with the user's line where it is known.
+        silent: Whether the reason is not logged: it was logged before, or a run one by one ends in a better error.
     """
 
     def __init__(self, reason: str, silent: bool = False) -> None:
@@ -61,7 +60,7 @@ class _LoggedError(Exception):
 
 
 class NoLogs(dict[str, list[Tensor]]):
-    """In place of the record of what a client logs: refuses it where it is logged."""
+    """Stand-in for the record of a client's logged values, which refuses them where they are logged."""
 
     def setdefault(self, key: str, default: Any = None) -> NoReturn:
         """Refuse what is logged under the name ``key``."""
@@ -69,7 +68,7 @@ class NoLogs(dict[str, list[Tensor]]):
 
 
 def reason_against(client: FederatedClient) -> str | None:
-    """Why this client's fits are not vectorized, as far as can be seen beforehand."""
+    """Reason not to vectorize this client's fits, as far as it is visible beforehand; ``None`` if there is none."""
     name = type(client).__name__
     if client.step_module is not client:
         return f"{name} trains a LightningModule of its own ({type(client.step_module).__name__})"
@@ -85,7 +84,7 @@ def check_elementwise(optimizer: Optimizer) -> None:
     """Refuse an optimizer that does not treat every number of a parameter alone.
 
     Raises:
-        ConfigurationError: Names the optimizer and the engine to use.
+        ConfigurationError: The optimizer is not known to be elementwise; the message names an engine to use.
     """
     for name in ELEMENTWISE:
         known = getattr(torch.optim, name)
@@ -93,14 +92,14 @@ def check_elementwise(optimizer: Optimizer) -> None:
         if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(known.step):
             return
     raise ConfigurationError(
-        f"VectorizedEngine steps stacked parameters of many clients at once, which is right for elementwise optimizers "
+        f"VectorizedEngine steps stacked parameters of many clients at once, correct for elementwise optimizers only "
         f"({', '.join(ELEMENTWISE)}); {type(optimizer).__name__} is not known to be one. Use SequentialEngine "
         f"(or TrainerEngine)"
     )
 
 
 def uses_batch_index(client: FederatedClient) -> bool:
-    """Whether the client's ``training_step`` looks at the number of the batch."""
+    """Whether the client's ``training_step`` uses the number of the batch."""
     step = type(client).training_step
     code = getattr(step, "__code__", None)
     if code is None or code.co_argcount < 3:
@@ -115,7 +114,7 @@ def uses_batch_index(client: FederatedClient) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Attribute:
-    """An attribute of a module, with a shallow copy of what a list, a dictionary or a set holds."""
+    """Attribute of a module, with a shallow copy of the content of a list, a dictionary or a set."""
 
     module: nn.Module
     value: Any
@@ -141,7 +140,7 @@ PythonState = dict[str, _Attribute]
 
 
 def python_state(client: FederatedClient) -> PythonState:
-    """What the client's modules keep in Python attributes, which the clients of a stack would share."""
+    """Python attributes of the client's modules, which the clients of a stack would share."""
     return {
         f"{prefix}.{key}" if prefix else key: _Attribute(module, value, _content(value))
         for prefix, module in client.named_modules()
@@ -156,10 +155,10 @@ def equal_attributes(one: PythonState, other: PythonState) -> bool:
 
 
 def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> None:
-    """Refuse attributes that came, went, were assigned anew, or whose lists, dictionaries or sets hold something else.
+    """Refuse attributes that were added, removed or re-assigned, or whose lists, dictionaries or sets changed.
 
     Raises:
-        CannotVectorizeError: Names the first such attribute and ``where`` it changed.
+        CannotVectorizeError: An attribute changed; the message names it and ``where`` it changed.
     """
     changed = [] if _untouched(client, before) else _changed(before, python_state(client))
     if changed:
@@ -171,10 +170,10 @@ def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> 
 
 @contextmanager
 def guarded_attributes(client: FederatedClient) -> Iterator[Callable[[str], None]]:
-    """Gives :func:`refuse_changes` from here on; clients that are to be trained anew find the attributes as they were.
+    """Context manager with :func:`refuse_changes` for its block; on a failure, attributes are restored for a new try.
 
     Yields:
-        A function that is told where the client's code has just run.
+        A function that takes the name of the client's code that has just run.
     """
     before = python_state(client)
     try:
@@ -191,7 +190,7 @@ def guarded_attributes(client: FederatedClient) -> Iterator[Callable[[str], None
 
 
 def _untouched(client: FederatedClient, before: PythonState) -> bool:
-    """Whether there are the very same objects, with the same content: mostly so, and quickly found."""
+    """Whether all attributes are the same objects with the same content: the common case, checked quickly."""
     count = 0
     for prefix, module in client.named_modules():
         for key, value in vars(module).items():
@@ -230,11 +229,11 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, plain) and bool(one == other))
 
 
-# ---------------------------------------------------------------------- where it went wrong
+# ---------------------------------------------------------------------- explanations
 
 
 def explain(error: Exception, client: FederatedClient, method: str = "training_step") -> Exception:
-    """What to raise in place of an error inside a vectorized method of the client; it names the user's line."""
+    """Error to raise instead of one inside a vectorized method of the client; it names the user's line."""
     name = type(client).__name__
     frame = _users_frame(error.__traceback__)
     if isinstance(error, _LoggedError):
@@ -260,7 +259,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _users_frame(trace: TracebackType | None) -> str:
-    """The innermost line that is neither torch's, nor Lightning's, nor the engine's."""
+    """Innermost line that is neither torch's, nor Lightning's, nor the engine's."""
     frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith((*FOREIGN, ENGINE))]
     frames = [f for f in frames if f.name not in ("log", "log_dict")] or frames
     if not frames:

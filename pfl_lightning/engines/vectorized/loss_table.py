@@ -1,4 +1,4 @@
-"""The loss terms of many clients."""
+"""Table of the loss terms of many clients."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["LossTable"]
 
 
 class LossTable:
-    """The loss terms of every client and step, (K, steps) each."""
+    """Loss terms of every client and step by name, (K, steps) each."""
 
     def __init__(self, clients: int, steps: int) -> None:
         self._shape = (clients, steps)
         self._terms: dict[str, Tensor] = {}
 
     def record(self, rows: Tensor | slice, step: int, terms: dict[str, Tensor]) -> None:
-        """Note the terms (R,) of some clients in a step."""
+        """Record the terms (R,) of some clients in a step."""
         for name, values in terms.items():
             if name not in self._terms:
                 self._terms[name] = values.new_zeros(self._shape)
             self._terms[name][rows, step] = values
 
     def fetch(self) -> None:
-        """Bring the terms to the host, once for all clients."""
+        """Copy the terms to the host, once for all clients."""
         self._terms = {name: values.cpu() for name, values in self._terms.items()}
 
     def losses_of(self, row: int, steps: int, member: Member, phase: Phase) -> dict[str, float]:

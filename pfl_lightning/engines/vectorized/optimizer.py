@@ -1,4 +1,4 @@
-"""One optimizer over the parameters of many clients."""
+"""One optimizer over the stacked parameters of many clients."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Tensors = Mapping[str, Tensor]
 class StackedOptimizer:
     """The optimizer that a client configures, over stacked parameters (K, ...), with a schedule for each client.
 
-    The client configures its optimizer over its own parameters; then stacked ones take their places in its groups. So
-    what a client decides by a parameter's name or shape stays right. Each client takes a step as long as it has batches
+    The client configures its optimizer over its own parameters; then stacked ones replace them in its groups. So a
+    choice by a parameter's name or shape stays valid. Each client takes a step as long as it has batches
     left; but learning rates may differ, as a client with fewer batches begins its next epoch earlier, and so may the
     numbers of steps, where some are skipped. Clients that differ in neither are stepped together.
 
@@ -54,7 +54,7 @@ class StackedOptimizer:
         # Without schedulers the settings never differ; with them every client needs its own.
         followed = [unpack_optimizers(client.configure_optimizers()) for _ in range(count)] if schedulers else []
         self._schedules = [_Schedule(optimizer, own) for optimizer, own in followed]
-        self._groups: list[tuple[Settings, list[int]]] = []  # clients stepped together; empty when to be found anew
+        self._groups: list[tuple[Settings, list[int]]] = []  # clients stepped together; empty: to be found again
         # While clients are stepped apart, their state; otherwise torch's optimizer holds that of all.
         self._rows: Rows | None = None
         self._histories: list[History] = []
@@ -103,7 +103,7 @@ class StackedOptimizer:
             self._groups = []
 
     def _find_groups(self) -> list[tuple[Settings, list[int]]]:
-        """The clients of equal settings and histories."""
+        """Groups of clients with equal settings and histories."""
         count = _count(self._tensors)
         same = _settings_of(self._optimizer)
         if not self._schedules and self._rows is None:
@@ -155,7 +155,7 @@ class StackedOptimizer:
             self._groups = []
 
     def _gather(self) -> None:
-        """Let torch's optimizer hold the state of all, who have become equal."""
+        """Return the state of all clients to torch's optimizer, once their histories are equal."""
         if self._rows is not None:
             self._put(self._tensors, self._rows.joined(self._histories[0]))
             self._rows = None

@@ -1,4 +1,4 @@
-"""The state of an optimizer over stacked parameters, taken apart by client and put together again."""
+"""State of an optimizer over stacked parameters, split by client and joined again."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.optim import Optimizer
 __all__ = ["History", "OptimizerState", "Rows", "first_state", "merge_equal", "own", "split"]
 
 OptimizerState = dict[str, dict[str, Any]]
-"""By the parameter's name and the optimizer's own key; tensors of the parameter's shape have a row for each client."""
+"""State by parameter name and by the optimizer's key; tensors of the parameter's shape have a row for each client."""
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class History:
-    """What an optimizer keeps of clients beside their rows: the number of steps, and which tensors there are at all.
+    """Optimizer state of clients in addition to their rows: the number of steps, and the names of existing tensors.
 
     Clients of equal histories can be stepped together. They are equal as long as the clients step together; a client
     that skipped a step is behind in the number of steps, if the optimizer counts them, or has no momentum yet.
 
     Attributes:
-        shared: By the parameter's name and the optimizer's own key; ``None`` where there is a tensor of rows.
+        shared: State by parameter name and by the optimizer's key; ``None`` where there is a tensor of rows.
     """
 
     shared: OptimizerState
@@ -44,7 +44,7 @@ class History:
 
 
 def merge_equal(histories: Sequence[History]) -> list[History]:
-    """The same, with one object for all that are equal."""
+    """Histories with one object for all equal ones."""
     known: list[History] = []
     found: dict[int, History] = {}
     for history in histories:
@@ -56,10 +56,10 @@ def merge_equal(histories: Sequence[History]) -> list[History]:
 
 
 class Rows:
-    """The rows of all clients, of all that the optimizer keeps.
+    """Rows of all clients in the tensors of an optimizer's state.
 
     Args:
-        tensors: By the parameter's name and the optimizer's own key, (K, ...).
+        tensors: Tensors by parameter name and by the optimizer's key, (K, ...).
     """
 
     def __init__(self, tensors: dict[str, dict[str, Tensor]]) -> None:
@@ -71,7 +71,7 @@ class Rows:
             content.update({key: tensor[:count] for key, tensor in content.items()})
 
     def joined(self, history: History, index: Tensor | None = None) -> OptimizerState:
-        """The state of some clients, in which the rows are copies, or of all, in which they are not."""
+        """State of some clients, with copies of their rows, or of all clients, without copies."""
         return {
             name: {
                 key: self._select(name, key, index) if value is None else own(value) for key, value in content.items()
@@ -84,7 +84,7 @@ class Rows:
         return rows if index is None else rows.index_select(0, index)
 
     def write(self, index: Tensor, rows: Rows, parameters: Tensors) -> None:
-        """Take over the rows of some clients; what there was not before is made for all of ``parameters``."""
+        """Write the rows of some clients; missing tensors are first made for all of ``parameters``."""
         for name, content in rows._tensors.items():
             held = self._tensors.setdefault(name, {})
             for key, value in content.items():
@@ -94,7 +94,7 @@ class Rows:
 
 
 def split(state: OptimizerState, parameters: Tensors) -> tuple[Rows, History]:
-    """Take the state of all ``parameters`` (K, ...) apart."""
+    """Split the state of all ``parameters`` (K, ...) into rows and history."""
     rows: dict[str, dict[str, Tensor]] = {}
     shared: OptimizerState = {}
     for name, content in state.items():
@@ -111,7 +111,7 @@ def split(state: OptimizerState, parameters: Tensors) -> tuple[Rows, History]:
 
 
 def first_state(optimizer: Optimizer, names: Sequence[Sequence[str]], count: int) -> OptimizerState:
-    """The state with which an optimizer such as Adagrad begins, for ``count`` clients."""
+    """Initial state of an optimizer such as Adagrad, for ``count`` clients."""
     state: OptimizerState = {}
     for group, held in zip(optimizer.param_groups, names, strict=True):
         for parameter, name in zip(group["params"], held, strict=True):
@@ -123,7 +123,7 @@ def first_state(optimizer: Optimizer, names: Sequence[Sequence[str]], count: int
 
 
 def own(value: Any) -> Any:
-    """A copy of a tensor; anything else as it is."""
+    """Copy of a tensor; any other value unchanged."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 

@@ -26,7 +26,7 @@ __all__ = ["Clipping", "run_stacked_phase"]
 
 @dataclass(frozen=True)
 class Clipping:
-    """How gradients are clipped; ``None`` does not clip."""
+    """Clipping of gradients, by norm or value; without a value there is none."""
 
     value: float | None
     algorithm: str
@@ -48,11 +48,11 @@ def run_stacked_phase(
         client: The module, in the phase.
         phase: The phase.
         stack: The clients' states, which are trained in place; clients with more batches come first afterwards.
-        environment: What the outer Trainer gives.
-        purpose: What batch orders and augmentations are drawn for.
-        clipping: How gradients are clipped.
-        vectorize: Whether the forward pass is vectorized, or goes client by client.
-        computations: Makes what computes a vectorized step; by default it is neither compiled nor captured.
+        environment: Settings of the outer Trainer.
+        purpose: Purpose of the seeds of batch orders and augmentations.
+        clipping: Clipping of the gradients.
+        vectorize: Whether the forward pass is vectorized, or runs client by client.
+        computations: Factory of the computation of a vectorized step; by default it is neither compiled nor captured.
     """
     optimizer = StackedOptimizer(client, len(stack.members))  # of the client as it is, with its encoder
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}

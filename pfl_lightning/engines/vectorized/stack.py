@@ -1,4 +1,4 @@
-"""Clients of one architecture side by side: their states along a leading axis."""
+"""Stack of clients of one architecture: their states along a leading axis."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["Member", "Stack", "by_kind", "full_state", "places_of", "prepare", "
 
 @dataclass(eq=False)
 class Member:
-    """A client on its way through a vectorized fit, or through the fine-tuning before a vectorized evaluation.
+    """Client in a vectorized fit, or in the fine-tuning before a vectorized evaluation.
 
     Attributes:
-        task: What is to be fitted or evaluated.
-        context: Client, round and data.
+        task: The fit or evaluation task.
+        context: Context of the fit: client, round and data.
         phases: The client's phases, of the fit or of the fine-tuning.
-        before: What ``before_fit`` returned.
+        before: Return value of ``before_fit``.
         state: All parameters and buffers: at the start until they are stacked, and again after the training, then as
             views of the stack.
-        random_state: Of torch's CPU generator after ``before_fit``; ``make_update`` goes on from there.
-        features: Of all samples at the received encoder, if the first phase may run on them.
+        random_state: State of torch's CPU generator after ``before_fit``, with which ``make_update`` continues.
+        features: Features of all samples at the received encoder, if the first phase may run on them.
         losses: Means of the loss terms, one for each phase that had the term.
         num_steps: Number of optimizer steps taken, without those that float16 skipped.
-        error: Why the fit failed, if it did.
+        error: Error of the fit, if it failed.
     """
 
     task: FitTask | EvaluationTask
@@ -51,19 +51,19 @@ class Member:
     error: ClientError | None = None
 
     def add_losses(self, found: dict[str, float]) -> None:
-        """Remember the means of a phase."""
+        """Add the means of a phase."""
         for name, value in found.items():
             self.losses.setdefault(name, []).append(value)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Members of the same kind can be stacked."""
+        """Key of the members that can be stacked together."""
         shapes = tuple((name, value.shape, value.dtype) for name, value in self.state.items())
         return (self.phases, shapes, self.features is not None)
 
 
 def by_kind(members: Iterable[Member]) -> list[list[Member]]:
-    """The members that can be stacked together."""
+    """Members in groups that can be stacked together."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind, []).append(member)
@@ -71,7 +71,7 @@ def by_kind(members: Iterable[Member]) -> list[list[Member]]:
 
 
 def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment, cache_features: bool) -> Member:
-    """Everything of a client's fit that comes before the first phase; the module is left in the client's state."""
+    """Run a client's fit up to its first phase; the module is left in the client's state."""
     member, context = Member(task, task.context), task.context
     try:
         begin(client, task)
@@ -100,10 +100,10 @@ def full_state(client: FederatedClient) -> dict[str, Tensor]:
 
 
 def places_of(client: FederatedClient) -> dict[str, str]:
-    """Every place that holds a parameter or a buffer, and the name under which :func:`full_state` has it.
+    """Names of all places of parameters and buffers, with the name that :func:`full_state` has for each.
 
-    A tensor has several places where it is tied. A module that is found under several names has its places once: under
-    a second name, ``functional_call`` would leave it with what it was given.
+    A tied tensor has several places. A module with several names has its places once: under a second name,
+    ``functional_call`` would not restore its tensors.
     """
     names, places = dict[int, str](), dict[str, str]()
     for prefix, module in client.named_modules():
@@ -132,7 +132,7 @@ def _renew_buffers(client: FederatedClient) -> None:
 
 @torch.no_grad()
 def put_state(client: FederatedClient, state: State) -> None:
-    """Bring the module to a state that :func:`full_state` gave.
+    """Load a state that :func:`full_state` returned.
 
     Parameters and persistent buffers are the module's own and are written into. Non-persistent buffers are replaced:
     they may be a broadcast's tensors (:class:`~pfl_lightning.state.tensors.TensorDict` does not copy).
@@ -158,10 +158,10 @@ def put_state(client: FederatedClient, state: State) -> None:
 
 
 class Stack:
-    """The states of several clients along a leading axis.
+    """States of several clients along a leading axis.
 
     Args:
-        members: Clients of one kind; their own states are given up to the stack.
+        members: Clients of one kind; their states move into the stack.
         keep_layout: Whether the rows keep the channels-last layout, where they have it.
     """
 
@@ -179,7 +179,7 @@ class Stack:
                 self.tensors[name] = torch.stack(rows)
 
     def row(self, member: Member) -> dict[str, Tensor]:
-        """One client's state; views, not copies."""
+        """State of one client; views, not copies."""
         index = self.members.index(member)
         return {name: tensor[index] for name, tensor in self.tensors.items()}
 

@@ -1,4 +1,4 @@
-"""Forward passes of many clients at once, on their own parts."""
+"""Evaluation of many clients at once: vectorized forward passes on their own parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
     Args:
         client: The module, in evaluation mode; its own tensors play no part.
         members: Clients of one kind.
-        environment: What the outer Trainer gives.
+        environment: Settings of the outer Trainer.
 
     Raises:
         CannotVectorizeError: The client's forward pass cannot be vectorized.
@@ -55,10 +55,10 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
 
 
 class _States:
-    """The states of clients; what is equal for all of them is held once, so that it is applied to all in one piece.
+    """States of clients; tensors equal for all of them are held once, so that they are applied to all at once.
 
     Args:
-        members: The clients, whose own states are given up.
+        members: The clients, whose states move into this object.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -74,7 +74,7 @@ class _States:
                 self._own[name] = tensor.contiguous()
 
     def own(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """What is not equal, of some clients, (R, ...)."""
+        """Tensors that differ between clients, of some clients, (R, ...)."""
         first, end = rows[0], rows[0] + len(rows)
         if list(rows) == list(range(first, end)):
             return {name: tensor[first:end] for name, tensor in self._own.items()}
@@ -93,7 +93,7 @@ class _StackedEvaluation:
     Args:
         client: The module, in evaluation mode.
         states: The clients' states.
-        environment: What the outer Trainer gives.
+        environment: Settings of the outer Trainer.
     """
 
     def __init__(self, client: FederatedClient, states: _States, environment: FitEnvironment) -> None:
@@ -108,7 +108,7 @@ class _StackedEvaluation:
         for pieces in self._groups(tasks):
             for batch in gather(pieces, device):
                 index = torch.tensor([2 * piece.row + piece.part for piece in batch.pieces], device=device)
-                for total, found in zip((right, losses), self._judge(batch), strict=True):
+                for total, found in zip((right, losses), self._score(batch), strict=True):
                     total.index_add_(0, index, found)
         numbers = zip(right.tolist(), losses.tolist(), strict=True)
         sizes = [0 if part is None else len(part) for task in tasks for part in (task.validation, task.test)]
@@ -131,10 +131,10 @@ class _StackedEvaluation:
             yield from groups_of(turn, limit, pad)
 
     def _may_pad(self, piece: Piece) -> bool:
-        """Whether each sample has its scores to itself, whatever else is in the batch.
+        """Whether a sample's scores are independent of the other samples of its batch.
 
-        It has not where a layer uses batch statistics in evaluation, too. What is computed from a NaN is NaN, so that
-        rows of NaN show it; what merely compares samples is seen by the values.
+        They are not where a layer uses batch statistics in evaluation. NaN spreads through arithmetic, so that padding
+        by rows of NaN shows a dependence; comparisons between samples show in the values.
         """
         samples = next(iter(piece.samples.split(TRIED)))
         inputs, _ = samples.loader(TRIED, device=self._environment.device).tensors()
@@ -144,16 +144,16 @@ class _StackedEvaluation:
         state = {name: tensor.clone() for name, tensor in self._states.row(piece.row).items()}
         with torch_seed(0), self._explained():
             alone = self._scores(state, {}, inputs)
-            beside = self._scores(state, {}, torch.cat([inputs, torch.full_like(inputs, torch.nan)]))[: len(inputs)]
+            padded = self._scores(state, {}, torch.cat([inputs, torch.full_like(inputs, torch.nan)]))[: len(inputs)]
         near = 0.01 * float(alone.abs().amax())
-        return bool(torch.isfinite(beside).all()) and torch.allclose(beside, alone, rtol=0.01, atol=near)
+        return bool(torch.isfinite(padded).all()) and torch.allclose(padded, alone, rtol=0.01, atol=near)
 
-    def _judge(self, batch: PieceBatch) -> tuple[Tensor, Tensor]:
-        """How many samples of each piece are classified correctly, and the sum of their cross entropies, (R,) each."""
+    def _score(self, batch: PieceBatch) -> tuple[Tensor, Tensor]:
+        """Number of correctly classified samples of each piece, and the sum of their cross entropies, (R,) each."""
         given = self._states.own([piece.row for piece in batch.pieces]), self._states.shared
         versions = [{name: tensor._version for name, tensor in tensors.items()} for tensors in given]
         with self._explained():
-            found = vmap(self._judge_one, in_dims=(0, None, 0, 0), randomness="error")(
+            found = vmap(self._score_one, in_dims=(0, None, 0, 0), randomness="error")(
                 *given, self._environment.precision.convert_input(batch.inputs), batch.labels
             )
         for tensors, before in zip(given, versions, strict=True):
@@ -164,7 +164,7 @@ class _StackedEvaluation:
         right, losses = found if valid is None else (values.masked_fill(~valid, 0) for values in found)
         return right.sum(1), losses.sum(1)
 
-    def _judge_one(self, own: Tensors, shared: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_one(self, own: Tensors, shared: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         scores = self._scores(own, shared, inputs)
         return scores.argmax(1) == labels, F.cross_entropy(scores.float(), labels, reduction="none")
 

@@ -34,11 +34,11 @@ __all__ = ["LoopedStep", "StackedStep", "VectorizedStep"]
 
 
 class StackedStep(ABC):
-    """A client's ``training_step``, applied to many states.
+    """Step of many clients: a client's ``training_step``, applied to many states.
 
     Args:
-        client: The module, in the current phase; its own tensors play no part.
-        environment: What the outer Trainer gives.
+        client: The module, in the current phase; its own tensors are not used.
+        environment: Settings of the outer Trainer.
 
     Attributes:
         trained: Names of the parameters that train.
@@ -65,7 +65,7 @@ class StackedStep(ABC):
         self._spare = {}
 
     def begin(self) -> None:
-        """Say that another step begins."""
+        """Begin another step."""
         self._used, self.gradients = None, {}
 
     @abstractmethod
@@ -76,7 +76,7 @@ class StackedStep(ABC):
             rows: The clients, (R,); ``None`` for all that are bound.
             batch: Inputs and labels of each.
             index: Number of the batch in its epoch.
-            scales: What the loss of each is multiplied by before the backward pass, (R,).
+            scales: Factor of each client's loss before the backward pass, (R,).
 
         Returns:
             The loss and its terms, (R,) each, detached and not scaled.
@@ -86,8 +86,8 @@ class StackedStep(ABC):
                 parameters cannot leave alone for the others; or it returns a term in some steps only.
         """
 
-    def _room(self, name: str) -> Tensor:
-        """Where the gradients of all clients come together; its content is overwritten by the end of the step."""
+    def _gradient_buffer(self, name: str) -> Tensor:
+        """Buffer for the gradients of all clients; its content is overwritten by the end of the step."""
         if name not in self.gradients:
             if name not in self._spare:
                 self._spare[name] = torch.empty_like(self._tensors[name])
@@ -95,7 +95,7 @@ class StackedStep(ABC):
         return self.gradients[name]
 
     def _compare(self, used: Iterable[str], terms: Iterable[str]) -> None:
-        """Refuse what the training step does for some clients of a step, or in some steps, only."""
+        """Refuse parameters used for some clients only, and loss terms returned in some steps only."""
         used, terms = frozenset(used), frozenset(terms)
         self._used = used if self._used is None else self._used
         self._terms = terms if self._terms is None else self._terms
@@ -122,7 +122,7 @@ class StackedStep(ABC):
 
 
 class VectorizedStep(StackedStep):
-    """All clients at once.
+    """Step of all clients at once.
 
     Args:
         client: See :class:`StackedStep`.
@@ -156,7 +156,7 @@ class VectorizedStep(StackedStep):
             if rows is None:
                 self.gradients[name] = gradient
             else:
-                self._room(name).index_copy_(0, rows, gradient)
+                self._gradient_buffer(name).index_copy_(0, rows, gradient)
         # Only now are buffers written: the backward pass may need the old values.
         for name, buffer in buffers.items():
             if name in found.assigned:
@@ -168,7 +168,7 @@ class VectorizedStep(StackedStep):
 
 
 class LoopedStep(StackedStep):
-    """One client after the other, on rows of the stack that take the places of the module's own tensors."""
+    """Step of one client after another, on rows of the stack in place of the module's tensors."""
 
     def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
         super().__init__(client, environment)
@@ -210,7 +210,7 @@ class LoopedStep(StackedStep):
         used = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         self._compare(used, terms)
         for name, gradient in used.items():
-            self._room(name)[row].copy_(gradient)
+            self._gradient_buffer(name)[row].copy_(gradient)
             leaves[name].grad = None
         for name, value in assigned.items():
             given[name].copy_(value.detach())

@@ -1,1 +1,1 @@
-"""K-means, and prototypes of clusters."""
+"""K-means (``kmeans``, its vectorized steps in ``steps``), and Calibre's losses on prototypes (``prototypes``)."""

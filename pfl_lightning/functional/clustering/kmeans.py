@@ -1,4 +1,4 @@
-"""K-means: a fixed amount of work inside a training step, and to convergence on a whole data set."""
+"""K-means: with a fixed number of iterations inside a training step, and to convergence on a whole data set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfl_lightning.functional.numerics import at_least_single, without_autocast
 
 
 class Clustering(NamedTuple):
-    """What k-means finds. A named tuple, since `torch.func.vmap` can return it.
+    """Result of k-means. A named tuple, since `torch.func.vmap` can return it.
 
     Attributes:
         centroids: (K, d) or (B, K, d), in single precision at least.
@@ -37,21 +37,21 @@ def kmeans(
     generator: torch.Generator | None = None,
     noise: Tensor | None = None,
 ) -> Clustering:
-    """Cluster a batch by a fixed number of iterations, for use inside a training step.
+    """Cluster a batch by a fixed number of Lloyd's iterations, for use inside a training step.
 
-    No value is looked at, neither by a branch nor for a shape, so that it runs under `torch.func.vmap` (with
-    `randomness="different"`, or `noise`) and keeps no device waiting. Nothing of it carries a gradient. Starts are
-    drawn by greedy k-means++, improved together, and the one of the lowest inertia is returned. An empty cluster takes
-    the point that is farthest from its centroid. Computed in single precision at least, also under autocast.
+    No branch and no shape depends on the data, so that it runs under `torch.func.vmap` (with `randomness="different"`,
+    or `noise`) and never synchronizes a device. The results carry no gradient. Starts are drawn by greedy k-means++,
+    improved together, and the one of the lowest inertia is returned. An empty cluster takes the point that is farthest
+    from its centroid. Computed in single precision at least, also under autocast.
 
-    Four starts of ten iterations come closer to the best of many on a few hundred points than one start that converges
-    does, at no more kernels.
+    On a few hundred points, four starts of ten iterations come closer to the best of many starts than one start that
+    converges, with no more kernels.
 
     Args:
         points: (N, d), or (B, N, d) for B clusterings apart, with N >= K.
         num_clusters: K.
         iterations: Lloyd's iterations.
-        starts: S, from how many starts.
+        starts: S, number of starts.
         generator: for the starts; the draws are made on its device. None: torch's default generator of the device of
             the points.
         noise: uniform draws in [0, 1) in its place, of shape (S, K, L), or (B, S, K, L) for batched points, with
@@ -60,6 +60,16 @@ def kmeans(
     Raises:
         ValueError: if points are not floating point or of another shape, there are fewer than clusters, a number is too
             small, noise has another shape, or both a generator and noise are given.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import kmeans
+        >>> points = torch.tensor([[0.0], [2.0], [10.0], [12.0]])
+        >>> found = kmeans(points, num_clusters=2, generator=torch.Generator().manual_seed(0))
+        >>> sorted(found.centroids.flatten().tolist()), float(found.inertia)  # every point is 1 from its centroid
+        ([1.0, 11.0], 4.0)
+        >>> bool(found.assignment[0] == found.assignment[1]), bool(found.assignment[1] == found.assignment[2])
+        (True, False)
     """
     _check(points, (2, 3), num_clusters, starts)
     if iterations < 0:
@@ -91,15 +101,15 @@ def fit_kmeans(
 ) -> Clustering:
     """Cluster a data set to convergence, as scikit-learn's KMeans does.
 
-    Starts by greedy k-means++, iterations of Lloyd, empty clusters and the rule to stop are those of :func:`kmeans`
-    and scikit-learn; the starts go on together, each until it has converged. Distances are held for a block of points
-    at a time. The device is waited for once an iteration.
+    Starts by greedy k-means++, Lloyd's iterations, empty clusters and the stopping rule are those of :func:`kmeans`
+    and scikit-learn; the starts run together, each until it has converged. Distances are held for a block of points
+    at a time. The device is synchronized once an iteration.
 
     Args:
         points: (N, d), finite, with N >= K. Computed in single precision at least.
         num_clusters: K.
-        starts: how many; the clustering of the lowest inertia is returned.
-        max_iterations: at which the search ends, converged or not.
+        starts: number of starts; the clustering of the lowest inertia is returned.
+        max_iterations: number of iterations after which the search ends, converged or not.
         tolerance: a start has converged when its centroids' squared movements in an iteration add up to this share of
             the points' mean variance of a dimension, at most.
         generator: for the starts; None for torch's default one. A CPU generator gives every device the same draws.
@@ -107,6 +117,14 @@ def fit_kmeans(
     Raises:
         ValueError: if points are not floating point of shape (N, d) or not finite, there are fewer than clusters, or
             a number is too small.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import fit_kmeans
+        >>> points = torch.tensor([[0.0, 0.0], [0.0, 2.0], [9.0, 9.0]])
+        >>> found = fit_kmeans(points, num_clusters=2, generator=torch.Generator().manual_seed(0))
+        >>> sorted(found.centroids.tolist()), float(found.inertia)
+        ([[0.0, 1.0], [9.0, 9.0]], 2.0)
     """
     _check(points, (2,), num_clusters, starts)
     if max_iterations < 0 or not tolerance >= 0:
@@ -136,7 +154,7 @@ def fit_kmeans(
 
 
 def _center(batched: Tensor) -> tuple[Points, Tensor]:
-    """Move data sets to the origin, for the sake of precision; also their means (B, 1, d)."""
+    """Data sets moved to the origin, for the sake of precision, and their means (B, 1, d)."""
     values = at_least_single(batched)
     mean = values.mean(1, keepdim=True)
     values = values - mean
@@ -144,7 +162,7 @@ def _center(batched: Tensor) -> tuple[Points, Tensor]:
 
 
 def _best(points: Points, centroids: Tensor, mean: Tensor) -> Clustering:
-    """The clustering of the lowest inertia for each data set, moved back to where the points came from."""
+    """Clustering of the lowest inertia for each data set, moved back by its mean."""
     assignment, square_distances = nearest(points, centroids)
     best = square_distances.sum(-1).argmin(-1, keepdim=True)  # (B, 1)
     centroids = take(centroids.flatten(2), best).view_as(centroids[:, 0])

@@ -1,4 +1,4 @@
-"""Prototypes of clusters and what Calibre makes of them: two losses, the divergence rate and the server's weights.
+"""Prototypes of clusters, and Calibre's functions of them: two losses, the divergence rate and the server's weights.
 
 Clusters come from :func:`~pfl_lightning.functional.clustering.kmeans.kmeans` on the encodings of both views
 of a batch, so that some may have no sample in one of the views.
@@ -20,7 +20,7 @@ from pfl_lightning.functional.numerics import at_least_single, float64_device, p
 
 
 def cluster_means(features: Tensor, assignment: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
-    """Mean of the features of each cluster, and which clusters have any.
+    """Mean of the features of each cluster, and a mask of the clusters that are not empty.
 
     Args:
         features: (N, d).
@@ -34,6 +34,13 @@ def cluster_means(features: Tensor, assignment: Tensor, num_clusters: int) -> tu
     Raises:
         ValueError: if shapes do not fit together, features are not floating point, the assignment is not of integers,
             or there is no cluster.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import cluster_means
+        >>> means, present = cluster_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 2]), num_clusters=3)
+        >>> means.flatten().tolist(), present.tolist()
+        ([2.0, 0.0, 9.0], [True, False, True])
     """
     _check(features, assignment, num_clusters, "features", "assignment")
     values = at_least_single(features)
@@ -67,12 +74,21 @@ def prototype_meta_loss(
     Returns:
         A scalar, in single precision for half-precision encodings. A cluster without an encoding in view e has no
         prototype: it has no share in the softmax, and its encodings in view o contribute nothing, neither to the sum
-        nor to the number that it is divided by, as in the published code. (That also leaves out the prototype of a
-        cluster without an encoding in view o; here it is there to be told from.) Zero where nothing is left.
+        nor to the number that it is divided by, as in the published code. (That code also leaves out the prototype of a
+        cluster without an encoding in view o; here it stays as a negative.) Zero where nothing is left.
 
     Raises:
         ValueError: if shapes do not fit together, encodings are not floating point, labels are not integers, or there
             is no cluster.
+
+    Example:
+        The query lies at squared distance 0 from its prototype and 2 from the other: log(1 + exp(-2)).
+
+        >>> import torch
+        >>> from pfl_lightning.functional import prototype_meta_loss
+        >>> support, clusters = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+        >>> prototype_meta_loss(support, support[:1], clusters, clusters[:1], num_clusters=2)
+        tensor(0.1269)
     """
     _check(support, support_labels, num_clusters, "support", "support_labels")
     _check(queries, query_labels, num_clusters, "queries", "query_labels")
@@ -118,6 +134,15 @@ def prototype_contrastive_loss(
     Raises:
         ValueError: if shapes do not fit together, projections are not floating point, labels are not integers, there is
             no cluster, or the temperature is not finite and positive.
+
+    Example:
+        Equal views with orthogonal prototypes: one positive of similarity 1, two negatives of similarity 0.
+
+        >>> import torch
+        >>> from pfl_lightning.functional import prototype_contrastive_loss
+        >>> view, clusters = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+        >>> prototype_contrastive_loss(view, view, clusters, clusters, 2, temperature=1.0)  # -log(e / (e + 2))
+        tensor(0.5514)
     """
     _check(first, first_labels, num_clusters, "first", "first_labels")
     _check(second, second_labels, num_clusters, "second", "second_labels")
@@ -139,22 +164,31 @@ def divergence_rate(
     starts: int = 10,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Divergence rate of a client (Calibre, section IV-B): how far its encodings lie from their prototypes.
+    """Divergence rate of a client (Calibre, section IV-B): the mean distance of its encodings to their prototypes.
 
     K-means on all encodings; the mean over clusters of the mean Euclidean distance of a cluster's members to its
     centroid. A cluster without members, as there are where fewer than `num_clusters` encodings differ, is left out.
 
     Args:
         encodings: (N, d), finite, at least as many as clusters.
-        num_clusters: how many clusters.
-        starts: of the k-means.
+        num_clusters: number of clusters.
+        starts: number of starts of the k-means.
         generator: for the starts; None for torch's default one.
 
     Returns:
         A scalar >= 0, in single precision at least.
 
     Raises:
-        ValueError: see :func:`~pfl_lightning.functional.fit_kmeans`.
+        ValueError: as :func:`~pfl_lightning.functional.fit_kmeans` does.
+
+    Example:
+        The members of the two clusters are 1 and 2 away from their centroids; the clusters count alike.
+
+        >>> import torch
+        >>> from pfl_lightning.functional import divergence_rate
+        >>> encodings = torch.tensor([[0.0], [2.0], [50.0], [54.0]])
+        >>> divergence_rate(encodings, num_clusters=2, generator=torch.Generator().manual_seed(0))
+        tensor(1.5000)
     """
     found = fit_kmeans(encodings, num_clusters, starts=starts, generator=generator)
     distances = torch.linalg.vector_norm(at_least_single(encodings) - found.centroids[found.assignment], dim=1)
@@ -178,6 +212,11 @@ def inverse_divergence_weights(divergences: Tensor | Sequence[float]) -> Tensor:
 
     Raises:
         ValueError: if there are no rates, one is negative, or none is finite.
+
+    Example:
+        >>> from pfl_lightning.functional import inverse_divergence_weights
+        >>> inverse_divergence_weights([1.0, 3.0])  # 1 and 1/3, divided by their sum
+        tensor([0.7500, 0.2500], dtype=torch.float64)
     """
     # Not as_tensor, which reads a list in single precision.
     rates = divergences if isinstance(divergences, Tensor) else torch.tensor(divergences, dtype=torch.float64)

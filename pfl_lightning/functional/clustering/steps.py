@@ -1,8 +1,7 @@
 """The steps of k-means: start, assignment, update.
 
-All take B data sets of N points with S clusterings each, and none looks at a value: no branch and no shape depends on
-the data, so that `torch.func.vmap` can run them. Clusters of all starts are put side by side into one product, which
-reads the points once.
+All take B data sets of N points with S clusterings each. No branch and no shape depends on the data, so that
+`torch.func.vmap` can run them. The clusters of all starts go into one product, which reads the points once.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Points(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """The nearest centroid of each point (B, S, N), and the squared distance to it."""
+    """Index of the nearest centroid of each point (B, S, N), and the squared distance to it."""
 
     assignment: Tensor
     square_distances: Tensor
@@ -118,7 +117,7 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 
 def pick(rows: Tensor, index: Tensor) -> Tensor:
-    """Of each start one row (B, S, 1, n) of rows (B, S, R, n), by index (B, S)."""
+    """One row (B, S, 1, n) of each start's rows (B, S, R, n), by index (B, S)."""
     return rows.gather(2, index[..., None, None].expand(-1, -1, -1, rows.shape[-1]))
 
 

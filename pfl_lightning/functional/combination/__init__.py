@@ -1,1 +1,4 @@
-"""Combination weights of heads, by quadratic programs over the simplex."""
+"""Combination weights of heads (``weights``), by quadratic programs over the simplex.
+
+``simplex_qp`` solves all programs together; ``cvxpy_qp`` is the reference solver and the fallback.
+"""

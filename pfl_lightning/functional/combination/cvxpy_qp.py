@@ -1,4 +1,4 @@
-"""The programs of `_simplex_qp`, one by one, by a general solver: the reference, and the fallback."""
+"""The programs of `simplex_qp`, one by one, by a general solver: the reference, and the fallback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLERANCE = 1e-12
 
 
 def solve_cvxpy(hessian: Tensor, linear: Tensor) -> Tensor:
-    """Minimise a^T Q a - 2 q_i^T a over the simplex for each row i with cvxpy and Clarabel.
+    """Minimize a^T Q a - 2 q_i^T a over the simplex for each row i with cvxpy and Clarabel.
 
     One problem is compiled, with q as its parameter, and solved for every row.
 
@@ -37,7 +37,7 @@ def solve_cvxpy(hessian: Tensor, linear: Tensor) -> Tensor:
         q.value = linear[i].numpy()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # inaccurate solutions are judged by their optimality gap, not here
+                warnings.simplefilter("ignore")  # the optimality gap tells inaccurate solutions, not this solver
                 problem.solve(solver=cp.CLARABEL, tol_gap_abs=TOLERANCE, tol_gap_rel=TOLERANCE, tol_feas=TOLERANCE)
         except (cp.SolverError, ArithmeticError, ValueError):
             continue

@@ -1,7 +1,7 @@
 """Many quadratic programs over the simplex that share one Hessian, by active sets.
 
 Each row minimizes f(a) = a^T Q a - 2 q^T a over a >= 0, sum(a) = 1. With t the multiplier of the equality, the optimum
-is characterised by y = Q a - q - t 1 >= 0, a >= 0, a^T y = 0. An active-set method guesses which weights are positive
+is characterized by y = Q a - q - t 1 >= 0, a >= 0, a^T y = 0. An active-set method guesses which weights are positive
 (the passive set), solves the equality-constrained problem there, and corrects the guess by the signs.
 
 Block principal pivoting (Portugal, Judice and Vicente 1994; Kim and Park 2011) moves all indices of a wrong sign at
@@ -26,7 +26,7 @@ OBJECTIVE_RESOLUTION = 1e-4  # an objective below this, Q being of order one, co
 
 
 def solve_active_set(hessian: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
-    """Minimise a^T Q a - 2 q_i^T a + c_i over the simplex for each row i.
+    """Minimize a^T Q a - 2 q_i^T a + c_i over the simplex for each row i.
 
     Args:
         hessian: (m, m) float64 positive definite Q, scaled so that its entries are of order one at most.
@@ -34,8 +34,16 @@ def solve_active_set(hessian: Tensor, linear: Tensor, constant: Tensor) -> Tenso
         constant: (r,) float64 c_i, which makes the objective of each row nonnegative; it sets the row's tolerance.
 
     Returns:
-        Weights (r, m). Rows are on the simplex, or NaN where Q turned out singular; whether they are optimal
-        `optimality_gap` tells.
+        Weights (r, m). Rows are on the simplex, or NaN where Q turned out singular. Check them by
+        `optimality_gap`.
+
+    Example:
+        With Q = I and c = ||q||^2 the program is the Euclidean projection of q onto the simplex:
+
+        >>> import torch
+        >>> q = torch.tensor([[0.75, 0.25], [2.0, 0.0]], dtype=torch.float64)
+        >>> solve_active_set(torch.eye(2, dtype=torch.float64), q, q.square().sum(dim=1)).tolist()
+        [[0.75, 0.25], [1.0, 0.0]]
     """
     weights, solved = _pivot(hessian, linear, constant)
     rest = (~solved).nonzero().flatten()
@@ -117,7 +125,7 @@ def _dual(
 
 
 def optimality_gap(hessian: Tensor, linear: Tensor, weights: Tensor) -> Tensor:
-    """Bound how far feasible rows are from their minima, from the violation of the optimality conditions.
+    """Upper bound of f(a) - min f for feasible rows, from the violation of the optimality conditions.
 
     By convexity f(a) - min f <= grad f(a)^T (a - e_j) for the best vertex e_j.
 
@@ -128,6 +136,13 @@ def optimality_gap(hessian: Tensor, linear: Tensor, weights: Tensor) -> Tensor:
 
     Returns:
         (r,) upper bounds of f(a) - min f; zero at the optimum.
+
+    Example:
+        For q = (2, 0) the optimum is (1, 0); the other vertex is worse by ||(0, 1) - q||^2 - ||(1, 0) - q||^2 = 4.
+
+        >>> import torch
+        >>> optimality_gap(torch.eye(2), torch.tensor([[2.0, 0.0]] * 2), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        tensor([0., 6.])
     """
     gradient = 2 * (weights @ hessian - linear)
     return (gradient * weights).sum(dim=1) - gradient.amin(dim=1)

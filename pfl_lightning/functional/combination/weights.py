@@ -1,4 +1,4 @@
-"""Combination weights of FedPAC (ICLR 2023): which heads, and how much of each, make a client's own head."""
+"""Combination weights of FedPAC (ICLR 2023): the share of each client's head in a personalized head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pfl_lightning.functional.numerics import float64_device, one_thread
 RELATIVE_FLOOR = 1e-12  # of the largest diagonal: a smaller variance is below what the Gram matrix resolves
 RELATIVE_GAP = 1e-8  # of the objective: how far from its minimum a row may be by its optimality gap
 ABSOLUTE_GAP = 1e-11  # of the scale of the program
-ROWS_AT_ONCE = 512  # so that what is needed meanwhile does not grow with the square of the cohort
+ROWS_AT_ONCE = 512  # so that temporary memory does not grow with the square of the cohort
 NEGATIVE_ROUNDING = 1e-5  # of a client's own scale; V computed in single precision may be this far below zero
 
 
@@ -27,7 +27,7 @@ def combination_weights(
     threshold: float = 1e-3,
     solver: Literal["active_set", "cvxpy"] = "active_set",
 ) -> Tensor:
-    """Weights with which each client combines the heads of a cohort (FedPAC, eqs. 11, 45 and 46).
+    """Weights with which each client combines the heads of a cohort (FedPAC, ICLR 2023, eqs. 11, 45 and 46).
 
     Row i minimizes, over the simplex,
     sum_j a_j^2 V_j / n_j + sum_jl a_j a_l <h_i - h_j, h_i - h_l>, whose second term is ||h_i - sum_j a_j h_j||^2 there.
@@ -52,6 +52,21 @@ def combination_weights(
     Raises:
         ValueError: on wrong shapes, non-finite values, n <= 0, V below zero by more than rounding, a threshold
             outside [0, 1), or an unknown solver.
+
+    Example:
+        Clients with equal class means share heads in proportion to n_k / V_k, here 1 and 3:
+
+        >>> import torch
+        >>> from pfl_lightning.functional import combination_weights
+        >>> combination_weights(torch.zeros(2, 1, 1), variances=[1.0, 1.0], sizes=[10, 30])
+        tensor([[0.2500, 0.7500],
+                [0.2500, 0.7500]], dtype=torch.float64)
+
+        Clients whose class means differ by far more than their variance keep their own heads:
+
+        >>> combination_weights(torch.tensor([[[0.0]], [[10.0]]]), variances=[0.01, 0.01], sizes=[10, 30])
+        tensor([[1., 0.],
+                [0., 1.]], dtype=torch.float64)
     """
     if solver not in ("active_set", "cvxpy"):
         raise ValueError(f"solver must be 'active_set' or 'cvxpy', got {solver!r}")
@@ -70,8 +85,8 @@ def combination_weights(
 def _programs(means: Tensor, variances: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Build Q, q_i and c_i with objective_i(a) = scale * (a^T Q a - 2 q_i^T a + c_i) on the simplex."""
     # On the simplex the objective does not change when all h move together; around their mean less is lost to rounding.
-    centerd = means - means.mean(dim=0)
-    gram = centerd @ centerd.T
+    centered = means - means.mean(dim=0)
+    gram = centered @ centered.T
     ratio = variances / sizes  # V_j / n_j of (11)
     scale = torch.maximum(gram.diagonal().max(), ratio.max())
     if not bool(scale > 0):  # all clients equal and without variance: any weights do, take the uniform ones

@@ -1,1 +1,4 @@
-"""Statistics of features by class."""
+"""Statistics of features by class.
+
+``class_statistics`` accumulates and merges them, ``summaries`` has FedPAC's quantities, ``gaussians`` DC-PFL's models.
+"""

@@ -16,7 +16,7 @@ class ClassStatistics:
 
     Sums are kept in double precision around the running mean (Chan, Golub and LeVeque's pairwise update), so that
     neither the split into batches or clients nor a large common offset costs accuracy. Accumulators live on the
-    device of the first batch (on the CPU where that device has no double precision); results are double.
+    device of the first batch (on the CPU where that device has no double precision); results are in double precision.
 
     Args:
         num_classes: number of classes C.
@@ -24,11 +24,26 @@ class ClassStatistics:
         with_covariances: also accumulate scatter matrices, (d, d) for each class of two samples and more. FedPAC does
             not need them, DC-PFL does.
 
+    Raises:
+        ValueError: if there is no class or no feature.
+
     Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import ClassStatistics
         >>> statistics = ClassStatistics(num_classes=2, num_features=1)
         >>> statistics.update(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
         >>> statistics.means.tolist(), statistics.covariances.flatten().tolist()
         ([[2.0], [0.0]], [2.0, 0.0])
+
+        Statistics of two clients, merged, are those of all their features:
+
+        >>> other = ClassStatistics(num_classes=2, num_features=1)
+        >>> other.update(torch.tensor([[5.0], [7.0]]), torch.tensor([0, 1]))
+        >>> merged = statistics.merge(other)
+        >>> merged.counts.tolist(), merged.means.tolist()  # class 0 has the features 1, 3 and 5
+        ([3, 1], [[3.0], [7.0]])
+        >>> merged.square_deviations.tolist()  # 2^2 + 0^2 + 2^2
+        [8.0, 0.0]
     """
 
     def __init__(self, num_classes: int, num_features: int, with_covariances: bool = True) -> None:
@@ -51,10 +66,10 @@ class ClassStatistics:
         covariances: Tensor | Mapping[int, Tensor] | None = None,
         square_deviations: Tensor | None = None,
     ) -> ClassStatistics:
-        """Restore statistics from what they say: counts, means, and how the features deviate from the means.
+        """Statistics from their moments: counts, means, and the deviations of the features from the means.
 
-        A server merges what its clients sent in this way, and has the statistics of all their features put together
-        (DC-PFL, eqs. 10 and 11) up to rounding, of the upload as well where that is in single precision.
+        A server restores and merges the uploads of its clients in this way. It then has the statistics of all their
+        features together (DC-PFL, eqs. 10 and 11), up to rounding (of the upload as well, if in single precision).
 
         Args:
             counts: (C,) integers >= 0.
@@ -73,7 +88,14 @@ class ClassStatistics:
                 deviations are impossible:
                 a covariance that is not symmetric or has a negative variance, a negative square deviation, or one
                 that is not zero though the class has less than two samples. The message names the class and the size
-                of the violation. Whether a covariance is positive semidefinite is not looked into.
+                of the violation. Positive semidefiniteness is not checked.
+
+        Example:
+            >>> import torch
+            >>> counts, means = torch.tensor([2, 1]), torch.tensor([[2.0], [7.0]])
+            >>> statistics = ClassStatistics.from_moments(counts, means, square_deviations=torch.tensor([2.0, 0.0]))
+            >>> statistics.square_deviations.tolist()
+            [2.0, 0.0]
         """
         by_class = check_moments(counts, means, covariances, square_deviations)
         result = cls(means.shape[0], means.shape[1], with_covariances=covariances is not None)
@@ -94,28 +116,22 @@ class ClassStatistics:
 
     @property
     def counts(self) -> Tensor:
-        """(C,) int64, samples of each class."""
+        """Samples of each class, (C,) int64."""
         return self._counts.clone()
 
     @property
     def means(self) -> Tensor:
-        """(C, d) float64, mean feature of each class; zero for a class without samples."""
+        """Mean feature of each class, (C, d) float64; zero for a class without samples."""
         return self._means.clone()
 
     @property
     def square_deviations(self) -> Tensor:
-        """(C,) float64, sum over a class of ||f - mu_y||^2; the trace of its scatter matrix."""
+        """Sum over each class of ||f - mu_y||^2, the trace of its scatter matrix, (C,) float64."""
         return self._square_deviations.clone()
 
     @property
-    def mean_square(self) -> Tensor:
-        """(C,) float64, E[||f||^2 | y] = tr E[f f^T | y]; zero for a class without samples."""
-        samples = self._counts.clamp(min=1)
-        return self._square_deviations / samples + self._means.square().sum(dim=1)
-
-    @property
     def covariances(self) -> Tensor:
-        """(C, d, d) float64, unbiased covariance of each class; zero for a class of one sample or none.
+        """Unbiased covariance of each class, (C, d, d) float64; zero for a class of one sample or none.
 
         Raises:
             RuntimeError: if constructed with `with_covariances=False`.
@@ -126,7 +142,7 @@ class ClassStatistics:
         return covariances
 
     def covariances_by_class(self) -> dict[int, Tensor]:
-        """Unbiased covariances of classes that have two samples at least, the others being zero.
+        """Unbiased covariances of the classes with at least two samples; those of the others are zero.
 
         Returns:
             (d, d) float64 by class, in the order of the classes.
@@ -179,7 +195,7 @@ class ClassStatistics:
 
     @torch.no_grad()
     def merge(self, *others: ClassStatistics) -> ClassStatistics:
-        """Add what others have seen, in place, and return self.
+        """Merge other statistics into these, in place, and return self.
 
         The result is that of one accumulator that has seen all the features, up to rounding (1e-9 and better).
 
@@ -231,10 +247,10 @@ class ClassStatistics:
                 mine += theirs.to(shifts.device)
             self._scatters[y] = mine.addr_(shifts[y], shifts[y])
 
-    def _scatter(self, centerd: Tensor, labels: Tensor) -> dict[int, Tensor]:
+    def _scatter(self, centered: Tensor, labels: Tensor) -> dict[int, Tensor]:
         if not self.with_covariances:
             return {}
-        by_class = centerd[labels.argsort()].split(torch.bincount(labels, minlength=self.num_classes).tolist())
+        by_class = centered[labels.argsort()].split(torch.bincount(labels, minlength=self.num_classes).tolist())
         # the scatter of one sample is zero exactly
         return {y: rows.T @ rows for y, rows in enumerate(by_class) if len(rows) > 1}
 

@@ -12,7 +12,7 @@ OVERSAMPLING = 10  # columns of a sketch beyond the rank: its condition is a mat
 
 
 def covariance_factors(statistics: ClassStatistics) -> tuple[Tensor, Tensor]:
-    """Factors F_y of the class covariances, F_y^T F_y = Sigma_y, with as few rows as there are directions.
+    """Factors F_y of the class covariances, F_y^T F_y = Sigma_y, with one row for each direction of variance.
 
     The covariance of n samples has a rank of at most n - 1, so that a factor is smaller than the matrix where a class
     has fewer samples than features, and never larger. Rows belong to the eigenvectors of Sigma_y, the largest
@@ -23,11 +23,24 @@ def covariance_factors(statistics: ClassStatistics) -> tuple[Tensor, Tensor]:
 
     Returns:
         factors: (R, d) float64, the rows of all classes one class after the other.
-        ranks: (C,) int64, how many of them belong to each class, at most min(n_y - 1, d).
+        ranks: (C,) int64, number of rows of each class, at most min(n_y - 1, d).
 
     Raises:
         RuntimeError: if the statistics are without covariances.
-        torch.linalg.LinAlgError: if a covariance cannot be decomposed, as where it has overflown.
+        torch.linalg.LinAlgError: if a covariance cannot be decomposed, for instance after an overflow.
+
+    Example:
+        Two samples span one direction, so that one row of three numbers stands for a (3, 3) covariance:
+
+        >>> import torch
+        >>> from pfl_lightning.functional import ClassStatistics, covariance_factors
+        >>> statistics = ClassStatistics(num_classes=2, num_features=3)
+        >>> statistics.update(torch.tensor([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]), torch.tensor([0, 0]))
+        >>> factors, ranks = covariance_factors(statistics)
+        >>> factors.shape, ranks.tolist()
+        (torch.Size([1, 3]), [1, 0])
+        >>> factors.square().round(decimals=6)  # variance 2 along the first axis
+        tensor([[2., 0., 0.]], dtype=torch.float64)
     """
     ranks = torch.zeros_like(statistics.counts)
     factors = [statistics.means.new_zeros(0, statistics.num_features)]
@@ -40,7 +53,7 @@ def covariance_factors(statistics: ClassStatistics) -> tuple[Tensor, Tensor]:
 
 
 def covariances_from_factors(factors: Tensor, ranks: Tensor, num_features: int) -> Tensor:
-    """Undo :func:`covariance_factors`: Sigma_y = F_y^T F_y.
+    """Covariances Sigma_y = F_y^T F_y of the classes; the inverse of :func:`covariance_factors`.
 
     Args:
         factors: (R, d) finite floating-point rows of all classes, one class after the other.
@@ -53,6 +66,13 @@ def covariances_from_factors(factors: Tensor, ranks: Tensor, num_features: int) 
     Raises:
         ValueError: if shapes do not fit together, ranks are not integers, negative or above d, or factors are not
             finite.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import covariances_from_factors
+        >>> factors = torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+        >>> covariances_from_factors(factors, ranks=torch.tensor([2, 1]), num_features=2).tolist()
+        [[[9.0, 0.0], [0.0, 4.0]], [[1.0, 1.0], [1.0, 1.0]]]
     """
     by_class = covariances_by_class(factors, ranks, num_features)
     covariances = torch.zeros(
@@ -64,18 +84,18 @@ def covariances_from_factors(factors: Tensor, ranks: Tensor, num_features: int) 
 
 
 def covariances_by_class(factors: Tensor, ranks: Tensor, num_features: int) -> dict[int, Tensor]:
-    """What :func:`covariances_from_factors` says, of the classes that have rows alone, the others being zero.
+    """Covariances of the classes that have rows; see :func:`covariances_from_factors`.
 
     Args:
-        factors: See there, as are the next two.
-        ranks: See there.
-        num_features: See there.
+        factors: (R, d) rows of all classes.
+        ranks: (C,) number of rows of each class.
+        num_features: feature dimension d.
 
     Returns:
         (d, d) float64 by class, symmetric to the last digit, in the order of the classes.
 
     Raises:
-        ValueError: see there.
+        ValueError: as :func:`covariances_from_factors` does.
     """
     _check_factors(factors, ranks, num_features)
     rows = factors.detach().to(float64_device(factors.device), torch.float64).split(ranks.tolist())
@@ -95,7 +115,7 @@ def sample_class_gaussians(
 
     Args:
         statistics: pooled statistics with covariances, of at least one sample.
-        total: how many features to draw, at least one for each class seen.
+        total: number of features to draw, at least one for each class seen.
         generator: a CPU generator; the same state and statistics give the same features.
 
     Returns:
@@ -105,7 +125,18 @@ def sample_class_gaussians(
     Raises:
         ValueError: if the statistics are empty or `total` is below the number of classes seen.
         RuntimeError: if the statistics are without covariances.
-        torch.linalg.LinAlgError: if a covariance cannot be decomposed, as where it has overflown.
+        torch.linalg.LinAlgError: if a covariance cannot be decomposed, for instance after an overflow.
+
+    Example:
+        Classes without variance give their means. Class 0 has three of four samples, and so three of four features:
+
+        >>> import torch
+        >>> from pfl_lightning.functional import ClassStatistics, sample_class_gaussians
+        >>> statistics = ClassStatistics(num_classes=2, num_features=1)
+        >>> statistics.update(torch.tensor([[5.0], [5.0], [5.0], [7.0]]), torch.tensor([0, 0, 0, 1]))
+        >>> features, labels = sample_class_gaussians(statistics, total=4, generator=torch.Generator().manual_seed(0))
+        >>> features.flatten().tolist(), labels.tolist()
+        ([5.0, 5.0, 5.0, 7.0], [0, 0, 0, 1])
     """
     counts = statistics.counts.tolist()
     shares = _apportion(counts, total)

@@ -1,4 +1,4 @@
-"""What class statistics accept: batches of features, and moments that somebody else computed."""
+"""Checks of the input of class statistics: batches of features, and moments computed elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_batch(features: Tensor, labels: Tensor, num_classes: int, num_features
     """Refuse a batch of wrong shapes or types, or with labels out of range.
 
     Raises:
-        ValueError: says what was expected and what came.
+        ValueError: on a wrong shape or type, or a label out of range; it names the expected and the given one.
     """
     if features.ndim != 2 or features.shape[1] != num_features or not features.is_floating_point():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What FedPAC makes of a client's class statistics: weighted class means and the variance of the features."""
+"""Summaries of a client's class statistics for FedPAC: weighted class means and the variance of the features."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def weighted_class_means(statistics: ClassStatistics) -> Tensor:
 
     Raises:
         ValueError: if the statistics are empty.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import ClassStatistics, weighted_class_means
+        >>> statistics = ClassStatistics(num_classes=3, num_features=1, with_covariances=False)
+        >>> statistics.update(torch.tensor([[1.0], [3.0], [6.0], [10.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> weighted_class_means(statistics).flatten().tolist()  # means 2 and 8, each with the share 1/2
+        [1.0, 4.0, 0.0]
     """
     return _class_shares(statistics).unsqueeze(1) * statistics.means
 
@@ -37,6 +45,14 @@ def feature_variance(statistics: ClassStatistics) -> Tensor:
 
     Raises:
         ValueError: if the statistics are empty.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import ClassStatistics, feature_variance
+        >>> statistics = ClassStatistics(num_classes=2, num_features=1, with_covariances=False)
+        >>> statistics.update(torch.tensor([[1.0], [3.0], [6.0], [10.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> feature_variance(statistics)  # 1/2 (1 + 9)/2 - (1/2)^2 2^2 + 1/2 (36 + 100)/2 - (1/2)^2 8^2
+        tensor(19.5000, dtype=torch.float64)
     """
     shares = _class_shares(statistics)
     within = statistics.square_deviations / statistics.counts.clamp(min=1)

@@ -1,4 +1,4 @@
-"""What the tests of inspection share."""
+"""Fixtures of the inspection tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How the clients' accuracies spread, read back from the event files."""
+"""Distribution of the accuracy over clients, read back from the event files."""
 
 from functools import partial
 

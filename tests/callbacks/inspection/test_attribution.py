@@ -64,7 +64,7 @@ def test_the_picture_has_a_column_for_each_client():
         ),
         (FedProto, {}, "FedProto does not classify by a head"),
         (for_toy(PFLSSL), {"data": Toy(augment=False)}, "PFLSSL does not classify by a head"),
-        (FedPer, {"data": Toy(validation=0)}, "no client has samples in its validation part"),
+        (FedPer, {"data": Toy(validation=0)}, "no client has samples in its validation split"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*compares 2 augmented views")
@@ -80,7 +80,7 @@ def test_what_has_no_units_to_compare_is_named(tmp_path, method, options, reason
     assert not events(tmp_path).Tags()["images"]
 
 
-def test_nobody_is_right_anywhere(tmp_path):
+def test_no_sample_is_classified_correctly(tmp_path):
     class Wrong(FedPer):
         def classify(self, features):
             return super().classify(features) * 0 + torch.tensor([0.0] * 4 + [1.0])  # always class 4

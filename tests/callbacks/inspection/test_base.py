@@ -1,4 +1,4 @@
-"""When pictures are shown, and where they go."""
+"""Rounds of the figures, and their output to loggers and files."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ def test_the_last_round_of_a_fit_that_ends_early():
     assert callback.shown == [0, 1]
 
 
-def test_a_second_fit_starts_anew():
+def test_a_second_fit_starts_from_the_beginning():
     callback = _Rounds(10)
     for _ in range(2):
         run(QUICK, 2, callbacks=[callback])
@@ -69,15 +69,15 @@ def test_a_period_without_meaning_is_refused(period):
         ClientAccuracy(period)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"folder .*file/below.* cannot be made, since .*file is not a folder"):
+    with pytest.raises(ConfigurationError, match=r"folder .*file/below.* cannot be created, .*file is not a folder"):
         run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "file" / "below"))])
 
 
-def test_it_looks_at_federations_alone(tmp_path):
+def test_only_federations_are_accepted(tmp_path):
     trainer = L.Trainer(max_epochs=1, callbacks=[ClientAccuracy()], logger=False, default_root_dir=tmp_path)
-    with pytest.raises(ConfigurationError, match="ClientAccuracy looks at a Federation, got BoringModel"):
+    with pytest.raises(ConfigurationError, match="ClientAccuracy inspects a Federation, got BoringModel"):
         trainer.fit(BoringModel())
 
 
@@ -101,7 +101,7 @@ def test_without_tensorboard_pictures_are_files_in_the_folder_of_the_run(tmp_pat
         assert "test_accuracy/lower" in (tmp_path / "metrics.csv").read_text().splitlines()[0]
 
 
-def test_a_folder_of_ones_own(tmp_path):
+def test_a_user_defined_folder(tmp_path):
     run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "a" / "b"))], default_root_dir=str(tmp_path / "c"))
     assert pictures(tmp_path) == [f"a/b/clients/{name}accuracy-round-0000.png" for name in ("", "test_")]
 

@@ -1,4 +1,4 @@
-"""Who gets how much of whose head, read back from the event files."""
+"""Aggregation weights between clients, read back from the event files."""
 
 import warnings
 from functools import partial
@@ -12,7 +12,7 @@ from _helpers.toy import run
 
 from pfl_lightning import AggregationWeights
 from pfl_lightning.callbacks import CombinationWeights
-from pfl_lightning.callbacks.inspection.combination import draw_mixture
+from pfl_lightning.callbacks.inspection.combination import draw_weights
 from pfl_lightning.callbacks.inspection.groups import ClientGroups, group_clients
 from pfl_lightning.methods import FedAvg, FedPAC
 
@@ -39,14 +39,14 @@ def test_a_heat_map_of_the_cohorts_weights(tmp_path):
     assert rounds(found, "combination_weights") == [0, 1, 3, 4]
     for round in (0, 1):
         assert_drawn(picture(found, "combination_weights", round))
-    assert [mixture.clients for mixture in seen.values()] == [tuple(COHORTS[r % 2]) for r in range(5)]
+    assert [weights.clients for weights in seen.values()] == [tuple(COHORTS[r % 2]) for r in range(5)]
 
 
-def test_what_a_client_gets_of_itself_and_how_many_clients_are_in_a_head(tmp_path):
+def test_scalars_own_weight_and_effective_number_of_clients(tmp_path):
     found, seen = play(tmp_path)
     own, number = {}, {}
-    for round, mixture in seen.items():
-        rows = mixture.weights.tolist()
+    for round, weights in seen.items():
+        rows = weights.weights.tolist()
         own[round] = np.mean([row[i] for i, row in enumerate(rows)])
         number[round] = np.mean([1 / sum(a * a for a in row) for row in rows])
     assert scalars(found, "combination/own") == pytest.approx(own)
@@ -55,7 +55,7 @@ def test_what_a_client_gets_of_itself_and_how_many_clients_are_in_a_head(tmp_pat
     assert ("combination", "clients in a head") in charts(found)
 
 
-def test_what_a_client_gets_of_its_group(tmp_path):
+def test_scalar_of_the_weights_within_a_group(tmp_path):
     class Grouped(CombinationWeights):
         def before_fit(self, trainer, federation):
             self._groups = ClientGroups(("even", "odd"), np.array([0, 1, 0, 1, 0]))
@@ -64,17 +64,17 @@ def test_what_a_client_gets_of_its_group(tmp_path):
     callbacks = [Grouped(), watch]
     run(partial(FedPAC, epochs=1), 2, cohorts=COHORTS, callbacks=callbacks, logger=board(tmp_path))
     expected = {}
-    for round, mixture in watch.seen.items():
-        pairs = [(i, j) for i in mixture.clients for j in mixture.clients if (i - j) % 2 == 0]
-        place = {client: row for row, client in enumerate(mixture.clients)}
-        expected[round] = sum(float(mixture.weights[place[i], place[j]]) for i, j in pairs) / len(mixture.clients)
+    for round, weights in watch.seen.items():
+        pairs = [(i, j) for i in weights.clients for j in weights.clients if (i - j) % 2 == 0]
+        place = {client: row for row, client in enumerate(weights.clients)}
+        expected[round] = sum(float(weights.weights[place[i], place[j]]) for i, j in pairs) / len(weights.clients)
     assert scalars(events(tmp_path), "combination/group") == pytest.approx(expected)
 
 
-def test_clients_of_a_group_stand_side_by_side():
+def test_clients_of_a_group_are_neighbors():
     weights = torch.arange(16.0).reshape(4, 4) / 100
     groups = ClientGroups(("a", "b", "c"), np.array([1, 0, 2, 0, 1, 0]))
-    figure = draw_mixture(AggregationWeights((0, 1, 4, 5), weights), groups, 7)
+    figure = draw_weights(AggregationWeights((0, 1, 4, 5), weights), groups, 7)
     axes = figure.axes[0]
     [image] = axes.images
     order = [1, 3, 0, 2]  # clients 1 and 5 of group a, then 0 and 4 of group b
@@ -91,13 +91,13 @@ def test_clients_of_a_group_stand_side_by_side():
 def test_a_large_cohort_can_be_drawn():
     weights = torch.full((300, 300), 1 / 300)
     groups = ClientGroups(("",), np.zeros(300, dtype=np.int64))
-    assert len(draw_mixture(AggregationWeights(tuple(range(300)), weights), groups, 0).axes[0].get_xticks()) <= 40
+    assert len(draw_weights(AggregationWeights(tuple(range(300)), weights), groups, 0).axes[0].get_xticks()) <= 40
 
 
 def test_a_method_without_combination_is_named_once(tmp_path):
     methods = {"FedAvg": FedAvg, "FedPAC": partial(FedPAC, combination=False)}
     for version, (name, method) in enumerate(methods.items()):
-        with pytest.warns(UserWarning, match=f"CombinationWeights shows nothing: {name}'s server makes no") as said:
+        with pytest.warns(UserWarning, match=f"CombinationWeights shows nothing: {name}'s server has no") as said:
             run(partial(method, epochs=1), 2, callbacks=[CombinationWeights(1)], logger=board(tmp_path, version))
         assert sum("CombinationWeights" in str(one.message) for one in said) == 1
         found = events(tmp_path, version)

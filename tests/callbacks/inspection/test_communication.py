@@ -91,7 +91,7 @@ def test_a_resumed_run_goes_on_with_its_curve(tmp_path):
     assert rounds(found, "partition") == [0]
 
 
-def test_another_fit_has_a_curve_of_its_own():
+def test_another_fit_has_a_separate_curve():
     callback = Communication()
     for number in (3, 2):
         run(QUICK, number, callbacks=[callback])

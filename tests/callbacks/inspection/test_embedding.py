@@ -62,7 +62,7 @@ def test_the_projector_has_the_features_of_the_last_round_with_class_client_and_
     np.testing.assert_allclose(got, torch.cat(expected).numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_features_of_different_widths_have_pictures_of_their_own(tmp_path):
+def test_features_of_different_widths_have_separate_figures(tmp_path):
     method, encoders = partial(LocalOnly, epochs=1), [tiny_encoder, wide_encoder]
     run(method, 1, callbacks=[FeatureEmbedding(1)], logger=board(tmp_path), encoder=encoders)
     assert sorted(events(tmp_path).Tags()["images"]) == ["features/features_4", "features/features_7"]
@@ -180,7 +180,7 @@ def test_large_images_are_reduced(tmp_path):
     assert list(config(tmp_path)["x"].sprite.single_image_dim) == [64, 32]
 
 
-def test_other_embeddings_stay_and_ones_own_is_replaced(tmp_path):
+def test_other_embeddings_stay_and_one_of_the_same_name_is_replaced(tmp_path):
     for name, count in (("x", 4), ("y", 5), ("x", 6)):
         rows = [("a\tb", "line\nbreak")] * count
         write_embedding(tmp_path, Embedding(name, torch.randn(count, 2), ("class", "client"), rows))

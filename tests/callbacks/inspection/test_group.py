@@ -130,7 +130,7 @@ def test_without_evaluations_and_with_states_on_disk(tmp_path):
 
 
 class _Fails(FedPAC):
-    """Nobody but client 1 can train."""
+    """Only client 1 can train."""
 
     def loss_terms(self, features, labels):
         bad = float("inf") if len(labels) and int(self.failing) else 1.0
@@ -146,7 +146,7 @@ class _Fails(FedPAC):
 
 
 @pytest.mark.filterwarnings("ignore:left out of the aggregation")
-def test_a_round_in_which_almost_nobody_could_train(tmp_path):
+def test_a_round_in_which_almost_no_client_could_train(tmp_path):
     found = compare(tmp_path, quick(), partial(_Fails, epochs=1), cohorts=[range(CLIENTS)])
     assert {event.histogram_value.num for event in found.Histograms("clients/train_loss")} == {1}
     assert scalars(found, "combination/own")[1] == 1
@@ -179,7 +179,7 @@ def test_a_fit_that_goes_on_from_a_checkpoint_shows_what_the_uninterrupted_one_d
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"every_n_rounds": 0}, "every_n_rounds must be at least 1"), ({"clients": 0}, "clients to look at must be")],
+    [({"every_n_rounds": 0}, "every_n_rounds must be at least 1"), ({"clients": 0}, "clients to inspect must be")],
 )
 def test_settings_without_meaning_are_refused(options, message):
     with pytest.raises((ConfigurationError, ValueError), match=message):

@@ -1,4 +1,4 @@
-"""Which samples are looked at, and what the clients' models make of them."""
+"""Inspected samples, and their representations by the clients' models."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -104,16 +104,16 @@ def test_clients_without_samples_are_left_out():
     assert probe.clients == [1, 2, 4]
     assert [probe.size(federation, client) for client in probe.clients] == [3, 4, 1]
     none = Probe(run(QUICK, data=Toy(validation=0)), ProbeSettings(part="validation"))
-    assert none.lacks == "no client has samples in its validation part; choose another part"
+    assert none.lacks == "no client has samples in its validation split; choose another one by 'part'"
 
 
-def test_only_clients_that_are_evaluated_in_the_fit_are_looked_at():
+def test_only_clients_that_are_evaluated_in_the_fit_are_inspected():
     chosen = []
 
     class Watch(FederatedLoop):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.eval_clients_clients()))
+            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.evaluated_clients()))
 
     run(QUICK, loop=Watch(eval_cohort=3), data=Toy(novel_clients=1))
     [(clients, evaluated)] = chosen
@@ -155,9 +155,9 @@ def test_no_global_random_state_is_touched():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 0}, "clients to look at must be a number of at least 1, got 0"),
-        ({"samples": 0}, "samples to look at must be"),
-        ({"samples": 2.5}, "samples to look at must be"),
+        ({"clients": 0}, "clients to inspect must be a number of at least 1, got 0"),
+        ({"samples": 0}, "samples to inspect must be"),
+        ({"samples": 2.5}, "samples to inspect must be"),
         ({"part": "all"}, "part must be 'train', 'validation' or 'test', got 'all'"),
     ],
 )
@@ -166,8 +166,8 @@ def test_settings_without_meaning_are_refused(options, message):
         ProbeSettings(**options)
 
 
-def test_items_of_a_data_set_of_ones_own_cannot_be_picked_out(monkeypatch):
+def test_items_of_a_user_defined_data_set_cannot_be_selected(monkeypatch):
     federation = run(QUICK)
     items = SimpleNamespace(test=[1, 2, 3])
     monkeypatch.setattr(federation.data, "client_data", lambda client: items)
-    assert "of which none can be picked out" in Probe(federation, ProbeSettings()).lacks
+    assert "single items cannot be selected" in Probe(federation, ProbeSettings()).lacks

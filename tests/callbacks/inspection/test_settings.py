@@ -18,7 +18,7 @@ METHOD = partial(FedPAC, epochs=1, lr=0.3, alignment=0.5)
 
 
 def plugin(found, tag):
-    """What the HPARAMS tab reads."""
+    """Content of the HPARAMS tab."""
     content = found.SummaryMetadata(f"_hparams_/{tag}").plugin_data.content
     return plugin_data_pb2.HParamsPluginData.FromString(content)
 
@@ -32,7 +32,7 @@ def value_of(one):
     return getattr(one, one.WhichOneof("kind"))
 
 
-def test_hyper_parameters_beside_the_final_figures(tmp_path):
+def test_hyper_parameters_with_the_final_metrics(tmp_path):
     play(tmp_path, engine=VectorizedEngine(2))
     found = events(tmp_path)
     got = {name: value_of(one) for name, one in plugin(found, "session_start_info").session_start_info.hparams.items()}

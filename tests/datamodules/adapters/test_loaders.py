@@ -111,7 +111,7 @@ def test_every_item_is_at_one_client_and_the_loader_s_settings_hold():
         assert len(part.test) > 0
 
 
-def test_evaluation_parts_have_the_classes_of_the_training_part():
+def test_evaluation_splits_have_the_classes_of_the_training_split():
     data = divided(WithBoth(val=tensors(60, 1), test=tensors(60, 2)), DirichletOverClients(4, alpha=0.2, seed=3))
     for part in parts(data):
         trained = part.train.class_counts(CLASSES)
@@ -181,7 +181,7 @@ def test_a_loader_that_does_not_shuffle_keeps_the_order():
 
 
 class Targets(Dataset):
-    """Items that cannot be read, with targets beside them."""
+    """Items that cannot be read, with separate targets."""
 
     targets = (2, 0, 1, 1)
 
@@ -247,7 +247,7 @@ def test_a_regression_is_divided_without_classes(rule):
 
 @pytest.mark.parametrize("rule", [DirichletOverClients(4), Quantity(DirichletOverClients(4), sizes=(5,))])
 def test_a_rule_by_classes_needs_classes(rule):
-    with pytest.raises(PartitionError, match=r"goes by classes, .* regression use IID"):
+    with pytest.raises(PartitionError, match=r"needs classes, .* regression use IID"):
         divided(WithVal(train=REGRESSION, val=REGRESSION), rule)
 
 
@@ -288,7 +288,7 @@ ONE = DataLoader(tensors())
         (Several(loaders=DataLoader(tensors(), batch_size=None)), "no batch size"),
         (
             Several(loaders=DataLoader(tensors(), batch_sampler=[[0, 1], [2]])),
-            "a batch sampler of its own or no batch size",
+            "a user-defined batch sampler or no batch size",
         ),
     ],
 )

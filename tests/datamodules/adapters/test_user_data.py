@@ -1,4 +1,4 @@
-"""Data sets of one's own: pairs of Datasets and LightningDataModules."""
+"""User-defined data: pairs of Datasets and LightningDataModules."""
 
 import lightning as L
 import numpy as np
@@ -166,7 +166,7 @@ class OwnWithTest(OwnWithValidation):
         (OwnWithTest, 200.0, ["prepare", "fit", "test"]),
     ],
 )
-def test_a_module_of_ones_own(kind, first, calls):
+def test_a_user_defined_module(kind, first, calls):
     own = kind()
     samples = FromLightning(IID(2), datamodule=own).load()
     assert own.calls == calls

@@ -1,4 +1,4 @@
-"""What a data module's ``augment`` means: nothing, the usual, or a list, in Python and in a config file."""
+"""Values of a data module's ``augment``: nothing, the usual, or a list, in Python and in a config file."""
 
 import json
 

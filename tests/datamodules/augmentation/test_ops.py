@@ -60,7 +60,7 @@ def test_hue(images):
     torch.testing.assert_close(shift_hue_(images.clone(), torch.zeros(COUNT)), images, atol=5e-6, rtol=0)
 
 
-def test_grey(images):
+def test_gray(images):
     torch.testing.assert_close(luma(images), functional.rgb_to_grayscale(images, 1), atol=1e-6, rtol=0)
     chosen = torch.arange(COUNT) % 3 == 0
     gray = to_gray_(images.clone(), chosen)

@@ -135,9 +135,9 @@ def test_the_fingerprint_is_cheap_for_many_clients():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (None, "Own.partition gave a NoneType, expected 2 index lists, one a client"),
-        ([[0]], r"Own.partition gave 1 index lists, expected 2 index lists, one a client: client 1 .*has none"),
-        ([[0], [1], [2]], "Own.partition gave 3 index lists, expected 2 index lists, one a client"),
+        (None, "Own.partition gave a NoneType, expected 2 index lists, one per client"),
+        ([[0]], r"Own.partition gave 1 index lists, expected 2 index lists, one per client: client 1 .*without a list"),
+        ([[0], [1], [2]], "Own.partition gave 3 index lists, expected 2 index lists, one per client"),
         ([[0], [1.0]], r"client 1 got float64 of shape \(1,\), expected .* whole numbers from 0 to 119"),
         ([[True, False], [1]], r"client 0 got bool of shape \(2,\)"),
         ([[0], 3], r"client 1 got int64 of shape \(\)"),
@@ -148,7 +148,7 @@ def test_the_fingerprint_is_cheap_for_many_clients():
         ([[0], []], r"client\(s\) \[1\] have no training samples"),
     ],
 )
-def test_what_a_rule_of_ones_own_returns_is_checked(parts, message):
+def test_the_index_lists_of_a_user_defined_rule_are_checked(parts, message):
     class Own(Partitioner):
         def partition(self, labels):
             return parts
@@ -157,7 +157,7 @@ def test_what_a_rule_of_ones_own_returns_is_checked(parts, message):
         ready(Own(2))
 
 
-def test_a_rule_of_ones_own_may_give_any_kind_of_whole_numbers():
+def test_a_user_defined_rule_may_give_any_kind_of_whole_numbers():
     class Own(Partitioner):
         def partition(self, labels):
             return ([3, 4], np.array([5, 6], dtype=np.uint8), torch.tensor([7]))

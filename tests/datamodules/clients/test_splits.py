@@ -59,7 +59,7 @@ def test_augmented_batches_draw_the_order_first_and_then_batch_by_batch():
     assert torch.equal(targets, part.targets)
 
 
-def test_unshuffled_batches_keep_the_parts_own_order():
+def test_unshuffled_batches_keep_the_order_of_the_split():
     part = make_part()
     loader = part.loader(10)
     assert_same(loader, loader)
@@ -92,7 +92,7 @@ def test_other_inputs_come_in_the_same_batches(transform):
     torch.randperm(23, generator=twin)
     second = torch.randperm(23, generator=twin)[:4]
     assert torch.equal(next(iter(loader))[1], part.targets[second])
-    with pytest.raises(ValueError, match="each of the part's 23 samples, got 5"):
+    with pytest.raises(ValueError, match=r"one input per sample of the split \(23\), got 5"):
         loader.with_inputs(features[:5])
 
 
@@ -101,7 +101,7 @@ def test_other_inputs_come_in_the_same_batches(transform):
     [
         (
             {"batch_size": 24, "drop_last": True},
-            "batch_size is 24, the part has 23 samples; lower batch_size to at most 23",
+            "batch_size is 24, the split has 23 samples; lower batch_size to at most 23",
         ),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"batch_size": 5, "shuffle": True}, "needs a generator"),
@@ -114,14 +114,14 @@ def test_mistakes_are_named(arguments, message):
         make_part(transform=AUGMENT).loader(**arguments)
 
 
-def test_an_empty_part_has_no_batches():
+def test_an_empty_split_has_no_batches():
     part = make_part(0)
     assert len(part) == 0
     assert list(part.loader(5)) == []
     assert part.class_counts(5).tolist() == [0] * 5
 
 
-def test_parts_share_the_stored_samples_and_count_their_classes():
+def test_splits_share_the_stored_samples_and_count_their_classes():
     part = make_part()
     assert part.class_counts(6).tolist() == [int((part.targets == c).sum()) for c in range(6)]
     inputs = torch.zeros(10, 2)
@@ -201,7 +201,7 @@ def test_the_stored_samples_survive_normalization_in_place():
 
 
 @pytest.mark.parametrize("size", [1, 4, 23, 100])
-def test_pieces_put_together_are_the_part(size):
+def test_pieces_together_are_the_split(size):
     part = make_part(transform=AUGMENT)
     pieces = list(part.split(size))
     assert [len(piece) for piece in pieces] == [min(size, 23 - start) for start in range(0, 23, size)]

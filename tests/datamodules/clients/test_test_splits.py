@@ -1,4 +1,4 @@
-"""Test parts follow the client's own training distribution and come from the test set alone."""
+"""Test splits follow the client's own training distribution and come from the test set alone."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def shuffled_labels(num_classes: int, each: int) -> np.ndarray:
     wanted=st.sampled_from([None, 5, 40]),
     seed=st.integers(0, 50),
 )
-def test_test_parts_follow_the_training_distribution(num_clients, alpha, each, wanted, seed):
+def test_test_splits_follow_the_training_distribution(num_clients, alpha, each, wanted, seed):
     labels, test_labels = shuffled_labels(6, 100), shuffled_labels(6, each)
     rule = DirichletOverClients(num_clients, alpha, seed=seed)
     parts = rule.partition(labels)

@@ -16,7 +16,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def offsets_of(crops: torch.Tensor, padding: int) -> torch.Tensor:
-    """Where each crop of the picture ``1, 2, 3, ...`` begins, found by looking for it in the padded picture."""
+    """Position of each crop of the picture ``1, 2, 3, ...`` begins, found by looking for it in the padded picture."""
     side = crops.shape[-1]
     picture = torch.arange(1, side * side + 1, dtype=crops.dtype).view(1, 1, side, side)
     windows = F.pad(picture, (padding,) * 4).unfold(2, side, 1).unfold(3, side, 1)[0, 0]

@@ -1,4 +1,4 @@
-"""Samples without labels: who gets which, how they are seen, and what a partition file says of them."""
+"""Unlabeled samples: their assignment, the clients' views of them, and partition files with them."""
 
 import io
 
@@ -55,7 +55,7 @@ def indices(data, client):
 @given(
     clients=st.integers(1, 40), samples=st.integers(0, 300), aside=st.sets(st.integers(0, 39)), seed=st.integers(0, 3)
 )
-def test_the_deal(clients, samples, aside, seed):
+def test_the_assignment(clients, samples, aside, seed):
     novel = sorted({client for client in aside if client < clients})[: clients - 1]
     shares = assign_unlabeled(IID(clients), samples, novel, seed)
     training = [share for client, share in enumerate(shares) if client not in novel]
@@ -67,7 +67,7 @@ def test_the_deal(clients, samples, aside, seed):
     assert all(np.array_equal(one, other) for one, other in zip(shares, again, strict=True))
 
 
-def test_another_seed_deals_otherwise():
+def test_another_seed_assigns_otherwise():
     assert indices(ready(seed=0), 0) != indices(ready(seed=1), 0)
 
 
@@ -82,7 +82,7 @@ def test_a_client_sees_its_own():
         assert data.unlabeled_sizes[client] == len(own.unlabeled)
 
 
-def test_both_as_one_part():
+def test_both_as_one_split():
     data = ready(augment=False)
     own = data.client_data(1)
     part = own.train_and_unlabeled
@@ -114,7 +114,7 @@ def test_augmented_pairs_of_views_have_both():
     assert sum(int((y == -1).sum()) for _, y in batches) == len(own.unlabeled)
 
 
-def test_without_any_the_part_is_the_training_part():
+def test_without_any_the_split_is_the_training_split():
     own = ready(further=0).client_data(1)
     assert own.train_and_unlabeled is own.train
     assert len(own.unlabeled) == 0
@@ -135,7 +135,7 @@ def test_they_are_seen_through_the_clients_view():
         assert own.train_and_unlabeled.class_counts(3).tolist() == own.train.class_counts(3).tolist()
 
 
-def test_the_fingerprint_covers_the_deal():
+def test_the_fingerprint_covers_the_assignment():
     def of(**options):
         return ready(validation_share=0.0, **options).fingerprint
 
@@ -174,7 +174,7 @@ def test_a_file_of_labeled_samples_alone(tmp_path):
 def test_a_file_for_more_samples(tmp_path):
     path = tmp_path / "partition.npz"
     ready().save_partition(path)
-    with pytest.raises(PartitionError, match=r"'unlabeled' of client \d names index 36, the unlabeled set has 36 samp"):
+    with pytest.raises(PartitionError, match=r"'unlabeled' of client \d has index 36, the unlabeled set has 36 samp"):
         ready(FromFile(str(path)), further=36)
 
 

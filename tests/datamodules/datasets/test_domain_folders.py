@@ -97,7 +97,7 @@ def test_the_ten_classes_of_domainnet(tmp_path):
         make(tmp_path / "net", tmp_path, classes="domainnet")
 
 
-def test_every_choice_has_a_cache_of_its_own(folder, tmp_path, monkeypatch, recwarn):
+def test_every_choice_has_a_separate_cache(folder, tmp_path, monkeypatch, recwarn):
     decoded = []
     original = image_cache.decode_image
     monkeypatch.setattr(image_cache, "decode_image", lambda path, size: decoded.append(path) or original(path, size))
@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_folder_is_named(folder, tmp_path):
         make(folder, tmp_path, image_size=0)
 
 
-def test_the_rest_of_a_domain_is_its_clients_test_part(folder, tmp_path):
+def test_the_rest_of_a_domain_is_its_clients_test_split(folder, tmp_path):
     data = ready(folder, tmp_path, Domains(3, 12), validation_share=0.0)
     assert data.train_sizes.tolist() == [12] * 3
     assert data.client_groups == ["art", "photo", "sketch"]

@@ -73,12 +73,12 @@ def test_a_flat_folder_is_split(tmp_path):
     assert data.load().test_inputs is None
 
 
-def test_a_validation_folder_is_left_out_and_said_so(tmp_path, caplog):
+def test_a_validation_folder_is_not_used_and_logged(tmp_path, caplog):
     write_folder(tmp_path / "cinic", splits=("train", "valid", "test"))
     with caplog.at_level(logging.INFO):
         samples = make(tmp_path / "cinic", tmp_path).load()
     assert len(samples.train_targets) == 10
-    assert "valid is left out" in caplog.text
+    assert "valid is not used" in caplog.text
 
 
 def test_the_second_start_decodes_nothing(folder, tmp_path, decoded):
@@ -146,7 +146,7 @@ def test_mixed_sizes_need_an_image_size(folder, tmp_path):
     assert make(folder, tmp_path, image_size=5).load().train_inputs.shape == (11, 3, 5, 5)
 
 
-def test_grey_and_transparent_images_become_colours(tmp_path):
+def test_gray_and_transparent_images_become_colors(tmp_path):
     for name, mode in (("a", "L"), ("b", "RGBA"), ("c", "P")):
         (tmp_path / "modes" / name).mkdir(parents=True)
         for number in range(4):

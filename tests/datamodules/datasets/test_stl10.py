@@ -20,7 +20,7 @@ def load(folder, **options):
 
 
 def torchvisions(monkeypatch, folder, split):
-    """What torchvision reads, its checksums left out."""
+    """Data as read by torchvision, without its checksums."""
     monkeypatch.setattr(torchvision.datasets.STL10, "_check_integrity", lambda self: True)
     return torchvision.datasets.STL10(str(folder.parent), split=split)
 
@@ -82,7 +82,11 @@ def cut(path, size):
 
 
 DAMAGES = {
-    "a file is missing": (lambda f: (f / "test_y.bin").unlink(), FileNotFoundError, r"no test_y.bin in .*get it anew"),
+    "a file is missing": (
+        lambda f: (f / "test_y.bin").unlink(),
+        FileNotFoundError,
+        r"no test_y.bin in .*download it again",
+    ),
     "no unlabeled images": (lambda f: (f / "unlabeled_X.bin").unlink(), FileNotFoundError, "no unlabeled_X.bin"),
     "cut within an image": (
         lambda f: cut(f / "unlabeled_X.bin", 3 * 27648 - 5),

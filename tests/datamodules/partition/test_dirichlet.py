@@ -24,7 +24,7 @@ def shuffled_labels(num_classes: int, each: int) -> np.ndarray:
     minimum=st.integers(1, 12),
     seed=st.integers(0, 100),
 )
-def test_over_clients_deals_everything_and_keeps_the_minimum(num_clients, alpha, minimum, seed):
+def test_over_clients_assigns_everything_and_keeps_the_minimum(num_clients, alpha, minimum, seed):
     labels = shuffled_labels(5, 100)
     parts = DirichletOverClients(num_clients, alpha, min_samples=minimum, seed=seed).partition(labels)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(500))

@@ -1,4 +1,4 @@
-"""Clients by domain: exact sizes, tests that nobody trains on, and sizes that a domain cannot meet."""
+"""Clients by domain: exact sizes, test samples that no client trains on, and sizes that a domain cannot meet."""
 
 import warnings
 
@@ -153,7 +153,7 @@ def test_drawn_sizes_leave_their_own_rest_for_tests(base):
         assert len(data.client_data(client).test) == 40 - sum(held[client // 2 * 2 : client // 2 * 2 + 2])
 
 
-def test_domains_need_domains_and_rules_of_ones_own_do_not_notice_them():
+def test_domains_need_domains_and_user_defined_rules_ignore_them():
     class Own(Partitioner):
         def partition(self, labels):
             return [[0, 1], [2, 3]]

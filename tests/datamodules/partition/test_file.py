@@ -37,7 +37,7 @@ def test_arrays_of_shape_clients_by_samples(tmp_path):
     assert [len(part) for part in Quantity(rule, (2,)).partition(np.zeros(12, int))] == [2, 2, 2]
 
 
-def test_without_test_lists_test_parts_are_drawn(tmp_path):
+def test_without_test_lists_test_splits_are_drawn(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"train": [[0, 1], [2]]}))
     rule = FromFile(str(tmp_path / "a.json"))
     assert not rule.fixed_test
@@ -50,7 +50,7 @@ def test_without_test_lists_test_parts_are_drawn(tmp_path):
     [
         ({"test": [[1]]}, r"expected index lists named 'train', found \['test'\]"),
         ({"train": [[0], [1]], "test": [[0]]}, "'train' has 2 clients, 'test' has 1"),
-        ({"train": [[0, 1], [2, 2]]}, "'train' of client 1 names index 2 more than once"),
+        ({"train": [[0, 1], [2, 2]]}, "'train' of client 1 has index 2 more than once"),
         ({"train": [[0], [-4]]}, "client 1 has a negative index -4"),
         ({"train": [[0], []]}, r"no samples for client\(s\) \[1\]"),
         ({"train": [[0.5]]}, "whole numbers"),
@@ -87,9 +87,9 @@ def test_indices_out_of_range_and_shared_samples(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"train": [[0, 1], [1, 9]], "test": [[0], [7]]}))
     rule = FromFile(str(path))
-    with pytest.raises(PartitionError, match="'train' of client 1 names index 9, the training set has 9 samples"):
+    with pytest.raises(PartitionError, match="'train' of client 1 has index 9, the training set has 9 samples"):
         rule.partition(np.zeros(9, int))
-    with pytest.raises(PartitionError, match="'test' of client 1 names index 7, the test set has 5"):
+    with pytest.raises(PartitionError, match="'test' of client 1 has index 7, the test set has 5"):
         rule.partition_test(np.zeros(5, int), [])
     with pytest.warns(UserWarning, match="1 training indices belong to more than one client"):
         rule.partition(np.zeros(10, int))

@@ -89,7 +89,7 @@ def test_dominant_classes_without_a_size_use_as_much_as_the_scarcest_class_allow
         DominantClasses(20, size + 20).partition(labels)
 
 
-def test_samples_of_a_class_are_dealt_at_random():
+def test_samples_of_a_class_are_assigned_at_random():
     labels = np.repeat(np.arange(4), 100)
     one, two = (DominantClasses(2, 40, 0.0, [[0], [1]], seed=seed).partition(labels) for seed in (0, 1))
     for first, second in zip(one, two, strict=True):

@@ -56,7 +56,7 @@ def parts(data, client):
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("base", [IID(8), DirichletOverClients(8, 0.3), Quantity(ClassesPerClient(8, 2), (5, 9))])
-def test_every_part_is_turned_and_nothing_else_changes(base, published):
+def test_every_split_is_rotated_and_nothing_else_changes(base, published):
     plain, shifted = ready(base, published=published), ready(FeatureShift(base), published=published)
     for client in range(8):
         for stored, seen in zip(parts(plain, client), parts(shifted, client), strict=True):
@@ -83,7 +83,7 @@ def test_augmented_batches_are_turned_before_they_are_augmented():
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("base", [IID(10), DominantClasses(10, 12), Quantity(ClassesPerClient(10, 1), (4, 8))])
-def test_every_part_is_relabeled_and_nothing_else_changes(base, published):
+def test_every_split_is_relabeled_and_nothing_else_changes(base, published):
     plain, shifted = ready(base, published=published), ready(ConceptShift(base, seed=3), published=published)
     permutations = draw_permutations(3, 5, 5)
     for client in range(10):
@@ -134,7 +134,7 @@ def test_groups_as_listed():
     data = ready(FeatureShift(ConceptShift(IID(4), [1, 0, 1, 0]), [0, -90], groups=[0, 1, 1, 0]))
     assert data.client_groups == ["labels 1", "270°", "270°, labels 1", ""]
     for make in (FeatureShift, ConceptShift):
-        with pytest.raises(ValueError, match="groups lists 3 clients, the rule has 4: give one group a client"):
+        with pytest.raises(ValueError, match="groups lists 3 clients, the rule has 4: give one group per client"):
             make(IID(4), groups=[0, 1, 1])
     with pytest.raises(ValueError, match="puts client 2 into group 2, expected 0 to 1: there are 2 angles"):
         FeatureShift(IID(4), [0, 90], groups=[0, 1, 2, 0])
@@ -223,9 +223,7 @@ def test_a_file_of_other_classes_is_refused(tmp_path):
 
 
 def test_what_cannot_be_turned_is_named():
-    with pytest.raises(
-        ValueError, match=r"client 1 is to see .* 90 degrees, .*\(C, H, W\); the inputs have shape \(4,\)"
-    ):
+    with pytest.raises(ValueError, match=r"client 1 sees .* 90 degrees, .*\(C, H, W\); the inputs have shape \(4,\)"):
         ready(FeatureShift(IID(4)), shape=(4,))
     with pytest.raises(ValueError, match=r"client 1 .* make 6 x 3 \(width x height\) into 3 x 6: give square images"):
         ready(FeatureShift(IID(4)), shape=(1, 3, 6))

@@ -31,7 +31,7 @@ HELPERS = Path(__file__).parents[2]
 
 @pytest.fixture
 def left_behind(monkeypatch):
-    """How many other processes have inherited this test's environment; counted where there is a /proc."""
+    """Number of other processes that have inherited this test's environment; counted where there is a /proc."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv("PFL_TEST_MARK", mark)
 

@@ -1,4 +1,4 @@
-"""Objects that go to another process and back, with the bytes of their tensors beside them."""
+"""Objects sent to another process and back, with the bytes of their tensors in separate buffers."""
 
 import copy
 import pickle
@@ -52,7 +52,7 @@ def test_tensors_keep_values_type_and_layout(dtype, shape, order, copied, seed):
     assert bits(found) == bits(tensor)
 
 
-def test_an_excerpt_and_an_expanded_tensor_travel_without_the_rest():
+def test_a_slice_and_an_expanded_tensor_are_sent_without_the_rest_of_their_storage():
     whole = torch.arange(1000.0).reshape(10, 100)
     packed = pack(whole[:, ::50])
     assert packed.num_bytes < 1000

@@ -1,4 +1,4 @@
-"""What travels to workers, who gets it when one dies, and what comes back: RayEngine without processes."""
+"""Payloads sent to workers, their re-assignment when a worker dies, and replies: RayEngine without processes."""
 
 import itertools
 import logging
@@ -13,7 +13,6 @@ from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, 
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import Traffic
-from pfl_lightning.engines.ray.cluster import gpu_share
 from pfl_lightning.engines.ray.packing import pack, unpack
 from pfl_lightning.engines.ray.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.ray.worker import ClientWork, TorchSwitches, Worker
@@ -126,7 +125,7 @@ def test_a_round_that_ends_early_leaves_nothing_for_the_next(monkeypatch):
     federation = run(FIT, 2, engine=engine, **options)
     assert_same(whole_state(federation), whole_state(reference))
     assert list(federation.validation_scores) == [0, 1, 2]
-    assert ray.calls == 2 * 2 + 1 + 2  # fits, the sanity check, evaluations: nobody is asked for in vain
+    assert ray.calls == 2 * 2 + 1 + 2  # fits, the sanity check, evaluations: no worker is asked in vain
 
 
 def test_what_was_in_hand_at_an_error_is_not_taken_for_the_next_rounds(monkeypatch):
@@ -200,7 +199,7 @@ def test_the_reason_against_vectorizing_is_said_once(monkeypatch, caplog):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, DCPFL, LocalOnly, FedBABU], ids=lambda method: method.__name__)
 def test_whatever_the_order_of_the_replies_and_deaths(method, seed, monkeypatch):
-    """What is shared is of this round: weights of the last one have other names."""
+    """Shared tensors are of this round: weights of the last one have other names."""
     fit = for_toy(method, lr=0.05)
     engine, ray = fake_ray_engine(monkeypatch, 3, deaths=[4, 11], seed=seed)
     got, want = run(fit, 4, engine=engine), run(fit, 4)
@@ -251,17 +250,8 @@ def test_torchs_switches_reach_the_workers():
     assert TorchSwitches.read() == before != switches
 
 
-@pytest.mark.parametrize(
-    ("gpus", "workers", "share"), [(1, 1, 1), (1, 4, 0.25), (2, 3, 0.5), (2, 5, 1 / 3), (3, 2, 1), (8, 4, 2), (0, 2, 0)]
-)
-def test_all_workers_find_a_gpu(gpus, workers, share):
-    assert gpu_share(gpus, workers) == pytest.approx(share)
-    places = gpus // share if share >= 1 else gpus * int(1 / share + 1e-9) if share else workers
-    assert places >= workers
-
-
 class OnAnotherDevice(torch.Tensor):
-    """Says that it is not in host memory."""
+    """Tensor that claims not to be in host memory."""
 
     device = torch.device("meta")
 

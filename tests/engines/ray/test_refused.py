@@ -1,4 +1,4 @@
-"""What RayEngine refuses: data and modules that cannot travel, other versions, arguments without a meaning."""
+"""Refusals of RayEngine: data and modules that cannot be sent, other versions, arguments without a meaning."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from _helpers.ray_helpers import Locked, NotHere
 from _helpers.toy import Toy, run, tiny_encoder
 
 from pfl_lightning import RayEngine
-from pfl_lightning.engines.ray import worker as _ray_worker
+from pfl_lightning.engines.ray import worker
 from pfl_lightning.engines.ray.packing import pack, unpack
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import FedPAC
@@ -52,7 +52,7 @@ def test_a_worker_without_a_module_that_it_needs(monkeypatch):
 
 
 def test_workers_of_another_version_are_refused(monkeypatch):
-    monkeypatch.setattr(_ray_worker, "versions", lambda: {"torch": "1.0"})
+    monkeypatch.setattr(worker, "versions", lambda: {"torch": "1.0"})
     engine, _ = fake_ray_engine(monkeypatch)
     with pytest.raises(ConfigurationError, match=r"a worker has other versions.*Install the same on all nodes"):
         run(FIT, 1, engine=engine)
@@ -100,7 +100,7 @@ def test_without_ray(monkeypatch):
         RayEngine()
 
 
-def test_an_engine_travels_without_its_workers(monkeypatch):
+def test_an_engine_is_pickled_without_its_workers(monkeypatch):
     engine, _ = fake_ray_engine(monkeypatch, 2)
     federation = run(FIT, 1, engine=engine)
     engine.start(federation.clients.models, federation.trainer.datamodule, federation.environment)

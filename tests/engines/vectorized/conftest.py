@@ -1,28 +1,28 @@
-"""What the tests of vectorized evaluations share."""
+"""Fixtures of the tests of vectorized evaluations."""
 
 import logging
 
 import pytest
 
-from pfl_lightning.engines.vectorized import engine as vectorized
-from pfl_lightning.engines.vectorized import evaluation as _vectorized_evaluation
+from pfl_lightning.engines import VectorizedEngine
+from pfl_lightning.engines.vectorized import evaluation
 
 
 @pytest.fixture
 def said(caplog):
     """The lines that the engine logged."""
-    caplog.set_level(logging.WARNING, logger=vectorized.__name__)
-    return lambda: [record.getMessage() for record in caplog.records if record.name == vectorized.__name__]
+    caplog.set_level(logging.WARNING, logger=VectorizedEngine.__module__)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == VectorizedEngine.__module__]
 
 
 @pytest.fixture
 def stacked(monkeypatch):
-    """How many clients were scored together, each time."""
+    """Numbers of clients that were scored together, each time."""
     sizes = []
 
-    def counted(client, members, environment, start=_vectorized_evaluation.score_stack):
+    def counted(client, members, environment, start=evaluation.score_stack):
         sizes.append(len(members))
         return start(client, members, environment)
 
-    monkeypatch.setattr(_vectorized_evaluation, "score_stack", counted)
+    monkeypatch.setattr(evaluation, "score_stack", counted)
     return sizes

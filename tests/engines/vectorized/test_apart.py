@@ -1,4 +1,4 @@
-"""What one client does in a group must not reach another, nor outlive the group."""
+"""Clients of a group do not affect one another, and nothing outlives the group."""
 
 import gc
 import math
@@ -12,9 +12,9 @@ from _helpers.toy import CLIENTS, Toy, normed_encoder, run
 from torch import nn
 
 from pfl_lightning import VectorizedEngine
-from pfl_lightning.engines.vectorized import batches as _stacked_batches
-from pfl_lightning.engines.vectorized import stack as _stack
+from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.limits import uses_batch_index
+from pfl_lightning.engines.vectorized.stack import Stack
 from pfl_lightning.methods import FedAvg, FedBN, FedPAC
 
 # ---------------------------------------------------------------------- after the training
@@ -98,7 +98,7 @@ def test_what_before_fit_returned_stays_as_it_was(forward):
 def test_stacks_and_pools_end_with_their_group(method, forward, monkeypatch):
     """Without the garbage collector, and with a client that fails."""
     alive = []
-    for kind in (_stack.Stack, _stacked_batches.StackedBatches, _stacked_batches.Stream):
+    for kind in (Stack, StackedBatches, Stream):
         start = kind.__init__
 
         def counted(self, *args, start=start, **options):

@@ -15,7 +15,7 @@ from torch import nn
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.engines.vectorized.computation import compiled as _compiled_step
+from pfl_lightning.engines.vectorized.computation import compiled
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
 
 LABELS = [[0, 1] * 4, [1, 2] * 4, [0, 2] * 6]  # in batches of 4: two whole batches, two, and three
@@ -25,9 +25,9 @@ LABELS = [[0, 1] * 4, [1, 2] * 4, [0, 2] * 6]  # in batches of 4: two whole batc
 def early(monkeypatch):
     """Compile the second step of a shape, but run the graph as it was recorded; collects the graphs."""
     graphs = []
-    monkeypatch.setattr(_compiled_step, "USES", 2)
-    monkeypatch.setattr(_compiled_step, "MOST", 3)
-    monkeypatch.setattr(_compiled_step, "compile_graph", lambda graph: graphs.append(graph) or graph)
+    monkeypatch.setattr(compiled, "USES", 2)
+    monkeypatch.setattr(compiled, "MOST", 3)
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph: graphs.append(graph) or graph)
     return graphs
 
 
@@ -54,12 +54,12 @@ def states(method, rounds, engine, **options):
 
 
 def number_of_graphs(engine):
-    return sum(len(steps.graphs) for states in engine._computations._compiled.values() for steps in states)
+    return sum(len(steps.graphs) for states in engine.factory._compiled.values() for steps in states)
 
 
 @pytest.mark.parametrize("method", [FedPAC, FedBN, FedProx, FedRoD, partial(DualFed, contrastive=1.0)])
 def test_compiled_steps_agree(method, early):
-    """Of clients with unequal numbers of batches, in several phases, with features in place of inputs."""
+    """Fits of clients with unequal numbers of batches, in several phases, with features in place of inputs."""
     options = {"encoder": dropout_and_norm}
     engine, got = trained(partial(method, lr=0.005, epochs=2), **options)
     assert not engine._said
@@ -81,8 +81,8 @@ def test_inductor_agrees(monkeypatch):
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(3))
     except Exception as error:
         pytest.skip(f"inductor does not compile here: {type(error).__name__}: {error}")
-    monkeypatch.setattr(_compiled_step, "USES", 2)
-    monkeypatch.setattr(_compiled_step, "MOST", 1)
+    monkeypatch.setattr(compiled, "USES", 2)
+    monkeypatch.setattr(compiled, "MOST", 1)
     options = {"encoder": dropout_and_norm, "data": Toy([[0, 1] * 4, [1, 2] * 4])}
     engine, got = trained(partial(FedAvg, lr=0.01, epochs=3), 1, **options)
     assert not engine._said
@@ -151,7 +151,7 @@ class LooksAtIndex(FedAvg):
     ("method", "reason"),
     [
         (Draws, "training_step draws from Python's or NumPy's generator"),
-        (LooksAtIndex, "LooksAtIndex.training_step looks at the number of the batch"),
+        (LooksAtIndex, "LooksAtIndex.training_step uses the number of the batch"),
     ],
 )
 def test_what_a_graph_would_do_only_once_is_not_compiled(method, reason, early):
@@ -167,7 +167,7 @@ def test_without_a_compiler_steps_are_not_compiled(early, monkeypatch):
     def broken(*inputs):
         raise RuntimeError("there is\nno compiler")
 
-    monkeypatch.setattr(_compiled_step, "compile_graph", lambda graph: broken)
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph: broken)
     options = {"encoder": normed_encoder}
     engine, got = trained(FedPAC, **options)
     assert engine._said == {"torch.compile failed (RuntimeError: there is no compiler); going on without compiling"}
@@ -180,7 +180,7 @@ def test_memory_errors_are_not_taken_for_a_failed_compilation(early, monkeypatch
     def large(*inputs):
         raise torch.OutOfMemoryError("simulated")
 
-    monkeypatch.setattr(_compiled_step, "compile_graph", lambda graph: large)
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph: large)
     engine, got = trained(FedAvg)
     assert "3 clients at once need too much memory; going on with 2 at once" in engine._said
     assert_same(got, plain(FedAvg), atol=1e-6)

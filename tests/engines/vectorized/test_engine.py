@@ -182,7 +182,7 @@ def test_several_encoders_agree(method):
 
 
 def test_warm_up_of_first_rounds_agrees():
-    """In the second round some clients have two phases and others one."""
+    """Some clients have two phases in the second round and others one."""
     assert_agree(partial(FedClassAvg, warm_up_epochs=2, lr=0.01), cohorts=[[0, 2], range(CLIENTS)])
 
 

@@ -30,7 +30,7 @@ def test_every_method_agrees_with_batch_normalization(method, stacked):
 
 
 def together(method):
-    """How many clients are evaluated at once: all under "vmap"; none that are judged by neighbors."""
+    """Number of clients evaluated at once: all under "vmap", none under nearest-neighbor evaluation."""
     return [CLIENTS] if method.evaluation == "classifier" else []
 
 
@@ -89,7 +89,7 @@ def test_fewer_clients_agree(limit):
 
 
 def test_scores_are_those_of_the_clients_own_models():
-    """By hand, on samples that no loader has seen."""
+    """Evaluation by hand, on samples that no loader has seen."""
     data = Toy(**UNEQUAL)
     federation = trained(partial(LocalOnly, lr=0.05), data=data)
     for result in evaluate(federation, VectorizedEngine(forward="vmap")):

@@ -1,4 +1,4 @@
-"""What a vectorized evaluation leaves behind: what SequentialEngine's does."""
+"""A vectorized evaluation leaves the same state behind as SequentialEngine's."""
 
 from functools import partial
 

@@ -10,7 +10,7 @@ from _helpers.engines import FORWARDS, assert_scores_agree, evaluate, trained
 from _helpers.toy import CLIENTS, Toy, normed_encoder, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.engines.vectorized import stack as _stack
+from pfl_lightning.engines.vectorized.stack import Member, Stack
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.methods import FedAvg, FedBABU, LGFedAvg
 
@@ -82,7 +82,7 @@ def test_stacks_end_with_their_group(fine_tune, forward, monkeypatch):
     """Without the garbage collector, and with a client whose fine-tuning fails."""
     federation = trained(partial(FedAvg, fine_tune=fine_tune), data=poisoned(0), cohorts=[[0, 1, 3]])
     alive = []
-    for kind in (_stack.Stack, _stack.Member):
+    for kind in (Stack, Member):
         start = kind.__init__
 
         def counted(self, *args, start=start, **options):

@@ -10,9 +10,8 @@ from _helpers.engines import FORWARDS, assert_scores_agree, evaluate, trained
 from _helpers.toy import CLIENTS, linear_encoder, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.engines.vectorized import engine as vectorized
-from pfl_lightning.engines.vectorized import evaluation as _vectorized_evaluation
-from pfl_lightning.engines.vectorized import phase as _stacked_phase
+from pfl_lightning.engines.vectorized import evaluation
+from pfl_lightning.engines.vectorized.phase import _Run
 from pfl_lightning.methods import FedAvg, FedBABU, LocalOnly
 
 # ---------------------------------------------------------------------- left to SequentialEngine
@@ -167,7 +166,7 @@ def test_what_is_evaluated_together_on_a_cpu(stacked, monkeypatch):
     for forward, small, together in (("auto", True, 1), ("auto", False, 0), ("loop", True, 1), ("vmap", True, 2)):
         tuned.clear()
         stacked.clear()
-        monkeypatch.setattr(vectorized, "SMALL", 50_000 if small else 1)
+        monkeypatch.setattr("pfl_lightning.engines.vectorized.engine.SMALL", 50_000 if small else 1)
         assert_scores_agree(evaluate(federation, VectorizedEngine(forward=forward)), expected)
         assert tuned == [CLIENTS] * (together > 0)
         assert stacked == [CLIENTS] * (together > 1)
@@ -180,13 +179,13 @@ def test_what_is_evaluated_together_on_a_cpu(stacked, monkeypatch):
 def test_an_out_of_memory_error_halves_the_group(most, sizes, lines, monkeypatch, said):
     found = []
 
-    def limited(client, members, environment, start=_vectorized_evaluation.score_stack):
+    def limited(client, members, environment, start=evaluation.score_stack):
         found.append(len(members))
         if len(members) > most:
             raise torch.OutOfMemoryError("simulated")
         return start(client, members, environment)
 
-    monkeypatch.setattr(_vectorized_evaluation, "score_stack", limited)
+    monkeypatch.setattr(evaluation, "score_stack", limited)
     federation = trained(partial(FedBABU, lr=0.02))
     engine = VectorizedEngine(forward="vmap")
     assert_scores_agree(evaluate(federation, engine), evaluate(federation, SequentialEngine()))
@@ -201,14 +200,14 @@ def test_an_out_of_memory_error_halves_the_group(most, sizes, lines, monkeypatch
 
 @FORWARDS
 def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(forward, monkeypatch, said):
-    train = _stacked_phase._Run.train
+    train = _Run.train
 
     def limited(self, streams, *args):
         if len(streams) > 2:
             raise torch.OutOfMemoryError("simulated")
         return train(self, streams, *args)
 
-    monkeypatch.setattr(_stacked_phase._Run, "train", limited)
+    monkeypatch.setattr(_Run, "train", limited)
     federation = trained(partial(LocalOnly, lr=0.02, fine_tune="all"), encoder=[tiny_encoder, linear_encoder])
     assert_scores_agree(
         evaluate(federation, VectorizedEngine(forward=forward)), evaluate(federation, SequentialEngine())
@@ -229,7 +228,7 @@ def test_the_engine_can_be_pickled():
 
 
 def test_clients_alone_are_left_to_the_base(monkeypatch):
-    monkeypatch.setattr(_vectorized_evaluation.VectorizedEvaluation, "_evaluate_together", None)
+    monkeypatch.setattr(evaluation.VectorizedEvaluation, "_evaluate_together", None)
     federation = trained(partial(LocalOnly, lr=0.02), encoder=[tiny_encoder, linear_encoder])
     got = evaluate(federation, VectorizedEngine(2, forward="vmap"))  # one client of each encoder in a chunk
     assert_scores_agree(got, evaluate(federation, SequentialEngine()), atol=0)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.engines.vectorized import scoring as _stacked_evaluation
+from pfl_lightning.engines.vectorized import stacked_evaluation
 from pfl_lightning.engines.vectorized.evaluation_batches import WIDEST, Piece, groups_of
 from pfl_lightning.methods import DualFed, FedAvg, FedBABU, FedBN, FedProto, LocalOnly
 
@@ -41,7 +41,7 @@ class Centred(torch.nn.Module):
         return self.linear((inputs > inputs.mean(0)).float())
 
 
-def centerd(input_shape):
+def centered(input_shape):
     return Centred(input_shape[0])
 
 
@@ -54,17 +54,17 @@ def convolution(input_shape):
     return encoder
 
 
-@pytest.mark.parametrize("encoder", [batch_statistics, centerd], ids=lambda encoder: encoder.__name__)
+@pytest.mark.parametrize("encoder", [batch_statistics, centered], ids=lambda encoder: encoder.__name__)
 @pytest.mark.parametrize("method", [FedAvg, LocalOnly], ids=lambda method: method.__name__)
 def test_samples_that_depend_on_their_batch_are_not_padded(encoder, method, monkeypatch):
     padded = []
 
-    def watched(pieces, device, gather=_stacked_evaluation.gather):
+    def watched(pieces, device, gather=stacked_evaluation.gather):
         for batch in gather(pieces, device):
             padded.append(batch.valid is not None)
             yield batch
 
-    monkeypatch.setattr(_stacked_evaluation, "gather", watched)
+    monkeypatch.setattr(stacked_evaluation, "gather", watched)
     data = {"validation": [5, 6, 7, 3, 6], "test": [9, 10, 13, 16, 40]}
     assert_evaluations_agree(partial(method, lr=0.02), encoder=encoder, data=Toy(batch_size=9, **data))
     assert not any(padded)

@@ -11,8 +11,7 @@ from torch import nn
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.engines.vectorized.computation import choice as _computations
-from pfl_lightning.engines.vectorized.computation import compiled as _compiled_step
+from pfl_lightning.engines.vectorized.computation import compiled, factory
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
 
 # Whole batches of 4: clients 0 and 1 have 4 an epoch, and client 2 has 6 and a small one.
@@ -29,7 +28,7 @@ def graphs(monkeypatch):
         made.append(EmulatedGraph(device))
         return made[-1]
 
-    monkeypatch.setattr(_computations, "recorder_for", lambda device: make)
+    monkeypatch.setattr(factory, "recorder_for", lambda device: make)
     return made
 
 
@@ -99,8 +98,8 @@ def test_scaled_and_clipped_gradients_agree(graphs, monkeypatch):
 
 
 def test_compiled_steps_are_captured_once_they_are_compiled(graphs, monkeypatch):
-    monkeypatch.setattr(_compiled_step, "USES", 4)
-    monkeypatch.setattr(_compiled_step, "compile_graph", lambda graph: graph)
+    monkeypatch.setattr(compiled, "USES", 4)
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph: graph)
     labels = [[0, 1] * 8, [1, 2] * 8]
     engine, got, expected = trained(partial(FedAvg, epochs=3), 2, labels, {"compile": True}, encoder=normed_encoder)
     assert not engine._said
@@ -131,7 +130,7 @@ class LooksAtIndex(FedAvg):
     ("method", "encoder", "reason"),
     [
         (FedAvg, dropout_encoder, "training_step draws random numbers (dropout, say); its steps are launched without"),
-        (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step looks at the number of the batch; its steps are"),
+        (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step uses the number of the batch; its steps are"),
     ],
     ids=["dropout", "index"],
 )

@@ -85,7 +85,7 @@ def test_clients_that_overflow_skip_their_steps_alone(optimizer, schedule, forwa
     assert_same(got, expected, atol=1e-5)
     unscaled, _ = states(method, SequentialEngine())
     differ = {n.split()[1] for n, t in unscaled.items() if not torch.allclose(t, expected[n], atol=1e-4)}
-    assert differ == {str(client) for client in STEEP}  # who skipped, and nobody else
+    assert differ == {str(client) for client in STEEP}  # the clients that skipped, and no other
 
 
 @pytest.mark.parametrize(("algorithm", "forward"), [("norm", "vmap"), ("norm", "loop"), ("value", "vmap")])

@@ -1,4 +1,4 @@
-"""What VectorizedEngine refuses, what it leaves to SequentialEngine, and what happens when something goes wrong."""
+"""Limits of VectorizedEngine: refusals, fits left to SequentialEngine, and failures."""
 
 import logging
 import math
@@ -11,8 +11,7 @@ from _helpers.resume import play
 from _helpers.toy import CLIENTS, Toy, assert_same, dropout_encoder, normed_encoder, run, whole_state
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.engines.vectorized import engine as vectorized
-from pfl_lightning.engines.vectorized import phase as _stacked_phase
+from pfl_lightning.engines.vectorized.phase import _Run
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedClassAvg, FedPAC, FedProx, FedRep
 from pfl_lightning.state.tensors import TensorDict
@@ -23,8 +22,8 @@ ALL = [range(CLIENTS)]
 @pytest.fixture
 def said(caplog):
     """The lines that the engine logged."""
-    caplog.set_level(logging.WARNING, logger=vectorized.__name__)
-    return lambda: [record.getMessage() for record in caplog.records if record.name == vectorized.__name__]
+    caplog.set_level(logging.WARNING, logger=VectorizedEngine.__module__)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == VectorizedEngine.__module__]
 
 
 class LogsByTheWay(FedAvg):
@@ -181,7 +180,7 @@ def test_a_client_with_a_non_finite_loss_leaves_the_others_alone():
 def test_an_out_of_memory_error_halves_the_group(most, monkeypatch, said):
     """More clients than ``most`` are too many; the round is the same."""
     sizes = []
-    train = _stacked_phase._Run.train
+    train = _Run.train
 
     def limited(self, streams, *args):
         sizes.append(len(streams))
@@ -189,7 +188,7 @@ def test_an_out_of_memory_error_halves_the_group(most, monkeypatch, said):
             raise torch.OutOfMemoryError("simulated")
         return train(self, streams, *args)
 
-    monkeypatch.setattr(_stacked_phase._Run, "train", limited)
+    monkeypatch.setattr(_Run, "train", limited)
     got = run(partial(FedProx, lr=0.05), 2, cohorts=ALL, engine=VectorizedEngine())
     assert sizes == ([5, 3, 2, 3, 2] if most == 3 else [5, 3, 2])
     assert len(said()) == (1 if most == 3 else 3)

@@ -27,7 +27,7 @@ def views(seed=0, features=4, dtype=torch.float64):
 
 
 def slow_means(features, labels):
-    """By cluster, for those that have any."""
+    """Means by cluster, of the clusters that have members."""
     groups = {}
     for row, label in zip(features.tolist(), labels.tolist(), strict=True):
         groups.setdefault(label, []).append(row)
@@ -54,7 +54,7 @@ def slow_meta_loss(support, queries, support_labels, query_labels):
 
 
 def kept_prototypes(first, second, first_labels, second_labels):
-    """Of the clusters that both views have, as two tensors."""
+    """Means of the clusters that both views have, as two tensors."""
     means = slow_means(first, first_labels), slow_means(second, second_labels)
     both = sorted(means[0].keys() & means[1].keys())
     return [torch.tensor([own[k] for k in both], dtype=torch.float64).reshape(len(both), -1) for own in means]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_lightning.functional import combination_weights
-from pfl_lightning.functional.combination import simplex_qp as _simplex_qp
+from pfl_lightning.functional.combination import simplex_qp
 from pfl_lightning.functional.combination import weights as combination
 
 SOLVERS = ["active_set", "cvxpy"]
@@ -148,7 +148,7 @@ def test_more_clients_than_dimensions_and_hardly_any_variance(variance, monkeypa
 def test_descent_finishes_what_pivoting_leaves(monkeypatch):
     statistics = random_statistics(30, seed=3)
     expected = combination_weights(*statistics, threshold=0.0)
-    monkeypatch.setattr(_simplex_qp, "MAX_PIVOTS", 0)
+    monkeypatch.setattr(simplex_qp, "MAX_PIVOTS", 0)
     monkeypatch.setattr(combination, "solve_cvxpy", unsolved)
     torch.testing.assert_close(combination_weights(*statistics, threshold=0.0), expected, rtol=0, atol=1e-9)
 

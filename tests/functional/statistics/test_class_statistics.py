@@ -28,11 +28,11 @@ def assert_equals_numpy(statistics, values, labels, tolerance=1e-9):
         assert statistics.counts[y] == len(rows)
         if len(rows) == 0:
             assert not statistics.means[y].any()
-            assert statistics.mean_square[y] == 0
+            assert statistics.square_deviations[y] == 0
         else:
             np.testing.assert_allclose(statistics.means[y].numpy(), rows.mean(0), rtol=1e-14, atol=tolerance)
-            expected = np.mean((rows**2).sum(1))
-            np.testing.assert_allclose(statistics.mean_square[y].item(), expected, rtol=1e-12)
+            expected = ((rows - rows.mean(0)) ** 2).sum()
+            np.testing.assert_allclose(statistics.square_deviations[y].item(), expected, rtol=1e-10, atol=tolerance)
         if len(rows) < 2:
             assert not statistics.covariances[y].any()
         else:
@@ -97,7 +97,7 @@ def test_merging_leaves_the_others_alone_and_takes_empty_ones():
 def test_results_do_not_alias_the_accumulator():
     values, labels = draw(20, 3, 2)
     statistics = accumulate(values, labels, 3)
-    for name in ("counts", "means", "square_deviations", "mean_square", "covariances"):
+    for name in ("counts", "means", "square_deviations", "covariances"):
         before = getattr(statistics, name).clone()
         getattr(statistics, name).fill_(-1)
         assert torch.equal(getattr(statistics, name), before)
@@ -117,7 +117,7 @@ def test_covariances_are_optional():
     values, labels = draw(30, 3, 4)
     lean, full = accumulate(values, labels, 3, with_covariances=False), accumulate(values, labels, 3)
     assert torch.equal(lean.means, full.means)
-    assert torch.equal(lean.mean_square, full.mean_square)
+    assert torch.equal(lean.square_deviations, full.square_deviations)
     with pytest.raises(RuntimeError, match="with_covariances=True"):
         _ = lean.covariances
     with pytest.raises(ValueError, match="same kind"):

@@ -182,7 +182,7 @@ def test_total_is_divided_in_proportion(counts, extra):
         for other_share, other_count in zip(shares, counts, strict=True):
             assert share >= other_share or count <= other_count
     parts = [total * count / samples for count in counts]
-    if all(part >= 1 for part in parts if part > 0):  # nobody is raised to one: within one of the exact part
+    if all(part >= 1 for part in parts if part > 0):  # no class is raised to one: within one of the exact part
         assert all(abs(share - part) < 1 for share, part in zip(shares, parts, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""A step as one compiled graph of its forward and backward pass."""
+"""Step compiled as one graph of its forward and backward pass."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pfl_lightning.engines.vectorized.randomness import host_generators
 __all__ = ["CompiledComputation", "CompiledSteps"]
 
 USES = 10
-"""Steps of a shape before it is compiled: a graph takes many of them to pay."""
+"""Steps of a shape before it is compiled: compilation pays off after many of them."""
 MOST = 8
-"""Graphs of one module; the shapes that come after them are not compiled."""
+"""Largest number of graphs of one module; further shapes are not compiled."""
 
 Key = tuple[Any, ...]
 Graph = Callable[[list[Tensor]], StepOutputs]
@@ -27,13 +27,13 @@ Graph = Callable[[list[Tensor]], StepOutputs]
 
 @dataclass
 class CompiledSteps:
-    """The graphs of one module, which serve all rounds.
+    """Graphs of one module, kept for all rounds.
 
     Attributes:
         attributes: The module's Python attributes, which the graphs hold as constants.
-        uses: How often a shape has come.
-        graphs: By shape.
-        refused: Whether nothing is compiled any more.
+        uses: Number of steps of each shape.
+        graphs: Graphs by shape.
+        refused: Whether compiling has been given up.
     """
 
     attributes: PythonState = field(default_factory=dict)
@@ -43,7 +43,7 @@ class CompiledSteps:
 
 
 class CompiledComputation:
-    """Compiles what another computation does, for the shapes that come often.
+    """Computation that compiles another one, for frequent shapes.
 
     The forward and the backward pass are recorded together by executing them once (``make_fx``), after ``vmap``,
     autograd and autocast have done their part; what is compiled is a graph of plain tensor operations. (Given the
@@ -51,9 +51,9 @@ class CompiledComputation:
     fixed: the whole stack with whole batches is worth a graph, and few others are.
 
     Args:
-        compute: What is compiled.
+        compute: The computation to compile.
         steps: The graphs so far.
-        kind: What else, beside shapes, makes another graph.
+        kind: Key of a graph in addition to shapes.
         say: Logs a line once.
     """
 
@@ -142,6 +142,6 @@ def _compiled(compute: Computation, inputs: StepInputs, index: int) -> Graph:
 
 
 def _generators_kept(inputs: StepInputs) -> Any:
-    """What is drawn inside is drawn again afterwards."""
+    """Context manager that restores torch's generators, so that numbers drawn inside are drawn again afterwards."""
     device = inputs.inputs.device
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

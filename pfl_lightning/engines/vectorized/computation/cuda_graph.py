@@ -1,4 +1,4 @@
-"""A step that is launched once as a whole: forward and backward pass captured as a CUDA graph and replayed."""
+"""Step captured as a CUDA graph: forward and backward pass are replayed by one launch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pfl_lightning.engines.vectorized.randomness import device_generators, host_
 __all__ = ["CudaGraph", "GraphedComputation", "Recorder"]
 
 WARM_UP = 3
-"""Steps on a side stream before the capture, as torch's documentation has it; they are ordinary steps of the fit."""
+"""Steps on a side stream before the capture, as torch's documentation asks; they are ordinary steps of the fit."""
 
 
 class Recorder(Protocol):
-    """Records work on a device and repeats it."""
+    """Recorder that captures work on a device and repeats it."""
 
     def warm_up(self, work: Callable[[], StepOutputs]) -> StepOutputs:
-        """Do the work beside the stream on which it will be recorded."""
+        """Do the work on a side stream, before it is recorded."""
         ...
 
     def capture(self, work: Callable[[], StepOutputs]) -> StepOutputs:
@@ -29,12 +29,12 @@ class Recorder(Protocol):
         ...
 
     def replay(self) -> None:
-        """Do what was recorded, on the tensors of then."""
+        """Repeat the recorded work, on the same tensors."""
         ...
 
 
 class CudaGraph:
-    """Records by ``torch.cuda.graph``, after torch's pattern for the capture of a whole network."""
+    """Recorder by ``torch.cuda.graph``, after torch's pattern for the capture of a whole network."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -62,11 +62,11 @@ class CudaGraph:
 
 @dataclass
 class _Captured:
-    """What a graph reads and writes.
+    """Tensors that a graph reads and writes.
 
     Attributes:
-        inputs: Parameters and buffers are the stack's own memory; batch and scales are the graph's, to be filled.
-        outputs: Overwritten by each replay.
+        inputs: Inputs; parameters and buffers are the stack's memory, batch and scales the graph's, to be filled.
+        outputs: Outputs, overwritten by each replay.
     """
 
     inputs: StepInputs
@@ -74,7 +74,7 @@ class _Captured:
 
 
 class GraphedComputation:
-    """Captures what another computation does for all clients and a whole batch, and replays it.
+    """Computation that captures another one for all clients and a whole batch, and replays it.
 
     The parameters and buffers of the stack stay where they are during a phase: the optimizer changes them in place, and
     the graph reads and changes them there. The batch and the scales are copied into memory of the graph. Other batches
@@ -85,8 +85,8 @@ class GraphedComputation:
     The outputs are overwritten by the next replay: gradients must be used before the next step.
 
     Args:
-        compute: What is captured.
-        recorder: Makes a recorder.
+        compute: The computation to capture.
+        recorder: Factory of recorders.
         say: Logs a line once.
     """
 
@@ -123,7 +123,7 @@ class GraphedComputation:
         return self._captured.outputs
 
     def settled(self, inputs: StepInputs) -> bool:
-        """Whether the graph is there, or there will be none."""
+        """Whether the graph exists, or there will be none."""
         return self._captured is not None or self._refused
 
     def _warm_up(self, recorder: Recorder, inputs: StepInputs, index: int) -> StepOutputs:
@@ -157,13 +157,13 @@ class GraphedComputation:
 
 
 def _stack_key(inputs: StepInputs) -> tuple[Any, ...]:
-    """Where the clients are."""
+    """Key of the clients: their number and the addresses of their tensors."""
     stack = (*inputs.trained.values(), *inputs.frozen.values(), *inputs.buffers.values())
     return len(inputs.inputs), *(tensor.data_ptr() for tensor in stack)
 
 
 def _batch_key(inputs: StepInputs) -> tuple[Any, ...]:
-    """What their batches are."""
+    """Key of the batches: shapes and types."""
     return inputs.inputs.shape, inputs.inputs.dtype, inputs.labels.shape, inputs.scales is None
 
 

@@ -1,4 +1,4 @@
-"""What one step computes from the clients' tensors: losses and gradients."""
+"""Computation of one step from the clients' tensors: losses and gradients under ``vmap``."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The tensors of some clients, each (R, ...).
+    """Input tensors of a step of some clients, each (R, ...).
 
     Attributes:
         trained: Parameters that train.
         frozen: The other parameters.
         buffers: Buffers, which the step may change in place.
-        inputs: Of the batches, (R, B, ...).
-        labels: Of the batches, (R, B).
-        scales: What each loss is multiplied by before the backward pass, (R,).
-        in_place: Whether parameters and buffers are the stack's own memory and not copies.
+        inputs: Inputs of the batches, (R, B, ...).
+        labels: Labels of the batches, (R, B).
+        scales: Factor of each loss before the backward pass, (R,).
+        in_place: Whether parameters and buffers are the stack's memory and not copies.
     """
 
     trained: Tensors
@@ -45,7 +45,7 @@ class StepInputs:
     in_place: bool = True
 
     def names(self) -> tuple[str, ...]:
-        """What :meth:`tensors` are."""
+        """Names of :meth:`tensors`, in their order."""
         batch = ("inputs", "labels") if self.scales is None else ("inputs", "labels", "scales")
         return (*self.trained, *self.frozen, *self.buffers, *batch)
 
@@ -55,7 +55,7 @@ class StepInputs:
         return [*self.trained.values(), *self.frozen.values(), *self.buffers.values(), *batch]
 
     def like(self, tensors: Sequence[Tensor]) -> StepInputs:
-        """The same with other tensors, in the order of :meth:`tensors`."""
+        """Inputs with other tensors, in the order of :meth:`tensors`."""
         rest = iter(tensors)
         trained, frozen, buffers = (
             {name: next(rest) for name in part} for part in (self.trained, self.frozen, self.buffers)
@@ -63,17 +63,17 @@ class StepInputs:
         return StepInputs(trained, frozen, buffers, next(rest), next(rest), next(rest, None), self.in_place)
 
     def with_own_buffers(self) -> StepInputs:
-        """The same with copies of the buffers, which may then change."""
+        """Inputs with copies of the buffers, which may then change."""
         return replace(self, buffers={name: buffer.clone() for name, buffer in self.buffers.items()})
 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """What a step gives.
+    """Outputs of a step.
 
     Attributes:
         terms: The loss and its terms, (R,) each, detached and not scaled.
-        gradients: Of the parameters that the loss uses, in their layout.
+        gradients: Gradients of the parameters that the loss uses, in their layout.
         assigned: Buffers to which the step assigned new tensors.
     """
 
@@ -83,19 +83,19 @@ class StepOutputs:
 
 
 class Computation(Protocol):
-    """Computes a step."""
+    """Computation of a step."""
 
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
         """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
         ...
 
     def settled(self, inputs: StepInputs) -> bool:
-        """Whether inputs of these shapes will go on being computed in the way that they are now."""
+        """Whether later steps of these shapes will be computed in the same way as now."""
         ...
 
 
 class EagerComputation:
-    """``training_step`` under ``vmap``.
+    """Computation by ``training_step`` under ``vmap``.
 
     The forward pass is vectorized, and the backward pass is ordinary autograd's over stacked leaves: where
     ``torch.func.grad`` gives zeros, and so weight decay, to a parameter that the loss does not use, autograd gives it
@@ -103,7 +103,7 @@ class EagerComputation:
 
     Args:
         client: The module, in the current phase.
-        environment: What the outer Trainer gives.
+        environment: Settings of the outer Trainer.
     """
 
     def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
@@ -127,13 +127,13 @@ class EagerComputation:
         )
 
     def settled(self, inputs: StepInputs) -> bool:
-        """There is only one way."""
+        """Always: there is only one way."""
         return True
 
     def _one(
         self, trained: Tensors, frozen: Tensors, buffers: Tensors, batch: Any, index: int
     ) -> tuple[Terms, dict[str, Tensor]]:
-        """The loss terms of one client, and the buffers to which the step assigned new tensors."""
+        """Loss terms of one client, and the buffers to which the step assigned new tensors."""
         state = {**frozen, **trained, **buffers}
         given = {f"client.{place}": state[name] for place, name in self._places.items()}
         with self._environment.precision.forward_context():
@@ -143,10 +143,10 @@ class EagerComputation:
 
 
 def mean_terms(client: FederatedClient, output: Any) -> Terms:
-    """What ``training_step`` returned, as numbers by name.
+    """Scalar loss terms by name, from the output of ``training_step``.
 
     Raises:
-        CannotVectorizeError: It returned ``None``.
+        CannotVectorizeError: The output is ``None``.
     """
     if output is None:
         raise CannotVectorizeError(f"{type(client).__name__}.training_step returned None to skip a batch")
@@ -155,7 +155,7 @@ def mean_terms(client: FederatedClient, output: Any) -> Terms:
 
 
 class _TrainingStep(nn.Module):
-    """``training_step`` as a forward pass, with the buffers that it leaves."""
+    """Module whose forward pass is ``training_step``, with the buffers afterwards."""
 
     def __init__(self, client: FederatedClient) -> None:
         super().__init__()
@@ -167,9 +167,9 @@ class _TrainingStep(nn.Module):
 
 
 class Slots:
-    """The places where a client's modules hold their parameters and buffers.
+    """Places where a client's modules hold their parameters and buffers.
 
-    Filling them by hand is what ``functional_call`` does, at a tenth of its time.
+    Filling them directly does the same as ``functional_call``, in a tenth of its time.
 
     Attributes:
         tied: Whether a tensor has several places.
@@ -186,7 +186,7 @@ class Slots:
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
-        """Put back at the end what is in the places now."""
+        """Context manager that restores the current tensors of all places at its end."""
         own = [(held, key, held[key]) for held, key, _ in (*self._parameters, *self._buffers)]
         try:
             yield
@@ -202,5 +202,5 @@ class Slots:
             held[key] = tensors[name]
 
     def assigned(self, given: Tensors) -> dict[str, Tensor]:
-        """The buffers that are others than those given."""
+        """Buffers that are not the given ones any more."""
         return {name: held[key] for held, key, name in self._buffers if held[key] is not given[name]}

@@ -1,4 +1,4 @@
-"""How the steps of a phase are computed, as the engine's options say."""
+"""Factory of computations: eager, compiled or captured steps, by the engine's options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOWHERE = nn.Module()
 
 
 class ComputationFactory:
-    """Makes the computation of each phase, and keeps the compiled graphs from round to round.
+    """Factory of the computation of each phase, which keeps compiled graphs from round to round.
 
     Args:
         compile: Whether steps are compiled.
@@ -34,7 +34,7 @@ class ComputationFactory:
         say: Logs a line once.
 
     Attributes:
-        accelerate: Whether either.
+        accelerate: Whether steps are compiled or captured.
     """
 
     def __init__(self, compile: bool, cuda_graphs: bool, say: Callable[[str], None]) -> None:
@@ -43,18 +43,18 @@ class ComputationFactory:
         self._compiled: WeakKeyDictionary[FederatedClient, list[CompiledSteps]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the graphs, which are made anew."""
+        """State without the graphs, which are compiled again after unpickling."""
         return {**self.__dict__, "_compiled": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= {**state, "_compiled": WeakKeyDictionary()}
 
     def make(self, client: FederatedClient, phase: Phase, environment: FitEnvironment) -> Computation:
-        """The computation of a phase, for the module in that phase."""
+        """Computation of a phase, for the module in that phase."""
         computation: Computation = EagerComputation(client, environment)
         if self.accelerate and uses_batch_index(client):
             name = type(client).__name__
-            self._say(f"{name}.training_step looks at the number of the batch; its steps are not compiled or captured")
+            self._say(f"{name}.training_step uses the number of the batch; its steps are not compiled or captured")
             return computation
         if self._compile:
             computation = self._compiling(computation, client, phase, environment)
@@ -77,7 +77,7 @@ class ComputationFactory:
         return CompiledComputation(computation, self._steps_of(client), kind, self._say)
 
     def _steps_of(self, client: FederatedClient) -> CompiledSteps:
-        """The graphs that hold the Python attributes which the module has now."""
+        """Graphs compiled for the module's current Python attributes."""
         attributes = python_state(client)
         known = self._compiled.setdefault(client, [])
         found = next((steps for steps in known if equal_attributes(steps.attributes, attributes)), None)
@@ -89,5 +89,5 @@ class ComputationFactory:
 
 
 def recorder_for(device: torch.device) -> Callable[[torch.device], Recorder] | None:
-    """What records work on a device, if anything does."""
+    """Class that records work on a device; ``None`` if there is none."""
     return CudaGraph if device.type == "cuda" else None

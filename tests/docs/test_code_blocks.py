@@ -1,0 +1,91 @@
+"""Commands and code in the README and the docs: every `pfl` command is parsed, every Python block compiles."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pfl_lightning.cli.federated_cli import FederatedCLI
+from pfl_lightning.cli.main import OTHER_COMMANDS
+from  import with_engine
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "reference" not in page.parts and page.name != "hyperparameters.md"]
+
+
+def blocks(page, *languages):
+    """Fenced code blocks of a page in some languages."""
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [text for language, text in found if language in languages]
+
+
+def commands(page):
+    """Commands that begin with `pfl`, in fenced and in indented blocks, as lists of words."""
+    indented = re.findall(r"^    ((?:[^\n\\]|\\\n|\\.)+)", page.read_text(), flags=re.MULTILINE)
+    for text in [*blocks(page, "bash", "sh", "console"), *indented]:
+        for line in text.replace("\\\n", " ").splitlines():
+            line = line.strip().removeprefix("$ ")
+            words = shlex.split(line, comments=True) if line.startswith(("pfl ", "pip ")) else []
+            while words:
+                end = words.index("&&") if "&&" in words else len(words)
+                if words[0] == "pfl":
+                    yield words[1:end]
+                words = words[end + 1 :]
+
+
+COMMANDS = sorted({tuple(words) for page in PAGES for words in commands(page)})
+
+
+@pytest.fixture(scope="module")
+def parser():
+    """The command line's own parser; the command that it is made with makes and runs nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        for hook in ("before_instantiate_classes", "instantiate_classes", "_set_seed"):
+            patch.setattr(FederatedCLI, hook, lambda self: None)
+        patch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+        return FederatedCLI(args=["fit", "--config", "configs/fedpac_digits.yaml"]).parser
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) >= 20, COMMANDS
+
+
+def test_wrong_commands_are_found(parser, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for wrong in ("--config configs/no_such.yaml", "--config configs/fedpac_digits.yaml --loop.cohorts 0.5"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["fit", *wrong.split()])
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_command(parser, words, monkeypatch):
+    """Options exist, their values fit, and so does the config."""
+    monkeypatch.chdir(ROOT)
+    name, *options = words
+    if name in OTHER_COMMANDS:
+        if "--config" not in options:
+            assert name == "methods" or options, f"pfl {name} takes the folders of runs"
+            return
+        name = "fit"  # of `pfl methods --config FILE`: the config of a fit
+    assert parser.parse_args(with_engine([name, *options]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_compile(page):
+    for text in blocks(page, "python", "py"):
+        ast.parse(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_yaml_blocks_parse(page):
+    for text in blocks(page, "yaml"):
+        assert yaml.safe_load(text)
+
+
+def test_there_is_python():
+    assert sum(len(blocks(page, "python")) for page in PAGES) >= 6

@@ -1,0 +1,79 @@
+"""The table of packages and allowed dependencies in docs/concepts.md, held against the imports."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pfl_lightning"
+BASES = {"messages", "phases", "data", "metrics", "seeding", "checks", "errors", "facts", "options"}
+TOP = {"callbacks", "cli", "datamodules", "drop_in"}
+
+# Packages to what they may import of the package when they are imported themselves. What is imported for type checkers
+# alone, or inside a function, does not count.
+ALLOWED = {
+    "functional": set(),
+    "encoders": set(),
+    "datamodules": {"data", "seeding"},
+    **{module: BASES | {"functional"} for module in BASES},
+    "client": BASES | {"functional", "state"},
+    "server": BASES | {"functional", "state", "client"},
+    "self_supervised": BASES | {"functional", "state", "client", "server"},
+    "methods": BASES | {"functional", "state", "client", "server", "self_supervised"},
+    "engines": BASES | {"functional", "state", "client", "server"},
+}
+# The others, and what they may not import.
+FORBIDDEN = {
+    "state": {"engines", "methods", "round", *TOP},
+    "round": {"federation", "methods", *TOP},
+    "federation": {"methods", *TOP},
+    "callbacks": {"cli", "drop_in", "methods"},
+    "drop_in": {"cli", "methods"},
+}
+
+
+def at_import(tree: ast.AST) -> Iterator[ast.ImportFrom]:
+    """Imports of a module outside of functions and ``if TYPE_CHECKING``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield node
+        elif not isinstance(node, ast.FunctionDef) and not (
+            isinstance(node, ast.If) and "TYPE_CHECK" in ast.dump(node.test)
+        ):
+            yield from at_import(node)
+
+
+def imported(name: str) -> dict[str, str]:
+    """Packages that one of them imports, with a file that does."""
+    place = PACKAGE / name
+    found = {}
+    for file in [place.with_suffix(".py")] if not place.is_dir() else sorted(place.glob("**/*.py")):
+        for node in at_import(ast.parse(file.read_text())):
+            parts = (node.module or "").split(".")
+            if parts[0] == "pfl_lightning":
+                targets = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+                found |= {target: str(file.relative_to(PACKAGE)) for target in targets if target != name}
+    return found
+
+
+def test_the_walk_sees_imports():
+    assert {"client", "state"} <= imported("server").keys()
+    assert "data" in imported("datamodules")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ALLOWED if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()]
+)
+def test_what_a_package_imports(name):
+    surplus = {target: file for target, file in imported(name).items() if target not in ALLOWED[name] | {"__version__"}}
+    assert not surplus, f"{name} may not import {surplus}; see the table in docs/concepts.md"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FORBIDDEN if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()]
+)
+def test_what_a_package_does_not_import(name):
+    surplus = {target: file for target, file in imported(name).items() if target in FORBIDDEN[name]}
+    assert not surplus, f"{name} may not import {surplus}; see the table in docs/concepts.md"
