@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from types import ModuleType
 
@@ -125,7 +126,8 @@ def _page(name: str, own: dict[str, object], links: list[str]) -> str:
 
 def _summary(value: object) -> str:
     first = (inspect.getdoc(value) or "").split("\n\n")[0]
-    return escape_formulas(" ".join(first.split()))
+    plain = re.sub(r":\w+:`~?([^`]+)`", r"``\1``", first)  # a reference is resolved in its class, not in a table
+    return escape_formulas(" ".join(plain.split()))
 
 
 def _rst(text: str) -> str:

@@ -155,8 +155,8 @@ class FedPAC(FederatedClient):
 class FedPACAggregator(Aggregator):
     """Averages encoders and centroids, and combines a head for each client of the cohort.
 
-    A client outside the cohort keeps its head. Heads are kept here rather than sent back at once: each is then sent once
-    per participation, and the evaluation after the aggregation sees the combined heads.
+    A client outside the cohort keeps its head. Heads are kept here rather than sent back at once: each is then sent
+    once per participation, and the evaluation after the aggregation sees the combined heads.
     """
 
     update_class = FedPACUpdate

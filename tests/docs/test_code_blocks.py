@@ -10,7 +10,7 @@ import yaml
 
 from pfl_lightning.cli.federated_cli import FederatedCLI
 from pfl_lightning.cli.main import OTHER_COMMANDS
-from  import with_engine
+from pfl_lightning.cli.parser import expand_engine_option
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,7 +72,7 @@ def test_command(parser, words, monkeypatch):
             assert name == "methods" or options, f"pfl {name} takes the folders of runs"
             return
         name = "fit"  # of `pfl methods --config FILE`: the config of a fit
-    assert parser.parse_args(with_engine([name, *options]))
+    assert parser.parse_args(expand_engine_option([name, *options]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
