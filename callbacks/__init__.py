@@ -16,7 +16,7 @@ from pfl_lightning.callbacks.inspection import (
 )
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.results import ResultsWriter
-from pfl_lightning.callbacks.traffic import Traffic
+from pfl_lightning.round import Traffic
 
 __all__ = [
     "ArchitectureTable",

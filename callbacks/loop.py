@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import lightning as L
 import numpy as np
 
-from pfl_lightning.callbacks.sampling import check_number_of_clients, draw_clients, number_of_clients
-from pfl_lightning.callbacks.traffic import Traffic
 from pfl_lightning.engines import FitResult
-from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.messages import Broadcast
+from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
 
 __all__ = ["FederatedLoop"]
@@ -43,8 +40,8 @@ class FederatedLoop(L.Callback):
         min_clients: int = 1,
         eval_cohort: int | float = 1.0,
     ) -> None:
-        check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
-        check_number_of_clients(
+        _check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
+        _check_number_of_clients(
             "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
         )
         if min_clients < 1:
@@ -60,23 +57,15 @@ class FederatedLoop(L.Callback):
         self._start = 0.0
         self._in_round = False
         self._aggregated = True
-        self._results: list[FitResult] = []
+        self._round: Round | None = None
 
     # ------------------------------------------------------------------ the cohort
-
-    def cohort_size(self, num_clients: int) -> int:
-        """Number of clients in a round.
-
-        Raises:
-            ConfigurationError: More clients than there are.
-        """
-        return number_of_clients("cohort", self.cohort, num_clients)
 
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
-        size = num_clients if last else self.cohort_size(num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
+        size = num_clients if last else _number_of_clients("cohort", self.cohort, num_clients)
+        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -84,8 +73,8 @@ class FederatedLoop(L.Callback):
         Raises:
             ConfigurationError: More clients than there are.
         """
-        size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
+        size = _number_of_clients("eval_cohort", self.eval_cohort, num_clients)
+        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
@@ -95,7 +84,7 @@ class FederatedLoop(L.Callback):
             return
         data: Any = pl_module.data
         clients = data.participating
-        size = self.cohort_size(len(clients))
+        size = _number_of_clients("cohort", self.cohort, len(clients))
         if self.min_clients > size:
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
@@ -133,81 +122,41 @@ class FederatedLoop(L.Callback):
     # ------------------------------------------------------------------ a round
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start a round: from now on each client is sent what the server has for it when its turn comes."""
+        """Begin a round."""
         assert isinstance(pl_module, Federation)
         self._start = time.perf_counter()
-        self._in_round, self._aggregated, self._results = True, False, []
-        server, round = pl_module.server, trainer.current_epoch
-
-        def send(client: int) -> Broadcast:
-            message = server.broadcast(client, round)
-            self.traffic.count(self.traffic.down, message)
-            return message
-
-        pl_module.start_round(send)
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Let the engine go: Lightning calls no ``teardown`` after an error."""
-        self._evaluate_all(trainer)
-        if isinstance(pl_module, Federation):
-            pl_module.stop_engine()
+        self._in_round, self._aggregated = True, False
+        self._round = pl_module.begin_round(self.traffic)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Pass the uploads on to the server; after the last one, aggregate."""
-        assert isinstance(pl_module, Federation)
-        finished, pl_module.finished = pl_module.finished, []
-        for result in finished:
-            self._results.append(self._upload(pl_module, result))
-        if trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches:
-            self._finish_round(trainer, pl_module)
-
-    @property
-    def results(self) -> list[FitResult]:
-        """Losses, times and errors of the clients of the round so far, without updates and personal states."""
-        return list(self._results)
-
-    def _upload(self, federation: Federation, result: FitResult) -> FitResult:
-        """Hand one update to the server; the result comes back without it, so that its memory is free."""
-        error = result.error
-        if result.update is not None:
-            self.traffic.count(self.traffic.up, result.update)
-            try:
-                federation.server.check(result.update)
-                federation.server.receive(result.update)
-            except FederationError as refused:
-                error = refused  # type: ignore[assignment]
-        if error is not None:
-            warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
-        return replace(result, update=None, personal={}, error=error)
-
-    def _finish_round(self, trainer: L.Trainer, federation: Federation) -> None:
-        good = [result for result in self._results if result.error is None]
-        if len(good) < self.min_clients:
-            failed = [str(result.error) for result in self._results if result.error is not None]
-            errors = "; ".join(failed[:3]) + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
-            raise FederationError(
-                f"round {trainer.current_epoch}: {len(good)} of {len(self._results)} updates can be aggregated, "
-                f"min_clients is {self.min_clients}. {errors}"
-            )
-        federation.server.aggregate()
-        federation.server.check_unsaved()
+        """Close the round after its last client: let the server aggregate, count the round and log its metrics."""
+        assert self._round is not None
+        if not (trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches):
+            return
+        self._round.close(self.min_clients)
         self._count_server_step(trainer)
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
-        names = {name for result in good for name in result.losses}
-        means = {
-            f"train/{name}": float(np.mean([r.losses[name] for r in good if name in r.losses]))
-            for name in sorted(names)
-        }
-        means |= logged_by_modules(good)
-        means["train/clients_left_out"] = float(len(self._results) - len(good))
-        federation.log_dict(means, logger=False, on_step=False, on_epoch=True, batch_size=1)
-        traffic = {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
-        traffic |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
-        self._log(trainer, means | traffic, trainer.current_epoch)
+        metrics = self._round.metrics()
+        pl_module.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
+        metrics |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.current_epoch)
+
+    @property
+    def results(self) -> list[FitResult]:
+        """Losses, times and errors of the clients of the round so far, without updates and personal states."""
+        return [] if self._round is None else list(self._round.results)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Stop the engine: Lightning calls no ``teardown`` after an error."""
+        self._evaluate_all(trainer)
+        if isinstance(pl_module, Federation):
+            pl_module.stop_engine()
 
     @staticmethod
     def _count_server_step(trainer: L.Trainer) -> None:
@@ -233,12 +182,8 @@ class FederatedLoop(L.Callback):
         """Log what the validation found against the round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
-            self._log(trainer, pl_module.evaluation_values, trainer.current_epoch)
-
-    @staticmethod
-    def _log(trainer: L.Trainer, values: dict[str, float], round: int) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=round)
+            for logger in trainer.loggers:
+                logger.log_metrics(pl_module.evaluation.summary, step=trainer.current_epoch)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -270,14 +215,43 @@ class FederatedLoop(L.Callback):
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
 
 
-def logged_by_modules(results: Sequence[FitResult]) -> dict[str, float]:
-    """What the clients' modules logged themselves, by name: means over clients, weighted by their samples.
+def _check_number_of_clients(name: str, value: int | float, because: str) -> None:
+    """Refuse what is neither a share of all clients nor a number of clients.
 
-    Means over the samples of each client so become means over all samples.
+    Args:
+        name: Name of the argument.
+        value: A share (a float in (0, 1]) or a number.
+        because: Why there must be clients.
+
+    Raises:
+        ConfigurationError: Names the argument and the value.
     """
-    names = sorted({name for result in results for name in result.logged})
-    found = {}
-    for name in names:
-        own = [result for result in results if name in result.logged]
-        found[name] = float(np.average([r.logged[name] for r in own], weights=[r.num_samples for r in own]))
-    return found
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not value > 0
+        or (isinstance(value, float) and value > 1)
+    ):
+        raise ConfigurationError(
+            f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
+        )
+
+
+def _number_of_clients(name: str, value: int | float, num_clients: int) -> int:
+    """The number of clients that a share, rounded up, or a number means.
+
+    Raises:
+        ConfigurationError: More clients than there are.
+    """
+    if isinstance(value, float):
+        return max(1, math.ceil(value * num_clients - 1e-9))
+    if value > num_clients:
+        raise ConfigurationError(f"{name} is {value} clients, there are {num_clients}")
+    return value
+
+
+def _draw_clients(size: int, num_clients: int, seed: int) -> list[int]:
+    """Distinct clients, ascending; a pure function of its arguments."""
+    if size == num_clients:
+        return list(range(num_clients))
+    return sorted(np.random.default_rng(seed).choice(num_clients, size, replace=False).tolist())

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.clients.client_data import ClientData
-from pfl_lightning.datamodules.clients.cohort import CohortSampler, current_round, draw_novel_clients
+from pfl_lightning.datamodules.clients.cohort import draw_novel_clients
 from pfl_lightning.datamodules.clients.division import check_batches, divide
 from pfl_lightning.datamodules.clients.loaded import LoadedData
 from pfl_lightning.datamodules.clients.samples import Samples
@@ -23,6 +23,9 @@ from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
+
+RECENT = 1000
+"""Clients whose views are kept; they take about 3 KB each."""
 
 
 class FederatedDataModule(LightningDataModule, ABC):
@@ -60,7 +63,9 @@ class FederatedDataModule(LightningDataModule, ABC):
             neither, so that runs with several seeds can share one partition.
 
     Attributes:
+        num_clients: Number of clients m.
         novel: Ids of the clients that never train, ascending.
+        participating: Ids of the clients that take part in the training, ascending.
         cohort: Function from the round to the ids of its clients, set by the federation; None for all clients in order.
         eval_clients: Ids of the clients that are evaluated during training, set by the federation; None for all.
         augment: True if training batches are augmented.
@@ -114,6 +119,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         if not 0.0 < test_share < 1.0:
             raise ValueError(f"test_share must be between 0 and 1, got {test_share}")
         self.partition = partition
+        self.num_clients = partition.num_clients
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.validation_share = validation_share
@@ -129,9 +135,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.seed = seed
         self.novel_clients = novel_clients
         self.novel = draw_novel_clients(novel_clients, partition.num_clients, seed)
+        self.participating = sorted(set(range(partition.num_clients)) - set(self.novel))
         self.cohort: Callable[[int], Sequence[int]] | None = None
         self.eval_clients: Sequence[int] | None = None
         self._ready: LoadedData | None = None
+        self._recent: dict[int, ClientData] = {}  # made before, of the clients that were asked for last
 
     @abstractmethod
     def load(self) -> Samples:
@@ -166,17 +174,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         rule, num_classes = self.partition, len(samples.class_names)
         views = tuple(rule.client_view(client, num_classes) for client in range(self.num_clients))
         self._ready = LoadedData(samples, division, self._transform(samples, division.held), views)
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients m; available before :meth:`setup`."""
-        return self.partition.num_clients
-
-    @property
-    def participating(self) -> list[int]:
-        """Ids of the clients that take part in the training, ascending."""
-        novel = set(self.novel)
-        return [client for client in range(self.num_clients) if client not in novel]
 
     @property
     def num_classes(self) -> int:
@@ -223,7 +220,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._loaded.client_groups()
 
     def client_data(self, client: int) -> ClientData:
-        """Splits of one client, made on demand without copying samples.
+        """Splits of one client, made on demand without copying samples; those of the last clients are kept.
 
         Args:
             client: Id from 0 to m - 1.
@@ -231,9 +228,14 @@ class FederatedDataModule(LightningDataModule, ABC):
         Raises:
             IndexError: If there is no such client.
         """
-        if not 0 <= client < self.num_clients:
-            raise IndexError(f"no client {client}: the partition has clients 0 to {self.num_clients - 1}")
-        return self._loaded.client_data(client)
+        found = self._recent.get(client)
+        if found is None:
+            if not 0 <= client < self.num_clients:
+                raise IndexError(f"no client {client}: the partition has clients 0 to {self.num_clients - 1}")
+            if len(self._recent) == RECENT:
+                del self._recent[next(iter(self._recent))]  # the oldest
+            found = self._recent[client] = self._loaded.client_data(client)
+        return found
 
     def save_partition(self, path: str | Path) -> None:
         """Write every client's indices and view to a file that :class:`FromFile` reads back.
@@ -247,11 +249,11 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the round's clients, one per batch: tensors of shape (1,)."""
-        return DataLoader(range(self.num_clients), 1, sampler=CohortSampler(self.current_cohort))  # type: ignore[arg-type]
+        return DataLoader(self.current_cohort(), 1)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the evaluated clients, one per batch: tensors of shape (1,)."""
-        return DataLoader(range(self.num_clients), 1, sampler=CohortSampler(self.evaluated_clients))  # type: ignore[arg-type]
+        return DataLoader(self.evaluated_clients(), 1)  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the evaluated clients, the same as for validation."""
@@ -261,11 +263,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Ids of the current round's clients."""
         if self.cohort is None:
             return self.participating
-        return self._checked("the cohort", self.cohort(current_round(self.trainer)))
+        round = 0 if self.trainer is None else self.trainer.current_epoch
+        return self._checked("the cohort", self.cohort(round))
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for another process, without the Trainer and the cohort."""
-        return {**self.__dict__, "trainer": None, "cohort": None}
+        """State for another process, without the Trainer, the cohort, and what can be made again."""
+        return {**self.__dict__, "trainer": None, "cohort": None, "_recent": {}}
 
     def evaluated_clients(self) -> list[int]:
         """Ids of the clients that are evaluated, in order."""

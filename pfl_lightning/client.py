@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import lightning as L
@@ -15,9 +15,11 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice
-from pfl_lightning.data import FitData
+from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.facts import RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.state.declared_parts import DeclaredParts
 from pfl_lightning.state.tensors import load_state, select_state
@@ -25,6 +27,7 @@ from pfl_lightning.state.tensors import load_state, select_state
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
     from pfl_lightning.server import Aggregator
 
 __all__ = ["Citation", "FederatedClient", "FitContext", "Phase"]
@@ -44,17 +47,23 @@ class Citation:
 
 @dataclass(frozen=True)
 class FitContext:
-    """Whose local fit it is.
+    """Client, round and data of a local fit, and what is known of the run.
 
     Attributes:
         client: Number of the client.
         round: Number of the round, from 0.
         data: The client's own training data.
+        facts: Facts about the run: number of participating clients and planned number of rounds.
+        num_steps: Number of optimizer steps that this fit has taken so far: 0 in :meth:`FederatedClient.before_fit`,
+            and those of all phases in :meth:`FederatedClient.make_update`. A step that float16 training skips, since
+            its gradient overflowed, is not counted; with several optimizers the steps of all of them are.
     """
 
     client: int
     round: int
     data: FitData
+    facts: RunFacts = field(default_factory=RunFacts)
+    num_steps: int = 0
 
 
 class FederatedClient(DeclaredParts):
@@ -140,6 +149,8 @@ class FederatedClient(DeclaredParts):
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
+        self.logged_metrics: dict[str, float] = {}
+        """Values that a user's module logged in the current fit, apart from the terms of the loss."""
         self._recorder: dict[str, list[Tensor]] | None = None
 
     def assemble(self, encoder: nn.Module) -> None:
@@ -233,8 +244,10 @@ class FederatedClient(DeclaredParts):
         Raises:
             ConfigurationError: The method declares no such term in ``loss_names``.
         """
-        self._check_loss_name(loss, "loss_terms asks for")
-        return loss in (self.loss_names if self.phase.losses is None else self.phase.losses)
+        used = loss in (self.loss_names if self.phase.losses is None else self.phase.losses)
+        if not used:
+            self._check_loss_name(loss, "loss_terms asks for")
+        return used
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Terms of the loss by name, those that the current phase :meth:`uses`; the loss is their sum.
@@ -266,7 +279,8 @@ class FederatedClient(DeclaredParts):
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores (N, C) of features (N, d)."""
-        scores: Tensor = self._active("head")(features)
+        network = self.active_network()
+        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
         return scores
 
     def representations(self, features: Tensor) -> dict[str, Tensor]:
@@ -278,13 +292,9 @@ class FederatedClient(DeclaredParts):
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Features (N, d) of inputs."""
-        features: Tensor = self._active("encoder")(inputs)
-        return features
-
-    def _active(self, part: str) -> nn.Module:
         network = self.active_network()
-        found: nn.Module = getattr(self if network is None else network, part)
-        return found
+        features: Tensor = (self if network is None else network).encoder(inputs)  # type: ignore[operator]
+        return features
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -344,6 +354,44 @@ class FederatedClient(DeclaredParts):
         """The module whose steps and hooks a local fit calls."""
         return self
 
+    def evaluate(
+        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
+    ) -> EvalMetrics:
+        """Return metrics of the model that the module holds, in evaluation mode.
+
+        Args:
+            part: The samples; at least one.
+            stage: ``"validation"`` or ``"test"``.
+            data: The client's own training data.
+            environment: Device and precision.
+            make_trainer: Makes an inner Trainer, in engines that have one; not used here.
+        """
+        from pfl_lightning.engines.evaluation import score_neighbors, score_part
+
+        if self.uses_knn_evaluation():
+            return score_neighbors(self, part, data, environment)
+        return score_part(self, part, data.eval_batch_size, environment)
+
+    def fit_under_trainer(
+        self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+    ) -> dict[str, float]:
+        """Train through the current phase under an inner Trainer; return what it logged, by name.
+
+        Args:
+            make_trainer: Makes the Trainer.
+            context: Client, round and data.
+            generator: Draws batch orders and augmentations.
+        """
+        trainer = make_trainer()
+        assert trainer is not None
+        try:
+            trainer.fit(self, train_dataloaders=context.data.loader(generator))
+        finally:
+            self.trainer = None
+            self.to(context.data.device)  # the inner Trainer's teardown moves its module to the CPU
+            self.train()
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
     def exported_module(self) -> L.LightningModule:
         """Module that a client's owner gets of a copy of it; all of it may train again."""
         return self.requires_grad_(True)
@@ -355,10 +403,6 @@ class FederatedClient(DeclaredParts):
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
         return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
-
-    def pop_logged_metrics(self) -> dict[str, float]:
-        """Return values that the module logged in the local fit, apart from the terms of the loss, and forget them."""
-        return {}
 
     def uses_knn_evaluation(self) -> bool:
         """Return whether an evaluation uses nearest neighbors now: no head was trained for it."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -16,23 +15,17 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, FitData
-from pfl_lightning.engines import (
-    Engine,
-    EvaluationResult,
-    EvaluationTask,
-    FitEnvironment,
-    FitResult,
-    FitTask,
-    SequentialEngine,
-)
+from pfl_lightning.data import FederatedData
+from pfl_lightning.engines import Engine, EvaluationTask, FitEnvironment, SequentialEngine
 from pfl_lightning.engines.evaluation import load_own_state
-from pfl_lightning.engines.tasks import fit_data
-from pfl_lightning.errors import CheckpointError, ClientError, ConfigurationError, FederationError
-from pfl_lightning.messages import Broadcast
-from pfl_lightning.metrics import EvalMetrics, summarize
+from pfl_lightning.engines.lifecycle import make_context
+from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from pfl_lightning.evaluation import Evaluation, Scores, summarize_scores, warn_if_not_finetuned
+from pfl_lightning.facts import RunFacts
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.personalization import PersonalizationStage
 from pfl_lightning.phases import Personalization, Phase
+from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import (
@@ -44,13 +37,9 @@ from pfl_lightning.state.architectures import (
 )
 from pfl_lightning.state.checkpoints import check_fits
 from pfl_lightning.state.client_states import spill_to_disk
-from pfl_lightning.state.clients import Clients
-from pfl_lightning.state.grouped_states import GroupedStates
+from pfl_lightning.state.clients import Clients, GroupedStates
 
 __all__ = ["Federation"]
-
-Scores = Mapping[int, EvalMetrics]
-Result = TypeVar("Result")
 
 
 class Federation(L.LightningModule):
@@ -102,17 +91,10 @@ class Federation(L.LightningModule):
         self.clients: Clients
         self.server: Aggregator
         self.round = 0  # the last that was trained; the fine-tuning before an evaluation draws by it
-        self._fits: Iterator[FitResult] = iter(())
-        self._evaluations: Iterator[EvaluationResult] = iter(())
-        self.finished: list[FitResult] = []
+        self._current_round: Round | None = None
+        self.evaluation = Evaluation()
         self._personalization: Personalization | None = None
         self._stage: PersonalizationStage | None = None
-        self.validation_scores: dict[int, EvalMetrics] = {}
-        self.test_scores: dict[int, EvalMetrics] = {}
-        self.finetune_failures: list[
-            int
-        ] = []  # clients that were evaluated without the fine-tuning that they should have had
-        self.evaluation_values: dict[str, float] = {}  # what was logged of the last evaluation
 
     # ------------------------------------------------------------------ set-up
 
@@ -195,6 +177,17 @@ class Federation(L.LightningModule):
         spill_to_disk(self.client_state_memory_gb, stores, self.spill_dir)
         self._fingerprint = data.fingerprint
 
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Return a FederatedLoop with its default arguments where the Trainer has none.
+
+        Lightning replaces callbacks of the Trainer by those of the same class that a module returns.
+        """
+        from pfl_lightning.callbacks.loop import FederatedLoop
+
+        callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        has_loop = any(isinstance(callback, FederatedLoop) for callback in callbacks)
+        return [] if has_loop else [FederatedLoop()]
+
     def configure_optimizers(self) -> None:
         """Nothing is optimized here: every local fit has its own optimizer."""
         return None
@@ -230,7 +223,9 @@ class Federation(L.LightningModule):
             convert = self.trainer.precision_plugin.convert_module
             self._stage = PersonalizationStage(self._personalization, self.clients, self.seed, convert)
             models = self._stage.modules
-        self.engine.start(models, self.data, self.environment)
+        environment = self.environment
+        self.server.facts = environment.facts
+        self.engine.start(models, self.data, environment)
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:
@@ -254,96 +249,133 @@ class Federation(L.LightningModule):
         self.stop_engine()
 
     def stop_engine(self) -> None:
-        """Drop what is under way and let the engine go."""
-        self._fits, self._evaluations = iter(()), iter(())
+        """Drop the local fits and evaluations under way and release the engine's resources."""
+        self._current_round = None
+        self.evaluation.stop()
         self.engine.stop()
         if self._stage is not None:
             self._stage.close()
             self._stage = None
 
-    def _next(self, results: Iterator[Result]) -> Result | None:
-        try:
-            return next(results, None)
-        except BaseException:
-            self.stop_engine()
-            raise
+    @property
+    def environment(self) -> FitEnvironment:
+        """Settings of the outer Trainer and of the run that every local fit gets."""
+        trainer = self.trainer
+        rounds = (trainer.max_epochs or 0) if trainer.state.fn == TrainerFn.FITTING else 0
+        facts = RunFacts(len(self.data.participating), rounds if rounds > 0 else None)
+        return FitEnvironment(self.seed, self.device, trainer.precision_plugin, str(trainer.precision), facts)
 
     # ------------------------------------------------------------------ a round
 
-    @property
-    def environment(self) -> FitEnvironment:
-        """What the outer Trainer gives to every local fit."""
-        plugin = self.trainer.precision_plugin
-        return FitEnvironment(self.seed, self.device, plugin, str(self.trainer.precision))
-
-    def fit_data(self, client: int, *, training: bool = True) -> FitData:
-        """The client's training part with the settings of its local fit; or, with labels alone, of an evaluation."""
-        return fit_data(self.data, client, self.clients.model_of(client), self.environment, training=training)
-
-    def start_round(self, send: Callable[[int], Broadcast]) -> None:
-        """Hand the cohort of the round to the engine, which takes one client after the other as it needs them.
+    def begin_round(self, traffic: Traffic) -> Round:
+        """Begin the Trainer's current round: hand its cohort to the engine.
 
         Args:
-            send: Gives what the server sends to a client; called once a client.
+            traffic: Counts the messages of the round.
         """
-        cohort = self.data.current_cohort()[: int(self.trainer.num_training_batches)]
-        tasks = (
-            (self.clients.model_of(client), FitTask(send(client), self.clients.stored(client), self.fit_data(client)))
-            for client in cohort
-        )
-        self._fits = self.engine.run(tasks, self.environment)
+        trainer, data = self.trainer, self.data
+        cohort = data.current_cohort()[: int(trainer.num_training_batches)]
+        begun = Round(trainer.current_epoch, cohort, self.clients, self.server, data, self.environment, traffic)
+        begun.fits = self.engine.run(begun.broadcasts(), begun.environment)
+        self._current_round = begun
+        return begun
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Fit the clients of the batch on what the server sent them; the results wait in ``finished``."""
+        """Fit the clients of the batch and pass their updates on to the server."""
+        if self._current_round is None:
+            raise FederationError("no round has begun: a FederatedLoop must be among the Trainer's callbacks")
         for client in batch.tolist():
-            result = self._next(self._fits)
-            if result is None:
-                raise FederationError(
-                    f"client {client} has received nothing from the server; "
-                    "add pfl_lightning.callbacks.FederatedLoop() to the Trainer's callbacks"
-                )
-            if result.client != client:
-                raise FederationError(
-                    f"the outer Trainer asks for client {client}, client {result.client} is next in the cohort; "
-                    "leave the order of the data module's loaders as it is"
-                )
-            self._take(result)
+            result = self._current_round.fit_next(client)
+            self.round = result.round
+            if "loss" in result.losses:
+                progress = {"round": float(result.round), "client": float(client), "loss": result.losses["loss"]}
+                self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
 
-    def _take(self, result: FitResult) -> None:
-        if result.error is None:
-            self.personal.set(result.client, result.personal)
-        self.finished.append(result)
-        self.round = result.round
-        if "loss" in result.losses:
-            progress = {"round": float(result.round), "client": float(result.client), "loss": result.losses["loss"]}
-            self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
+    # ------------------------------------------------------------------ evaluation
+
+    def on_validation_epoch_start(self) -> None:
+        """Hand the clients to the engine; during a fit their test parts are evaluated, too."""
+        sanity = self.trainer.sanity_checking
+        limits = self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches
+        self._begin_evaluation(limits, validation=True, test=self.trainer.state.fn == TrainerFn.FITTING)
+
+    def on_test_epoch_start(self) -> None:
+        """Hand the clients to the engine."""
+        self._begin_evaluation(self.trainer.num_test_batches, validation=False, test=True)
+
+    def _begin_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
+        clients, stage = self.data.evaluated_clients()[: int(limits[0])], self._stage
+        tasks = ((client, self.evaluation_task(client, validation=validation, test=test)) for client in clients)
+        prepared = (
+            (self.clients.model_of(client), task) if stage is None else stage.prepare(client, task)
+            for client, task in tasks
+        )
+        self.evaluation = Evaluation(self.round)
+        self.evaluation.start(prepared, self.engine, self.environment)
+
+    # Evaluation under inference_mode would forbid the fine-tuning of a client's model, and would leave tensors behind
+    # that no later fit could use.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Evaluate each client of the batch with its own model on its own parts."""
+        for client in batch.tolist():
+            self.evaluation.evaluate_next(client)
+
+    test_step = validation_step
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``accuracy/*`` of the validation parts and ``test_accuracy/*`` of the test parts."""
+        self.evaluation.close(self.data.novel, self.summary_of)
+        summary = self.evaluation.summary
+        # During a fit the loop logs them against the round; Lightning would count local fits.
+        outside = self.trainer.state.fn != TrainerFn.FITTING
+        self.log_dict(summary, logger=outside, batch_size=1)
+        for prefix in () if outside else ("", "novel_", "test_", "novel_test_"):
+            mean = summary.get(f"{prefix}accuracy/mean")
+            if mean is not None and f"{prefix}accuracy" not in summary:  # which a user's module may log itself
+                self.log(f"{prefix}accuracy", mean, logger=False, prog_bar=True, batch_size=1)
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
+        """Return metrics over clients by name; see :func:`~pfl_lightning.evaluation.summarize_scores`."""
+        return summarize_scores(prefix, scores, has_loss=self.clients.models[0].evaluation != "knn")
+
+    @property
+    def validation_scores(self) -> dict[int, EvalMetrics]:
+        """Metrics of each client on its validation part in the last evaluation."""
+        return self.evaluation.validation_scores
+
+    @property
+    def test_scores(self) -> dict[int, EvalMetrics]:
+        """Metrics of each client on its test part in the last evaluation."""
+        return self.evaluation.test_scores
+
+    @property
+    def finetune_failures(self) -> list[int]:
+        """Clients that the last evaluation took without the fine-tuning of their method, which failed."""
+        return self.evaluation.finetune_failures
 
     # ------------------------------------------------------------------ every client's own model
 
-    def load_client(self, client: int, round: int) -> FederatedClient:
-        """The module of the client's architecture, with the model that it is evaluated with before any fine-tuning."""
-        model = self.clients.model_of(client)
-        load_own_state(model, self._evaluation_task(client, round))
-        return model
-
-    def _evaluation_task(
-        self, client: int, round: int, *, validation: bool = False, test: bool = False
-    ) -> EvaluationTask:
-        parts = self.data.client_data(client)
+    def evaluation_task(self, client: int, *, validation: bool = False, test: bool = False) -> EvaluationTask:
+        """Return the client's own model after the last round, and the parts to evaluate it on."""
+        parts, model = self.data.client_data(client), self.clients.model_of(client)
         return EvaluationTask(
-            self.server.broadcast(client, round),
+            make_context(self.data, client, self.round, model, self.environment, training=False),
+            self.server.broadcast(client, self.round),
             self.clients.stored(client),
             self.clients.keeps_trained(client),
-            self.fit_data(client, training=False),
             parts.validation if validation else None,
             parts.test if test else None,
         )
 
     def client_model(self, client: int) -> L.LightningModule:
-        """A copy of a client's own model, fine-tuned if the method does so before an evaluation; it is the caller's.
+        """Return a copy of a client's own model, fine-tuned if the method does so before an evaluation.
 
-        It is a :class:`~pfl_lightning.client.FederatedClient`; in a federation of a LightningModule of one's own, it is
-        of that module's class.
+        It is a :class:`~pfl_lightning.client.FederatedClient`; in a federation of a user's LightningModule, it is of
+        that module's class.
 
         Raises:
             FederationError: The federation has not been fitted or evaluated yet.
@@ -351,20 +383,20 @@ class Federation(L.LightningModule):
         """
         if not self.is_set_up:
             raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
-        if not 0 <= client < self.personal.num_clients:
-            raise IndexError(f"there is no client {client}; clients are 0 to {self.personal.num_clients - 1}")
-        model, task = self.clients.model_of(client), self._evaluation_task(client, self.round)
+        if not 0 <= client < self.num_clients:
+            raise IndexError(f"there is no client {client}; clients are 0 to {self.num_clients - 1}")
+        model, task = self.clients.model_of(client), self.evaluation_task(client)
         with torch.inference_mode(False), torch.no_grad():
-            self._warn_if_not_tuned(self.engine.load_own_model(model, task, self.environment))
+            warn_if_not_finetuned(self.engine.load_own_model(model, task, self.environment))
         own = copy.deepcopy(model)
         own.phase = Phase()
         return own.exported_module()
 
     def client_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
-        """The model that each client is evaluated with, before any fine-tuning, for looking at.
+        """Yield the model that each client is evaluated with, before any fine-tuning, for inspection.
 
-        They stand, one after the other, in copies of the architectures' modules, so that the training goes on as if
-        nobody had looked.
+        The models stand, one after the other, in copies of the architectures' modules, so that the training goes on
+        undisturbed.
 
         Yields:
             The client's number and its model in evaluation mode, which is valid until the next is asked for.
@@ -375,107 +407,8 @@ class Federation(L.LightningModule):
             if id(own) not in copies:
                 copies[id(own)] = copy.deepcopy(own)
             model = copies[id(own)]
-            load_own_state(model, self._evaluation_task(client, self.round))
+            load_own_state(model, self.evaluation_task(client))
             yield client, model.eval()
-
-    def on_validation_epoch_start(self) -> None:
-        """Hand the clients to the engine; forget the scores of the last evaluation."""
-        sanity = self.trainer.sanity_checking
-        limits = self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches
-        self._start_evaluation(limits, validation=True, test=self.trainer.state.fn == TrainerFn.FITTING)
-
-    def on_test_epoch_start(self) -> None:
-        """Hand the clients to the engine; forget the scores of the last evaluation."""
-        self._start_evaluation(self.trainer.num_test_batches, validation=False, test=True)
-
-    def _start_evaluation(self, limits: Sequence[int | float], *, validation: bool, test: bool) -> None:
-        self.validation_scores, self.test_scores, self.evaluation_values, self.finetune_failures = {}, {}, {}, []
-        clients = self.data.evaluated_clients()[: int(limits[0])]
-
-        def task(client: int) -> EvaluationTask:
-            return self._evaluation_task(client, self.round, validation=validation, test=test)
-
-        if self._stage is not None:
-            tasks = self._stage.tasks(clients, task)
-        else:
-            tasks = ((self.clients.model_of(client), task(client)) for client in clients)
-        self._evaluations = self.engine.evaluate(tasks, self.environment)
-
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Evaluate each client on its validation part and, during a fit, on its test part."""
-        self._evaluate(batch.tolist())
-
-    def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Evaluate each client on its test part."""
-        self._evaluate(batch.tolist())
-
-    # Evaluation under inference_mode would forbid the fine-tuning of a client's model, and would leave tensors behind
-    # that no later fit could use.
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _evaluate(self, clients: Sequence[int]) -> None:
-        for client in clients:
-            result = self._next(self._evaluations)
-            if result is None or result.client != client:
-                raise FederationError(
-                    f"the outer Trainer asks for client {client}, the evaluation goes on with "
-                    f"{'nobody' if result is None else f'client {result.client}'}; leave the order of the data "
-                    "module's loaders as it is"
-                )
-            self._warn_if_not_tuned(result.finetune_failures)
-            if result.finetune_failures is not None:
-                self.finetune_failures.append(client)
-            if result.validation is not None:
-                self.validation_scores[client] = result.validation
-            if result.test is not None:
-                self.test_scores[client] = result.test
-
-    @staticmethod
-    def _warn_if_not_tuned(error: ClientError | None) -> None:
-        if error is not None:
-            warnings.warn(f"evaluated without fine-tuning: {error}", stacklevel=3)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log ``accuracy/*`` (validation parts) and, during a fit, ``test_accuracy/*``."""
-        self._log_scores("", self.validation_scores)
-        self._log_scores("test_", self.test_scores)
-
-    def on_test_epoch_end(self) -> None:
-        """Log ``test_accuracy/*``."""
-        self._log_scores("test_", self.test_scores)
-
-    def _log_scores(self, prefix: str, scores: Scores) -> None:
-        """Novel clients, which never train, are reported apart: ``novel_accuracy/*``, ``novel_test_accuracy/*``."""
-        novel = set(self.data.novel)
-        self._log_group(prefix, {client: score for client, score in scores.items() if client not in novel})
-        self._log_group(f"novel_{prefix}", {client: score for client, score in scores.items() if client in novel})
-
-    def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
-        """What is logged of an evaluation, by name.
-
-        Args:
-            prefix: Stands before the names: which part, and whether of novel clients.
-            scores: Of each client; at least one.
-        """
-        summary = summarize(list(scores), [score.accuracy for score in scores.values()])
-        values = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
-        loss = sum(score.loss for score in scores.values()) / len(scores)
-        if not (math.isnan(loss) and self.clients.models[0].evaluation == "knn"):  # which have none
-            values[f"{prefix}loss/mean"] = loss
-        return values
-
-    def _log_group(self, prefix: str, scores: Scores) -> None:
-        if not scores:
-            return
-        values = self.summary_of(prefix, scores)
-        self.evaluation_values |= values
-        # During a fit the loop logs them against the round; Lightning would count local fits.
-        outside = self.trainer.state.fn != TrainerFn.FITTING
-        self.log_dict(values, logger=outside, batch_size=1)
-        if not outside:
-            mean = values.get(f"{prefix}accuracy/mean")
-            if mean is not None and f"{prefix}accuracy" not in values:  # which a module of one's own may log itself
-                self.log(f"{prefix}accuracy", mean, logger=False, prog_bar=True, batch_size=1)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -1,9 +1,9 @@
-"""The stage after the training: every client adapts the trained model to its own data."""
+"""Personalization stage after the training: every client adapts the trained model to its own data."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -74,29 +74,22 @@ class PersonalizationStage:
         for module in self.modules:
             module.personalization = None
 
-    def module_of(self, client: int) -> FederatedClient:
-        """What the client is evaluated with."""
-        return self.modules[self._clients.architecture_of[client]]
-
-    def tasks(
-        self, clients: Iterable[int], task_of: Callable[[int], EvaluationTask]
-    ) -> Iterator[tuple[FederatedClient, EvaluationTask]]:
-        """The tasks of the engine.
+    def prepare(self, client: int, task: EvaluationTask) -> tuple[FederatedClient, EvaluationTask]:
+        """Return the module that the client is evaluated with, and its task.
 
         Args:
-            clients: Clients to evaluate.
-            task_of: Gives what would be evaluated without a personalization.
+            client: Number of the client.
+            task: The task without a personalization.
         """
-        for client in clients:
-            task = task_of(client)
-            yield self.module_of(client), self._with_own_encoder(client, task) if self._linear else task
-
-    def _with_own_encoder(self, client: int, task: EvaluationTask) -> EvaluationTask:
-        state = {**self._encoder_of(client, task), **self._heads[self._clients.architecture_of[client]]}
-        return replace(task, broadcast=Broadcast(client=client, round=task.round), stored=state, trained=False)
+        architecture = self._clients.architecture_of[client]
+        if self._linear:
+            state = {**self._encoder_of(client, task), **self._heads[architecture]}
+            broadcast = Broadcast(client=client, round=task.context.round)
+            task = replace(task, broadcast=broadcast, stored=state, trained=False)
+        return self.modules[architecture], task
 
     def _encoder_of(self, client: int, task: EvaluationTask) -> dict[str, Tensor]:
-        """The encoder that the client is evaluated with; where nothing of it is personal, it is looked up once."""
+        """Return the encoder that the client is evaluated with; where nothing of it is personal, it is read once."""
         architecture, model = self._clients.architecture_of[client], self._clients.model_of(client)
         if architecture in self._encoders:
             return self._encoders[architecture]

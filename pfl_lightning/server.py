@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import CheckpointError, ConfigurationError
+from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
 from pfl_lightning.state.unsaved import UnsavedState
@@ -73,9 +76,20 @@ class Aggregator(nn.Module):
         self.aggregation_weights: AggregationWeights | None = None
         """Weights of the last aggregation, for inspection; ``None`` before it, and without any."""
         self.seed = 0
-        """The run's seed, set by the federation: what a server draws derives from it and the round."""
+        """The run's seed, set by the federation; see :meth:`generator`."""
+        self.facts = RunFacts(num_clients)
+        """Facts about the run, set by the federation: number of participating clients and planned number of rounds."""
         self._at_start: UnsavedState | None = None
         self._base_attributes = frozenset(vars(self))
+
+    def generator(self, purpose: str, round: int) -> torch.Generator:
+        """Return a CPU generator seeded by (seed, purpose, round), which draws the same after a resume.
+
+        Args:
+            purpose: Name of what is drawn, such as ``"virtual features"``; different purposes draw independently.
+            round: Number of the round, from 0.
+        """
+        return seeded_generator(self.seed, purpose, round)
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """Message to the client at the start of the round (and before it is evaluated)."""

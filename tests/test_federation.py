@@ -175,12 +175,43 @@ def test_two_fits_in_a_row_go_on():
     assert not torch.equal(whole_state(federation)["client 0 head.weight"], before["client 0 head.weight"])
 
 
+# ---------------------------------------------------------------------- the loop
+
+
+def loops(trainer):
+    return [callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)]
+
+
+def test_a_trainer_without_a_loop_gets_one():
+    trainer, federation = quiet_trainer(2), Federation(FIT, tiny_encoder, seed=11)
+    trainer.fit(federation, datamodule=Toy())
+    [loop] = loops(trainer)
+    assert (loop.cohort, loop.rounds) == (1.0, 2)
+    assert_same(whole_state(federation), whole_state(run(FIT, 2, loop=FederatedLoop())))
+    trainer.test(federation, datamodule=Toy(), verbose=False)
+    assert loops(trainer) == [loop]
+
+
+def test_the_loop_of_the_trainer_stays():
+    loop = GivenCohorts([1, 3])
+    federation = run(FIT, 1, loop=loop)
+    assert loops(federation.trainer) == [loop]
+    assert [result.client for result in loop.results] == [1, 3]
+
+
 # ---------------------------------------------------------------------- what is missing or wrong
 
 
+class NoLoop(Federation):
+    """Leaves out the loop that drives the rounds."""
+
+    def configure_callbacks(self):
+        return []
+
+
 def test_without_the_loop():
-    with pytest.raises(FederationError, match=r"received nothing from the server; add .*FederatedLoop"):
-        quiet_trainer(1).fit(Federation(FIT, tiny_encoder), datamodule=Toy())
+    with pytest.raises(FederationError, match=r"no round has begun: a FederatedLoop must be"):
+        quiet_trainer(1).fit(NoLoop(FIT, tiny_encoder), datamodule=Toy())
 
 
 @pytest.mark.parametrize("loop", [[FederatedLoop()], []])

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
-from _helpers.toy import CLIENTS, Toy, quiet_trainer, run
+from _helpers.toy import CLIENTS, Toy, own_model, quiet_trainer, run
 from sklearn.neighbors import KNeighborsClassifier
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
@@ -23,7 +23,7 @@ FIT = partial(Headless, lr=0.05, epochs=1)
 
 def neighbors(federation, client, part):
     """By scikit-learn."""
-    data, encoder = Toy(), federation.load_client(client, federation.round).eval().encoder
+    data, encoder = Toy(), own_model(federation, client).eval().encoder
     with torch.no_grad():
         known, asked = (encoder(data.tensors(client, which)[0]).numpy() for which in ("train", part))
     classes, expected = (data.tensors(client, which)[1].numpy() for which in ("train", part))
@@ -64,7 +64,7 @@ def test_clients_of_one_class_and_of_one_sample(name):
     engine = SequentialEngine() if name == "SequentialEngine" else VectorizedEngine(forward="vmap")
     federation = run(FIT, 1, data=data, cohorts=[[0, 1, 2]], engine=engine)
     assert [federation.test_scores[client].accuracy for client in (0, 1)] == [1.0, 1.0]
-    features = federation.load_client(2, federation.round).eval().encoder
+    features = own_model(federation, 2).eval().encoder
     with torch.no_grad():
         (known, classes), (asked, expected) = (data.tensors(2, part) for part in ("train", "test"))
         nearest = torch.cdist(features(asked).double(), features(known).double()).argmin(1)

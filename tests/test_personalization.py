@@ -5,7 +5,17 @@ from functools import partial
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
-from _helpers.toy import CLIENTS, Toy, assert_same, linear_encoder, quiet_trainer, run, tiny_encoder, whole_state
+from _helpers.toy import (
+    CLIENTS,
+    Toy,
+    assert_same,
+    linear_encoder,
+    own_model,
+    quiet_trainer,
+    run,
+    tiny_encoder,
+    whole_state,
+)
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
@@ -27,7 +37,7 @@ def personalize(federation, settings, engine=None, data=None):
 def plain_probe(federation, client, settings):
     """Test loss after the stage, in plain torch: a new head on the features of the client's own encoder."""
     data = Toy()
-    encoder = federation.load_client(client, federation.round).eval().encoder
+    encoder = own_model(federation, client).eval().encoder
     with torch.no_grad():
         features = {part: encoder(data.tensors(client, part)[0]) for part in ("train", "test")}
     targets = {part: data.tensors(client, part)[1] for part in ("train", "test")}

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
-from _helpers.toy import CLIENTS, LABELS, Toy, normed_encoder, quiet_trainer, run
+from _helpers.toy import CLIENTS, LABELS, Toy, normed_encoder, own_model, quiet_trainer, run
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
@@ -33,7 +33,7 @@ def trained(data, **options):
 
 def plain_fine_tuning(federation, client, settings, data):
     """Test loss after training everything, in batches of which a last one of a single sample is left out."""
-    net = copy.deepcopy(federation.load_client(client, federation.round)).train()
+    net = copy.deepcopy(own_model(federation, client)).train()
     inputs, targets = data.tensors(client)
     for parameter in net.parameters():
         parameter.requires_grad_(True)

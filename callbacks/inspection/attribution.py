@@ -129,10 +129,13 @@ class UnitAttribution(InspectionCallback):
             return None
         rows = []
         x, y = inputs[sample : sample + 1], labels[sample : sample + 1]
-        environment = federation.environment
+        precision = federation.environment.precision
         for client, model in federation.client_models(clients):
-            with torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)), environment.forward_context():
-                units = layer_conductance(model.encoder, model.classify, environment.convert_input(x), y, self.steps)
+            with (
+                torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)),
+                precision.forward_context(),
+            ):
+                units = layer_conductance(model.encoder, model.classify, precision.convert_input(x), y, self.steps)
             rows.append(units[0].float().cpu())
         return Attribution(int(y), tuple(clients), torch.stack(rows))
 

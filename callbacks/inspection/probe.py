@@ -172,9 +172,9 @@ def represent(
     read = read or model.representations
     environment = federation.environment
     found: dict[str, list[Tensor]] = {}
-    with torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)), environment.forward_context():
+    with torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)), environment.precision.forward_context():
         for chunk in inputs.split(AT_ONCE):
-            features = model.encoder(environment.convert_input(chunk))
+            features = model.encoder(environment.precision.convert_input(chunk))
             for name, values in read(features).items():
                 found.setdefault(name, []).append(values.flatten(start_dim=1).to("cpu", torch.float32))
     return {name: torch.cat(values) for name, values in found.items()}

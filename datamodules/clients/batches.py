@@ -74,13 +74,14 @@ class BatchLoader:
         self._device = device
         self._generator = generator
         self._shuffle = shuffle
-        self._drop_last = drop_last
         self._raw: Tensor | None = None
         self._ready: tuple[Tensor, Tensor] | None = None
 
+        full, rest = divmod(self.num_samples, batch_size)
+        self._num_batches = full + (rest > 0 and not drop_last)
+
     def __len__(self) -> int:
-        full, rest = divmod(self.num_samples, self.batch_size)
-        return full + (rest > 0 and not self._drop_last)
+        return self._num_batches
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over one epoch of pairs (inputs, targets).
@@ -88,18 +89,20 @@ class BatchLoader:
         Yields:
             Float inputs of shape (B, ...), or (B, V, ...) with several views, and int64 classes of shape (B,).
         """
-        order = self._order()
+        order = None
+        if self._shuffle:
+            order = torch.randperm(self.num_samples, generator=self._generator).to(self._device)
         if self.augmented:
             yield from self._augmented_batches(order)
             return
         inputs, targets = self.tensors()
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
+        for start in range(0, self._num_batches * self.batch_size, self.batch_size):
             if order is None:
-                rows = inputs[start : start + self.batch_size]
-                yield self._grouped(self._repeated(rows)), targets[start : start + self.batch_size]
+                rows, labels = inputs[start : start + self.batch_size], targets[start : start + self.batch_size]
             else:
                 batch = order[start : start + self.batch_size]
-                yield self._grouped(inputs.index_select(0, self._repeated(batch))), targets.index_select(0, batch)
+                rows, labels = inputs.index_select(0, batch), targets.index_select(0, batch)
+            yield rows if self.views == 1 else self._grouped(self._repeated(rows)), labels
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All samples of the split in its order, normalized and never augmented.
@@ -145,17 +148,12 @@ class BatchLoader:
         other._ready = (inputs, targets)
         return other
 
-    def _order(self) -> Tensor | None:
-        if not self._shuffle:
-            return None
-        return torch.randperm(self.num_samples, generator=self._generator).to(self._device)
-
     def _augmented_batches(self, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         if self._raw is None:
             self._raw = self._split.raw_inputs.to(self._device)
         targets = self._ready[1] if self._ready is not None else self._split.targets.to(self._device)
         order = torch.arange(self.num_samples, device=self._device) if order is None else order
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
+        for start in range(0, self._num_batches * self.batch_size, self.batch_size):
             batch = order[start : start + self.batch_size]
             rows = self._raw.index_select(0, self._repeated(batch))
             transform = self._split.transform

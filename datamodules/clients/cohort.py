@@ -1,47 +1,12 @@
-"""Order in which the Trainer receives the clients of a round."""
+"""Clients that never train."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 
 import numpy as np
-from lightning.pytorch import Trainer
-from torch.utils.data import Sampler
 
 from pfl_lightning.seeding import DataStream
-
-
-class CohortSampler(Sampler[int]):
-    """Sampler of the ids of a round's clients.
-
-    The ids are asked for at the start of every epoch, so that one loader serves all rounds.
-
-    Args:
-        cohort: Function that returns the ids of the current round.
-    """
-
-    def __init__(self, cohort: Callable[[], list[int]]) -> None:
-        self._cohort = cohort
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._cohort())
-
-    def __len__(self) -> int:
-        return len(self._cohort())
-
-
-def current_round(trainer: Trainer | None) -> int:
-    """Current round of the Trainer, from 0; 0 without a Trainer.
-
-    Args:
-        trainer: The Trainer of the federation.
-    """
-    if trainer is None:
-        return 0
-    # After its last epoch Lightning asks once more for the loader's length, with a round that never comes.
-    rounds = trainer.max_epochs or -1
-    return min(trainer.current_epoch, rounds - 1) if rounds > 0 else trainer.current_epoch
 
 
 def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from pfl_lightning.datamodules.clients.client_data import ClientData, unlabeled_split
 from pfl_lightning.datamodules.clients.division import Division
 from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.clients.views import ClientView, ViewedSplit, check_views, describe_views, views_to_bytes
 from pfl_lightning.datamodules.counting import Ints, class_counts
@@ -52,12 +54,14 @@ class LoadedData:
         inputs, targets = samples.train_inputs, samples.train_targets
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
         test_targets = targets if samples.test_targets is None else samples.test_targets
+        # Most clients see the samples as they are stored: their parts need no view in between.
+        split = ClientSplit if view.is_identity else partial(ViewedSplit, view=view)
         none = torch.empty((0, *inputs.shape[1:]), dtype=inputs.dtype)
         unlabeled = none if samples.unlabeled_inputs is None else samples.unlabeled_inputs
         return ClientData(
-            train=ViewedSplit(inputs, targets, division.train[client], self.transform, view),
-            validation=ViewedSplit(inputs, targets, division.validation[client], self.transform, view),
-            test=ViewedSplit(test_inputs, test_targets, division.test[client], self.transform, view),
+            train=split(inputs, targets, division.train[client], self.transform),
+            validation=split(inputs, targets, division.validation[client], self.transform),
+            test=split(test_inputs, test_targets, division.test[client], self.transform),
             unlabeled=unlabeled_split(unlabeled, division.unlabeled[client], self.transform, view),
         )
 

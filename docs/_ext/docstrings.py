@@ -42,7 +42,7 @@ def _import(path: str) -> Any:
         except ImportError:
             continue
         for name in parts[length:]:
-            if inspect.isclass(value) and name in inspect.get_annotations(value) and not hasattr(value, name):
+            if inspect.isclass(value) and name in inspect.get_annotations(value):
                 return value  # a field of a dataclass, which is described with its class
             value = getattr(value, name, None)
         return value

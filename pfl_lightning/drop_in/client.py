@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from pfl_lightning.client import FederatedClient
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.drop_in.counters import warn_of_counters
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.drop_in.transient import Transient
+from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
@@ -82,7 +86,6 @@ class ModuleClient(FederatedClient):
             fine_tune_lr=fine_tune_lr,
             eval_model=eval_model,
         )
-        self._logged: dict[str, float] = {}
         self._record: LogRecord | None = None
         self._own_loss: Tensor | None = None
         self._transients: list[Transient] = []  # made before the first fit
@@ -112,7 +115,7 @@ class ModuleClient(FederatedClient):
                     "linear layer to be guessed: name the last layers by head="
                 )
             patterns = [pattern for pattern in patterns if pattern != "head.*"]
-        fitting = set(matching(roles, patterns))
+        fitting = set(matching(tuple(roles), tuple(patterns)))
         return [name for name, role in zip(known, roles, strict=True) if role in fitting]
 
     def _role(self, name: str) -> str:
@@ -242,6 +245,27 @@ class ModuleClient(FederatedClient):
         super().receive(broadcast)
         self.reset_metrics()
 
+    def evaluate(
+        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
+    ) -> EvalMetrics:
+        """Return what the module's own validation or test step logs, and its accuracy where that is known."""
+        from pfl_lightning.drop_in.module_evaluation import score_module
+
+        return score_module(self, part, stage, data, environment, make_trainer)
+
+    def fit_under_trainer(
+        self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+    ) -> dict[str, float]:
+        """Train the module, which is the inner Trainer's, as it would be without a federation.
+
+        What it logged becomes :attr:`logged_metrics`; it is not part of the loss terms.
+        """
+        from pfl_lightning.drop_in.module_trainer import fit_module
+
+        self.logged_metrics |= fit_module(self, make_trainer, context, generator)
+        self.to(context.data.device)
+        return {}
+
     def reset_metrics(self) -> None:
         """Let all metric objects begin anew."""
         for layer in self.modules():
@@ -252,21 +276,13 @@ class ModuleClient(FederatedClient):
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
         """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
         self._record = LogRecord()
+        warn_of_counters(self.step_module)
         try:
             with patched(self.step_module, log=self._record.log):
                 yield {} if record is None else record
-                self._logged |= self._record.values()
+                self.logged_metrics |= self._record.values()
         finally:
             self._record = None
-
-    def keep_logged(self, values: dict[str, float]) -> None:
-        """Keep what the module logged in a phase."""
-        self._logged |= values
-
-    def pop_logged_metrics(self) -> dict[str, float]:
-        """What the module logged; of a name that several phases log, the last value."""
-        found, self._logged = self._logged, {}
-        return found
 
 
 def _bare(name: str) -> str:

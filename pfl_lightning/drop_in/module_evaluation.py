@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -19,11 +16,11 @@ from pfl_lightning.data import BatchSource, FitData, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.patching import call_step, patched
-from pfl_lightning.engines.tasks import FitEnvironment
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.engines.advice import needs_no_trainer
+from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["ClassScores", "StepsTask", "as_test_name", "forward_of", "needs_no_trainer", "run_steps", "score_module"]
+__all__ = ["ClassScores", "StepsTask", "as_test_name", "forward_of", "run_steps", "score_module"]
 
 
 class ClassScores:
@@ -108,7 +105,7 @@ def score_module(
     stage: str,
     data: FitData,
     environment: FitEnvironment,
-    run: Callable[[StepsTask], dict[str, float]],
+    make_trainer: MakeTrainer,
 ) -> EvalMetrics:
     """What a module logs on a part, and its accuracy where ``forward`` gives class scores; the loss is not known (NaN).
 
@@ -119,7 +116,7 @@ def score_module(
             validation step, under names that begin with ``test_``; without both by its accuracy alone.
         data: The client's settings.
         environment: Device and precision.
-        run: Runs the steps; gives what the module logged.
+        make_trainer: Makes an inner Trainer to run the steps; they run in a plain loop where it gives ``None``.
     """
     module = client.module
     scores = ClassScores(module, client.num_classes)
@@ -128,10 +125,10 @@ def score_module(
     with scores.watching():
         if own is None:
             for batch in part.loader(data.eval_batch_size, device=environment.device):
-                scores.see(environment.convert_input(batch), forward_of(module, environment))
+                scores.see(environment.precision.convert_input(batch), forward_of(module, environment))
             logged: dict[str, float] = {}
         else:
-            logged = run(StepsTask(client, own, part, data, environment, scores))
+            logged = run_steps(StepsTask(client, own, part, data, environment, scores), make_trainer)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
     return EvalMetrics(scores.accuracy, math.nan, len(part), logged)
@@ -149,14 +146,22 @@ def forward_of(module: nn.Module, environment: FitEnvironment) -> Callable[[Any]
     """The module's forward pass in the precision of the run."""
 
     def forward(inputs: Any) -> Any:
-        with environment.forward_context():
+        with environment.precision.forward_context():
             return module(inputs)
 
     return forward
 
 
-def run_steps(task: StepsTask) -> dict[str, float]:
-    """The steps and hooks of a stage in a plain loop, without a Trainer.
+def run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
+    """Run the steps and hooks of a stage under an inner Trainer, where there is one; return what the module logged."""
+    from pfl_lightning.drop_in.module_trainer import run_steps_under_trainer
+
+    found = run_steps_under_trainer(task, make_trainer)
+    return _run_steps_in_loop(task) if found is None else found
+
+
+def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
+    """Run the steps and hooks of a stage in a plain loop, without a Trainer.
 
     Raises:
         ConfigurationError: The module asks for its Trainer.
@@ -167,10 +172,10 @@ def run_steps(task: StepsTask) -> dict[str, float]:
         _call(module, f"on_{stage}_start")
         _call(module, f"on_{stage}_epoch_start")
         for index, batch in enumerate(task.loader(environment.device)):
-            batch = environment.convert_input(batch)
+            batch = environment.precision.convert_input(batch)
             record.start_batch(batch)
             _call(module, f"on_{stage}_batch_start", batch, index, 0)
-            with environment.forward_context():
+            with environment.precision.forward_context():
                 output = call_step(step, batch, index)
             task.scores.see(batch, forward_of(module, environment))
             _call(module, f"on_{stage}_batch_end", output, batch, index, 0)
@@ -182,38 +187,3 @@ def run_steps(task: StepsTask) -> dict[str, float]:
 
 def _call(module: nn.Module, hook: str, *args: Any) -> None:
     getattr(module, hook)(*args)
-
-
-@contextmanager
-def needs_no_trainer(module: nn.Module) -> Iterator[None]:
-    """Say what to do when a module asks for a Trainer that is not there."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "not attached to a `Trainer`" not in str(error):
-            raise
-        raise ConfigurationError(
-            f"{type(module).__name__} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like), and "
-            "SequentialEngine has no Trainer: use TrainerEngine"
-        ) from error
-
-
-def warn_of_counters(module: L.LightningModule) -> None:
-    """Say that epochs and steps are not counted, to a module whose code asks for them: without a Trainer they are 0."""
-    of_lightning = set(dir(L.LightningModule))
-    functions = [
-        value
-        for base in type(module).__mro__
-        if not base.__module__.startswith(("torch.", "lightning."))
-        for name, value in vars(base).items()
-        if inspect.isfunction(value) and (name in of_lightning or not name.startswith("__"))
-    ]
-    used = {name for function in functions for name in function.__code__.co_names}
-    found = sorted(used & {"current_epoch", "global_step"})
-    if found:
-        warnings.warn(
-            f"{type(module).__name__} asks for {' and '.join(found)}, which SequentialEngine does not count: "
-            f"always 0. Use "
-            "TrainerEngine if it matters",
-            stacklevel=2,
-        )

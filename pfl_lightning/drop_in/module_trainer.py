@@ -1,4 +1,4 @@
-"""Somebody's own LightningModule under an inner Trainer, which takes it as it would take it without a federation."""
+"""A user's LightningModule under an inner Trainer, as it would run without a federation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -22,22 +23,14 @@ from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord, can_reduce
 from pfl_lightning.drop_in.module_evaluation import ClassScores, StepsTask, forward_of
 from pfl_lightning.drop_in.patching import patched
-from pfl_lightning.engines.tasks import FitEnvironment
+from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.engines.trainer import silence
 
-__all__ = [
-    "ScoresCallback",
-    "evaluate_under_trainer",
-    "fit_under_trainer",
-    "loader_for_trainer",
-    "logged_values",
-    "module_in_fit",
-    "module_under_trainer",
-    "numbers",
-]
+__all__ = ["fit_module", "run_steps_under_trainer"]
 
 
 @contextmanager
-def module_under_trainer(module: L.LightningModule, **functions: Callable[..., Any]) -> Iterator[None]:
+def _module_under_trainer(module: L.LightningModule, **functions: Callable[..., Any]) -> Iterator[None]:
     """Lend a module to an inner Trainer.
 
     ``setup`` and its like were called when the federation was set up; called again, they might make the layers anew.
@@ -55,7 +48,7 @@ def module_under_trainer(module: L.LightningModule, **functions: Callable[..., A
 
 
 @contextmanager
-def module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Callback]]]:
+def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Callback]]]:
     """Let the module's step have the method's terms, and record the means of what it logs.
 
     Yields:
@@ -84,7 +77,7 @@ def module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Call
     def configure_optimizers() -> Any:
         return client.optimizers_from(own_optimizers)
 
-    with module_under_trainer(module, training_step=training_step, configure_optimizers=configure_optimizers, log=log):
+    with _module_under_trainer(module, training_step=training_step, configure_optimizers=configure_optimizers, log=log):
         gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
         yield record, [*gradients, _RecordCallback(record)]
 
@@ -126,7 +119,7 @@ class _MethodGradients(L.Callback):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-class ScoresCallback(L.Callback):
+class _ScoresCallback(L.Callback):
     """Shows every evaluated batch to a :class:`ClassScores`."""
 
     def __init__(self, scores: ClassScores, environment: FitEnvironment) -> None:
@@ -141,7 +134,7 @@ class ScoresCallback(L.Callback):
     on_test_batch_end = on_validation_batch_end
 
 
-def loader_for_trainer(context: FitContext, generator: torch.Generator) -> BatchSource:
+def _loader_for_trainer(context: FitContext, generator: torch.Generator) -> BatchSource:
     """Training batches; where hooks of a data module go with them, on the host, as the Trainer expects them."""
     data = context.data
     if data.datamodule is not None:
@@ -149,26 +142,47 @@ def loader_for_trainer(context: FitContext, generator: torch.Generator) -> Batch
     return data.loader(generator)
 
 
-def fit_under_trainer(
-    trainer: L.Trainer, module: L.LightningModule, loader: BatchSource, datamodule: LightningDataModule | None
-) -> None:
-    """Fit on one client's batches, with the project's data module where there is one."""
-    if datamodule is None:
-        trainer.fit(module, train_dataloaders=loader)
-    else:
-        trainer.fit(module, datamodule=_standing_in(datamodule, "train_dataloader", loader))
+def fit_module(
+    client: ModuleClient, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+) -> dict[str, float]:
+    """Fit a client's module on the client's batches, with the project's data module where there is one.
+
+    Returns:
+        Values that the module logged, by name.
+    """
+    loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
+    with _module_in_fit(client) as (record, callbacks):
+        trainer: Any = make_trainer(callbacks, logger=DummyLogger())
+        if datamodule is None:
+            trainer.fit(client.step_module, train_dataloaders=loader)
+        else:
+            trainer.fit(client.step_module, datamodule=_standing_in(datamodule, "train_dataloader", loader))
+        return _logged_values(trainer, record)
 
 
-def evaluate_under_trainer(trainer: L.Trainer, task: StepsTask) -> None:
-    """Run the validation or the test loop on one client's batches."""
+def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float] | None:
+    """Run the validation or test loop of a Trainer on one client's batches.
+
+    Returns:
+        Values that the module logged, by name; ``None`` where the engine has no inner Trainer.
+    """
+    callback = _ScoresCallback(task.scores, task.environment)
+    with silence():
+        trainer = make_trainer([callback], logger=DummyLogger(), limit_val_batches=1.0)
+    if trainer is None:
+        return None
     validates, datamodule = task.stage == "validation", task.data.datamodule
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
-    if datamodule is None:
-        run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
-    else:
-        loader = task.loader(torch.device("cpu"))
-        name = "val_dataloader" if validates else "test_dataloader"
-        run(task.client.module, datamodule=_standing_in(datamodule, name, loader), verbose=False)
+    with silence(), _module_under_trainer(task.client.module):
+        if datamodule is None:
+            run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
+        else:
+            loader = task.loader(torch.device("cpu"))
+            name = "val_dataloader" if validates else "test_dataloader"
+            run(task.client.module, datamodule=_standing_in(datamodule, name, loader), verbose=False)
+    task.client.to(task.environment.device)
+    task.client.eval()
+    return _numbers(trainer.callback_metrics)
 
 
 def _standing_in(datamodule: LightningDataModule, name: str, loader: BatchSource) -> LightningDataModule:
@@ -179,13 +193,13 @@ def _standing_in(datamodule: LightningDataModule, name: str, loader: BatchSource
     return own
 
 
-def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+def _numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     """Logged values as floats."""
     return {name: float(value) for name, value in metrics.items()}
 
 
-def logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
+def _logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
     """What a module logged in a fit: means over the last epoch; what cannot be recorded, as the Trainer has it."""
     own = record.values()
     steps = {f"{name}_{what}" for name in own for what in ("step", "epoch")}
-    return {n: v for n, v in numbers(trainer.callback_metrics).items() if n not in steps} | own
+    return {n: v for n, v in _numbers(trainer.callback_metrics).items() if n not in steps} | own

@@ -1,4 +1,4 @@
-"""One client's model on one of its own parts."""
+"""Evaluation of one client's model on a part of the client's data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.state.tensors import load_state
 
-__all__ = ["SplitMetrics", "load_own_state", "score_neighbors", "score_part", "score_parts"]
+__all__ = ["SplitMetrics", "load_own_state", "score_neighbors", "score_part"]
 
 SplitMetrics = tuple[EvalMetrics | None, EvalMetrics | None]
-"""Of the validation and the test part; ``None`` where there is none."""
+"""Metrics of the validation and the test part; ``None`` where there is none."""
 
 
 def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment: FitEnvironment) -> EvalMetrics:
@@ -34,24 +34,11 @@ def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment
     loss = torch.zeros((), dtype=torch.float32, device=environment.device)  # whatever the default type is
     for piece in part.split(batch_size):
         x, y = piece.loader(batch_size, device=environment.device).tensors()
-        with environment.forward_context():
-            scores = model(environment.convert_input(x))
+        with environment.precision.forward_context():
+            scores = model(environment.precision.convert_input(x))
         right += (scores.argmax(1) == y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
     return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part))
-
-
-def score_parts(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> SplitMetrics:
-    """Scores of the model that the module holds, in evaluation mode, on the parts that are asked for."""
-
-    def score(part: SplitSource | None) -> EvalMetrics | None:
-        if part is None or not len(part):
-            return None
-        if client.uses_knn_evaluation():
-            return score_neighbors(client, part, task.data, environment)
-        return score_part(client, part, task.data.eval_batch_size, environment)
-
-    return score(task.validation), score(task.test)
 
 
 def score_neighbors(
@@ -69,8 +56,8 @@ def score_neighbors(
     right = 0.0
     for piece in part.split(data.eval_batch_size):
         inputs, targets = piece.loader(data.eval_batch_size, device=environment.device).tensors()
-        with environment.forward_context():
-            features = client.encoder(environment.convert_input(inputs))
+        with environment.precision.forward_context():
+            features = client.encoder(environment.precision.convert_input(inputs))
         right += len(piece) * float(nearest_neighbor_accuracy(known.float(), classes, features.float(), targets))
     return EvalMetrics(right / len(part), math.nan, len(part))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.drop_in.module_evaluation import needs_no_trainer, warn_of_counters
-from pfl_lightning.engines.base import Engine, check_finite_losses, means, trains
-from pfl_lightning.engines.optimizers import unpack_optimizers
-from pfl_lightning.engines.tasks import FitEnvironment, Losses
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means, trains, unpack_optimizers
+from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import seeded_generator
 
@@ -83,29 +82,28 @@ class SequentialEngine(Engine):
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
-    ) -> Losses:
+    ) -> PhaseResult:
         """Train through one phase; see :meth:`Engine.run_phase`."""
-        _refuse_what_is_not_taken(client, context)
+        hooks = _Hooks(client.step_module, context)
         optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
+        count = StepCount([optimizer])
         scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = context.data.loader(generator)
-        hooks = _Hooks(client.step_module)
         steps: dict[str, list[Tensor]] = {}
-        with (
-            needs_no_trainer(client.step_module),
-            client.recorded_logs() as logged,
-            _features_in_place_of_inputs(self, client, context) as features,
-        ):
-            if features is not None and not loader.augmented:
-                loader = loader.with_inputs(features)
+        features = frozen_features(client, context) if self.cache_features and not trains(client.encoder) else None
+        if features is not None and not loader.augmented:
+            loader = loader.with_inputs(features)
+        with client.recorded_logs() as logged, nullcontext() if features is None else passed_through(client):
             hooks.call("on_train_start")
             for _ in range(phase.epochs):
                 hooks.call("on_train_epoch_start")
                 for index, batch in enumerate(loader):
-                    batch = hooks.transfer(environment.convert_input(batch))
+                    batch = environment.precision.convert_input(batch)
+                    if hooks.transfer is not None:
+                        batch = hooks.transfer(batch, 0)
                     hooks.call("on_train_batch_start", batch, index)
-                    with environment.forward_context():
+                    with environment.precision.forward_context():
                         output = client.training_step(batch, index)
                     if output is None:
                         raise ConfigurationError(
@@ -127,7 +125,7 @@ class SequentialEngine(Engine):
                     if not entry.every_step:
                         entry.scheduler.step()
             hooks.call("on_train_end")
-        return means(steps | logged)
+        return PhaseResult(means(steps | logged), count.num_steps)
 
     def _step(
         self,
@@ -158,31 +156,36 @@ class SequentialEngine(Engine):
 
 
 class _Hooks:
-    """Calls the hooks that a client overrides, and spends nothing on those that it does not."""
+    """Hooks that a client's module overrides; the others cost nothing.
 
-    def __init__(self, module: L.LightningModule) -> None:
+    Args:
+        module: The client's module.
+        context: Client and data of the fit.
+
+    Raises:
+        ConfigurationError: The module, or the data module, needs what this engine does not do.
+    """
+
+    def __init__(self, module: L.LightningModule, context: FitContext) -> None:
+        if not module.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use "
+                "TrainerEngine"
+            )
+        datamodule = context.data.part.datamodule
+        for owner, not_taken in ((module, HOOKS_NOT_TAKEN), (datamodule, BATCH_HOOKS)):
+            for hook in not_taken if owner is not None else ():
+                if is_overridden(hook, owner):
+                    raise ConfigurationError(
+                        f"{type(owner).__name__} overrides {hook}, which SequentialEngine does not call; use "
+                        "TrainerEngine"
+                    )
         self._own = {name: getattr(module, name) for name in HOOKS_TAKEN if is_overridden(name, module)}
+        self.transfer: Callable[[Any, int], Any] | None = self._own.get("on_after_batch_transfer")
 
     def call(self, name: str, *args: Any) -> None:
         if name in self._own:
             self._own[name](*args)
-
-    def transfer(self, batch: Any) -> Any:
-        hook = self._own.get("on_after_batch_transfer")
-        return batch if hook is None else hook(batch, 0)
-
-
-@contextmanager
-def _features_in_place_of_inputs(
-    engine: SequentialEngine, client: FederatedClient, context: FitContext
-) -> Iterator[Tensor | None]:
-    """While the encoder is frozen, let it pass features through, so that ``training_step`` runs unchanged on them."""
-    features = frozen_features(client, context) if engine.cache_features else None
-    if features is None:
-        yield None
-        return
-    with passed_through(client):
-        yield features
 
 
 def frozen_features(client: FederatedClient, context: FitContext) -> Tensor | None:
@@ -226,27 +229,6 @@ class _Features(nn.Identity):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.out_features = encoder.out_features
-
-
-def _refuse_what_is_not_taken(client: FederatedClient, context: FitContext) -> None:
-    module = client.step_module
-    if not module.automatic_optimization:
-        raise ConfigurationError(
-            f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use TrainerEngine"
-        )
-    for hook in HOOKS_NOT_TAKEN:
-        if is_overridden(hook, module):
-            raise ConfigurationError(
-                f"{type(module).__name__} overrides {hook}, which SequentialEngine does not call; use TrainerEngine"
-            )
-    if module is not client:
-        warn_of_counters(module)
-    datamodule = context.data.datamodule
-    for hook in BATCH_HOOKS if datamodule is not None else ():
-        if is_overridden(hook, datamodule):
-            raise ConfigurationError(
-                f"{type(datamodule).__name__} overrides {hook}, which SequentialEngine does not call; use TrainerEngine"
-            )
 
 
 def new_scaler(environment: FitEnvironment) -> torch.amp.GradScaler | None:

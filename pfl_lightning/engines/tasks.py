@@ -1,85 +1,57 @@
-"""What an engine is given and what it gives back."""
+"""Tasks of an engine, and their results."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
+import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
-from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, FitData, SplitSource
+from pfl_lightning.client import FitContext
+from pfl_lightning.data import SplitSource
 from pfl_lightning.errors import ClientError
+from pfl_lightning.facts import RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["EvaluationResult", "EvaluationTask", "FitEnvironment", "FitResult", "FitTask", "Losses", "fit_data"]
+__all__ = [
+    "EvaluationResult",
+    "EvaluationTask",
+    "FitEnvironment",
+    "FitResult",
+    "FitTask",
+    "Losses",
+    "MakeTrainer",
+    "PhaseResult",
+]
 
 Losses = dict[str, float]
 """Means over the steps of a fit, by the name of the loss term."""
 
+MakeTrainer = Callable[..., L.Trainer | None]
+"""Makes an inner Trainer from callbacks and options of ``L.Trainer``; gives ``None`` where an engine has none."""
+
 
 @dataclass(frozen=True)
 class FitEnvironment:
-    """What the outer Trainer gives to every local fit.
+    """Settings of the outer Trainer and of the run that every local fit gets.
 
     Attributes:
         seed: The run's seed.
         device: Where clients train.
-        precision: Lightning's precision plugin; ``None`` trains in the module's own precision.
-        precision_name: What an inner Trainer is given, such as ``"bf16-mixed"``.
+        precision: Lightning's precision plugin: it has the context of every forward pass, and converts inputs. By
+            default clients train in their module's own precision.
+        precision_name: Precision of an inner Trainer, such as ``"bf16-mixed"``.
+        facts: Facts about the run that local fits may ask for.
     """
 
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    precision: Precision | None = None
+    precision: Precision = field(default_factory=Precision)
     precision_name: str = "32-true"
-
-    def forward_context(self) -> AbstractContextManager[object]:
-        """The context of every forward pass."""
-        return nullcontext() if self.precision is None else self.precision.forward_context()
-
-    def convert_input(self, data: Any) -> Any:
-        """Inputs in the type that the precision asks for, such as double under ``64-true``."""
-        return data if self.precision is None else self.precision.convert_input(data)
-
-    def fit_context(self) -> AbstractContextManager[object]:
-        """The context of a local fit, which leaves the outer Trainer's autocast.
-
-        It then holds in the forward passes alone, and no cast of a weight outlives the step that changes the weight.
-        """
-        return torch.autocast(self.device.type, enabled=False, cache_enabled=False)
-
-
-def fit_data(
-    data: FederatedData, client: int, model: FederatedClient, environment: FitEnvironment, *, training: bool
-) -> FitData:
-    """A client's training part with the settings of its local fit.
-
-    Args:
-        data: Every client's data.
-        client: Number of the client.
-        model: The module of its architecture.
-        environment: Where and in which precision it trains.
-        training: Whether it is for a local fit, in which samples without labels may take part; not so in an evaluation
-            and what comes before it.
-    """
-    own = data.client_data(client)
-    part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train
-    return FitData(
-        part,
-        data.batch_size,
-        data.drop_last,
-        data.augment,
-        model.views,
-        data.eval_batch_size,
-        environment.device,
-        environment.forward_context,
-        environment.convert_input,
-        None if part is own.train else own.train,
-    )
+    facts: RunFacts = field(default_factory=RunFacts)
 
 
 @dataclass(frozen=True)
@@ -87,29 +59,32 @@ class FitTask:
     """One client's fit in one round: everything it needs, and nothing of another client.
 
     Attributes:
-        broadcast: What the server sent; it names the client and the round.
+        context: Client, round and training data.
+        broadcast: Message of the server.
         personal: The client's personal state, as it was stored.
-        data: The client's own training data.
     """
 
+    context: FitContext
     broadcast: Broadcast
     personal: State
-    data: FitData
 
-    @property
-    def client(self) -> int:
-        """Number of the client."""
-        return self.broadcast.client
 
-    @property
-    def round(self) -> int:
-        """Number of the round, from 0."""
-        return self.broadcast.round
+@dataclass(frozen=True)
+class PhaseResult:
+    """Outcome of one phase of a local fit.
+
+    Attributes:
+        losses: Means over the steps, by the name of the loss term.
+        num_steps: Number of optimizer steps taken, see :class:`~pfl_lightning.client.FitContext`.
+    """
+
+    losses: Losses
+    num_steps: int
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came of a :class:`FitTask`.
+    """Outcome of a :class:`FitTask`.
 
     Attributes:
         client: Number of the client.
@@ -119,7 +94,7 @@ class FitResult:
         losses: Means over the steps of a phase, averaged over the phases that have the term, by name.
         seconds: Wall time of the fit.
         error: Why the fit failed.
-        logged: What the module itself logged, apart from the terms of the loss, by name.
+        logged: Values that the module itself logged, apart from the terms of the loss, by name.
         num_samples: Samples that the client trained on; its weight in means of what was logged.
     """
 
@@ -133,42 +108,36 @@ class FitResult:
     logged: Losses = field(default_factory=dict)
     num_samples: int = 0
 
+    def with_own_state(self) -> FitResult:
+        """Return the result with a copy of the personal state, which stays valid when the next client is fitted."""
+        return replace(self, personal={name: value.clone() for name, value in self.personal.items()})
+
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """One client's own model and the parts that it is judged on.
+    """One client's own model and the parts of its data that it is evaluated on.
 
     Attributes:
-        broadcast: What the server would send now; it names the client and the round.
+        context: Client, round, and training data for a fine-tuning before the evaluation.
+        broadcast: Message that the server would send now.
         stored: The client's stored state.
         trained: Whether the stored state is the whole model as the last local fit left it, which is then evaluated;
             otherwise the model is the personal state under the broadcast.
-        data: The client's own training data, for a fine-tuning before the evaluation.
         validation: The validation part; ``None`` leaves it out, as it does an empty one.
         test: The test part, likewise.
     """
 
+    context: FitContext
     broadcast: Broadcast
     stored: State
     trained: bool
-    data: FitData
     validation: SplitSource | None = None
     test: SplitSource | None = None
-
-    @property
-    def client(self) -> int:
-        """Number of the client."""
-        return self.broadcast.client
-
-    @property
-    def round(self) -> int:
-        """Number of the round, from 0."""
-        return self.broadcast.round
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What came of an :class:`EvaluationTask`.
+    """Outcome of an :class:`EvaluationTask`.
 
     Attributes:
         client: Number of the client.

@@ -10,32 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
-import torch
-from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.drop_in.client import ModuleClient
-from pfl_lightning.drop_in.module_evaluation import StepsTask
-from pfl_lightning.drop_in.module_trainer import (
-    ScoresCallback,
-    evaluate_under_trainer,
-    fit_under_trainer,
-    loader_for_trainer,
-    logged_values,
-    module_in_fit,
-    module_under_trainer,
-    numbers,
-)
-from pfl_lightning.engines.base import Engine, check_finite_losses, means
-from pfl_lightning.engines.tasks import FitEnvironment, Losses
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means
+from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["TrainerEngine"]
-
-FOR_MODULES = {"logger": DummyLogger()}
-"""Of an inner Trainer of somebody's own module, whose code may send to ``self.logger``: it goes nowhere."""
+__all__ = ["TrainerEngine", "silence"]
 
 
 class TrainerEngine(Engine):
@@ -64,64 +48,32 @@ class TrainerEngine(Engine):
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
-    ) -> Losses:
+    ) -> PhaseResult:
         """Train through one phase; see :meth:`Engine.run_phase`."""
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        watch = _LossWatch(context, phase)
-        if isinstance(client, ModuleClient):
-            return self._run_module_phase(client, phase, context, environment, generator, watch)
-        with _silence():
-            trainer = self._make_trainer(phase, environment, [*copy.deepcopy(self.callbacks), watch])
-            try:
-                trainer.fit(client, train_dataloaders=context.data.loader(generator))
-            finally:
-                client.trainer = None
-                client.to(environment.device)  # the inner Trainer's teardown moves its module to the CPU
-                client.train()
+        watch = _Watch(context, phase)
+
+        def make_trainer(callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
+            own = [*copy.deepcopy(self.callbacks), *callbacks, watch]
+            return self.make_trainer(environment, own, max_epochs=phase.epochs, **options)
+
+        with silence():
+            logged = client.fit_under_trainer(make_trainer, context, generator)
         if watch.error is not None:
             raise watch.error
-        return means(watch.steps) | {
-            name: float(value) for name, value in trainer.callback_metrics.items() if name not in watch.steps
-        }
+        losses = means(watch.steps)
+        return PhaseResult(losses | {n: v for n, v in logged.items() if n not in watch.steps}, watch.count.num_steps)
 
-    def _run_module_phase(
-        self,
-        client: ModuleClient,
-        phase: Phase,
-        context: FitContext,
-        environment: FitEnvironment,
-        generator: torch.Generator,
-        watch: _LossWatch,
-    ) -> Losses:
-        """Train somebody's own module: it is the inner Trainer's, as it would be without a federation."""
-        loader = loader_for_trainer(context, generator)
-        with _silence(), module_in_fit(client) as (record, own):
-            callbacks = [*copy.deepcopy(self.callbacks), *own, watch]
-            trainer = self._make_trainer(phase, environment, callbacks, **FOR_MODULES)
-            fit_under_trainer(trainer, client.step_module, loader, context.data.datamodule)
-            client.keep_logged(logged_values(trainer, record))
-        client.to(environment.device)
-        if watch.error is not None:
-            raise watch.error
-        return means(watch.steps)
-
-    def run_module_steps(self, task: StepsTask) -> dict[str, float]:
-        """Run the validation or test steps of somebody's own module under an inner Trainer."""
-        with _silence(), module_under_trainer(task.client.module):
-            callback = ScoresCallback(task.scores, task.environment)
-            trainer = self._make_trainer(Phase(), task.environment, [callback], **FOR_MODULES, limit_val_batches=1.0)
-            evaluate_under_trainer(trainer, task)
-        task.client.to(task.environment.device)
-        task.client.eval()
-        return numbers(trainer.callback_metrics)
-
-    def _make_trainer(
-        self,
-        phase: Phase,
-        environment: FitEnvironment,
-        callbacks: Sequence[L.Callback],
-        **options: Any,
+    def make_trainer(
+        self, environment: FitEnvironment, callbacks: Sequence[L.Callback] = (), **options: Any
     ) -> L.Trainer:
+        """Return a silent Trainer without logger and checkpoints.
+
+        Args:
+            environment: Device and precision.
+            callbacks: Its callbacks.
+            options: Further options of ``L.Trainer``, which take precedence.
+        """
         if self.gradient_clip_val is not None:
             options["gradient_clip_val"] = self.gradient_clip_val
             options["gradient_clip_algorithm"] = self.gradient_clip_algorithm
@@ -130,7 +82,6 @@ class TrainerEngine(Engine):
             accelerator="cpu" if device.type == "cpu" else device.type,
             devices=1 if device.type == "cpu" else [device.index or 0],
             precision=environment.precision_name,  # type: ignore[arg-type]
-            max_epochs=phase.epochs,
             callbacks=list(callbacks),
             accumulate_grad_batches=self.accumulate_grad_batches,
             barebones=False,
@@ -140,17 +91,21 @@ class TrainerEngine(Engine):
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
             inference_mode=False,  # whose tensors could not train
-            **{"logger": False, "limit_val_batches": 0, **options},
+            **{"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options},
         )
 
 
-class _LossWatch(L.Callback):
-    """Collects the loss terms of every step and stops at the end of an epoch with a non-finite loss."""
+class _Watch(L.Callback):
+    """Collects the loss terms and counts the steps; stops at the end of an epoch with a non-finite loss."""
 
     def __init__(self, context: FitContext, phase: Phase) -> None:
         self.context, self.phase = context, phase
         self.steps: dict[str, list[Tensor]] = {}
         self.error: NonFiniteLossError | None = None
+        self.count = StepCount()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.count = StepCount(trainer.optimizers)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         terms = outputs if isinstance(outputs, dict) else {} if outputs is None else {"loss": outputs}
@@ -169,7 +124,7 @@ class _LossWatch(L.Callback):
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Keep the inner Trainers' notices out of the terminal; errors come through."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional.numerics import float64_device
-
 
 class RunningAverage:
     """Weighted average of states that arrive one after another.
@@ -32,13 +30,9 @@ class RunningAverage:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._template: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
-        self._total_weight = 0.0
-        self._num_states = 0
-
-    @property
-    def total_weight(self) -> float:
+        self.total_weight = 0.0
         """Sum of the weights so far."""
-        return self._total_weight
+        self._num_states = 0
 
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor], weight: float) -> None:
@@ -53,17 +47,24 @@ class RunningAverage:
             ValueError: if the weight is negative or not finite, or names or shapes differ from the first state's.
                 The average is unchanged then.
         """
-        weight = _checked_weight(weight, self._num_states)
+        weight = float(weight)
+        if not math.isfinite(weight) or weight < 0:
+            raise ValueError(
+                f"expected a finite weight >= 0 for state {self._num_states}, got {weight}: leave the state out instead"
+            )
         if self._num_states == 0:
             self._template = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()}
-            self._sums = {name: _accumulator_like(tensor) for name, tensor in state.items()}
+            for name, tensor in state.items():
+                dtype = torch.complex128 if tensor.is_complex() else torch.float64
+                device = "cpu" if tensor.device.type == "mps" else tensor.device  # which has no double precision
+                self._sums[name] = torch.zeros(tensor.shape, dtype=dtype, device=device)
         else:
             self._check(state)
         if weight > 0:
             for name, total in self._sums.items():
                 # add_ promotes inside the kernel: the product and the sum are double, no double copy is made
                 total.add_(state[name].to(total.device), alpha=weight)
-        self._total_weight += weight
+        self.total_weight += weight
         self._num_states += 1
 
     @torch.no_grad()
@@ -78,15 +79,15 @@ class RunningAverage:
         Raises:
             ValueError: if no state of positive weight has arrived.
         """
-        if not self._total_weight > 0:
+        if not self.total_weight > 0:
             raise ValueError(
-                f"an average needs a positive total weight, got {self._total_weight} from {self._num_states} states: "
+                f"an average needs a positive total weight, got {self.total_weight} from {self._num_states} states: "
                 "give at least one state a positive weight"
             )
         average = {}
         for name, total in self._sums.items():
             _, dtype, device = self._template[name]
-            mean = total / self._total_weight
+            mean = total / self.total_weight
             if not (dtype.is_floating_point or dtype.is_complex):
                 mean = mean.round_()
             average[name] = mean.to(dtype=dtype, device=device)
@@ -142,15 +143,3 @@ def weighted_average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[f
     for state, weight in zip(states, values, strict=True):
         average.update(state, weight)
     return average.result()
-
-
-def _checked_weight(weight: float, index: int) -> float:
-    value = float(weight)
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"expected a finite weight >= 0 for state {index}, got {value}: leave the state out instead")
-    return value
-
-
-def _accumulator_like(tensor: Tensor) -> Tensor:
-    dtype = torch.complex128 if tensor.is_complex() else torch.float64
-    return torch.zeros(tensor.shape, dtype=dtype, device=float64_device(tensor.device))

@@ -5,7 +5,7 @@
 ``declared_parts``                       shared, personal and fixed names of a client's model
 ``architectures``                        client modules for the encoders of a federation
 ``clients``                              ``Clients``: modules and stored states of a federation
-``client_states``, ``grouped_states``    per-client state stores, of one or several architectures
+``client_states``, ``clients``           per-client state stores, of one or several architectures
 ``row_storage``                          their arrays, in memory or in a file
 ``checkpoints``, ``export``              checkpoints of a federation, and clients' models as plain files
 =======================================  ==========================================================================

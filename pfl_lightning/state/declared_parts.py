@@ -36,7 +36,7 @@ class DeclaredParts(L.LightningModule):
 
     def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
         """Names that match one of a method's patterns, such as ``encoder.*``."""
-        return matching(names, patterns)
+        return list(matching(tuple(names), tuple(patterns)))
 
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from pfl_lightning.messages import State
 __all__ = ["TensorDict", "load_state", "matching", "norm_names", "select_state"]
 
 
-def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+@lru_cache(maxsize=1024)  # asked for in every local fit, of the same few models and phases
+def matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
     """Names that match at least one shell-style pattern, in their original order.
 
     Args:
@@ -27,16 +29,15 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
 
     Example:
         >>> from pfl_lightning.state.tensors import matching
-        >>> matching(["encoder.0.weight", "encoder.0.bias", "head.weight"], ["encoder.*", "*.weight"])
-        ['encoder.0.weight', 'encoder.0.bias', 'head.weight']
-        >>> matching(["encoder.0.weight", "encoder.0.bias", "head.weight"], ["*.bias"])
-        ['encoder.0.bias']
+        >>> matching(("encoder.0.weight", "encoder.0.bias", "head.weight"), ("encoder.*", "*.weight"))
+        ('encoder.0.weight', 'encoder.0.bias', 'head.weight')
+        >>> matching(("encoder.0.weight", "encoder.0.bias", "head.weight"), ("*.bias",))
+        ('encoder.0.bias',)
     """
-    names = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigurationError(f"the pattern {pattern!r} fits no parameter or buffer; there are {names}")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+            raise ConfigurationError(f"the pattern {pattern!r} fits no parameter or buffer; there are {list(names)}")
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def select_state(module: nn.Module, names: Iterable[str], *, clone: bool = True) -> dict[str, Tensor]:
@@ -106,10 +107,6 @@ def load_state(module: nn.Module, state: State) -> None:
         own[name].copy_(value)
 
 
-def _escape(name: str) -> str:
-    return name.replace(".", "/")
-
-
 class TensorDict(nn.Module):
     """Named tensors as buffers, so that they move, are saved and are loaded with the module that holds them.
 
@@ -139,7 +136,7 @@ class TensorDict(nn.Module):
         for key in list(self._buffers):
             delattr(self, key)
         for name, tensor in state.items():
-            self.register_buffer(_escape(name), tensor.detach(), persistent=self._persistent)
+            self.register_buffer(name.replace(".", "/"), tensor.detach(), persistent=self._persistent)
 
     def as_state(self) -> dict[str, Tensor]:
         """Content by name, not copied."""

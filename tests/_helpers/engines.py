@@ -34,7 +34,7 @@ def evaluate(federation, engine, clients=None):
     tasks = (
         (
             federation.clients.model_of(client),
-            federation._evaluation_task(client, federation.round, validation=True, test=True),
+            federation.evaluation_task(client, validation=True, test=True),
         )
         for client in chosen
     )

@@ -201,11 +201,16 @@ def run(
     return federation
 
 
+def own_model(federation: Federation, client: int) -> Any:
+    """The model that a client is evaluated with, before any fine-tuning."""
+    [(_, model)] = federation.client_models([client])
+    return model
+
+
 def whole_state(federation: Federation) -> dict[str, Tensor]:
     """Every tensor of the server and of every client, by name."""
     found: dict[str, Tensor] = {}
-    for client in range(federation.personal.num_clients):
-        model = federation.load_client(client, federation.round)
+    for client, model in federation.client_models(range(federation.num_clients)):
         found |= {f"client {client} {name}": tensor.clone() for name, tensor in model.state_dict().items()}
         stored = federation.personal.get(client)
         found |= {f"personal {client} {name}": tensor.clone() for name, tensor in stored.items()}

@@ -6,7 +6,7 @@ from functools import partial, reduce
 import pytest
 import torch
 from _helpers.plain import batches, copy_of, cross_entropy, first_net, mean_of, named, put, score, sgd
-from _helpers.toy import CLIENTS, SEED, Toy, assert_same, normed_encoder, run, tiny_encoder
+from _helpers.toy import CLIENTS, SEED, Toy, assert_same, normed_encoder, own_model, run, tiny_encoder
 
 from pfl_lightning.methods import METHODS, FedAvg, FedBABU, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 
@@ -101,7 +101,7 @@ def test_fine_tuning_serves_the_evaluation_and_is_forgotten(method, options, pre
     federation = run(partial(method, lr=LR, epochs=EPOCHS, **options), 2, cohorts=COHORTS["partial"], data=data)
     rule = RULES[method.__name__]
     for client, net in enumerate(restate(rule, COHORTS["partial"], data)):
-        assert_same(named(federation.load_client(client, federation.round)), named(net), atol=1e-6)
+        assert_same(named(own_model(federation, client)), named(net), atol=1e-6)
         adapted = copy_of(net)
         train = [p for name, p in adapted.named_parameters() if name.startswith(prefix)]
         sgd(adapted, batches(data, client, 1, "personalize/0", epochs), train, lr)

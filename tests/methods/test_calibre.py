@@ -17,6 +17,7 @@ from _helpers.toy import (
     Toy,
     assert_same,
     normed_encoder,
+    own_model,
     run,
     tiny_encoder,
     whole_state,
@@ -176,7 +177,7 @@ def test_a_head_is_fitted_on_single_plain_views_of_the_servers_encoder():
     more = {"data": data, "encoder": flat_encoder, "precision": "64-true"}
     federation = run(partial(FIT, **options), **more)
     for client in (0, 3):
-        net = copy.deepcopy(federation.load_client(client, federation.round)).eval()
+        net = copy.deepcopy(own_model(federation, client)).eval()
         steps = batches(data, client, 0, "personalize/0", 3)
         steps = ([inputs.double(), labels] for inputs, labels in steps)
         sgd(net, steps, list(net.head.parameters()), 0.1, momentum=0.9, weight_decay=1e-4)

@@ -24,7 +24,7 @@ from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.methods import DCPFL, FedAvg, FedClassAvg, FedGH, FedPer, FedProto, LGFedAvg, LocalOnly
 from pfl_lightning.seeding import derive_seed
 from pfl_lightning.state.architectures import ArchitectureSummary, check_features
-from pfl_lightning.state.grouped_states import GroupedStates
+from pfl_lightning.state.clients import GroupedStates
 
 
 def other_encoder(input_shape):

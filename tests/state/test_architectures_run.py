@@ -20,7 +20,7 @@ from _helpers.toy import (
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from pfl_lightning import Federation, SequentialEngine, TrainerEngine
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.encoders import ByClient
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.methods import DCPFL, FedClassAvg, FedGH, FedProto, LGFedAvg, LocalOnly
@@ -72,18 +72,17 @@ def test_engines_agree_bit_by_bit(method):
     assert len(tight.test_scores) == CLIENTS
 
 
-class InGroups(SequentialEngine):
+class InGroups(VectorizedEngine):
     """Takes several clients at once; says whom it was given together, each time of one architecture."""
 
-    clients_per_batch = 4
-
     def __init__(self):
-        super().__init__()
+        super().__init__(clients_per_batch=4)
         self.given = []
 
-    def fit(self, client, tasks, environment):
-        self.given.append([task.client for task in tasks])
-        return super().fit(client, tasks, environment)
+    def fit_alike(self, client, tasks, environment):
+        self.given.append([task.context.client for task in tasks])
+        for task in tasks:
+            yield self.fit(client, task, environment)
 
 
 @pytest.mark.parametrize("method", [LGFedAvg, DCPFL], ids=["LGFedAvg", "DCPFL"])

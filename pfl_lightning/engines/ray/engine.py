@@ -20,7 +20,14 @@ from pfl_lightning.engines.ray.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.ray.pool import Job, WorkerPool
 from pfl_lightning.engines.ray.worker import ClientWork, Notice, Reply, Setup, TorchSwitches
 from pfl_lightning.engines.sequential import SequentialEngine
-from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment, FitResult, FitTask, Losses
+from pfl_lightning.engines.tasks import (
+    EvaluationResult,
+    EvaluationTask,
+    FitEnvironment,
+    FitResult,
+    FitTask,
+    PhaseResult,
+)
 from pfl_lightning.errors import ConfigurationError, FederationError
 
 __all__ = ["RayEngine"]
@@ -142,7 +149,10 @@ class RayEngine(Engine):
     # ------------------------------------------------------------------ rounds and evaluations
 
     def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
-        """Run the local fits of a round on the workers; see :meth:`Engine.run`."""
+        """Run the local fits of a round on the workers; see :meth:`Engine.run`.
+
+        An update is checked by the server in this process, as under the other engines, and not by the worker.
+        """
         copies = HostCopies()
         work = (ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal) for model, task in tasks)
         for result in self._spread(work, "fit", self.clients_per_batch):
@@ -169,15 +179,9 @@ class RayEngine(Engine):
         together = 1 if self._tunes else EVALUATED_TOGETHER
         yield from self._spread(work, "evaluate", max(together, self.clients_per_batch))
 
-    def fit(
-        self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment
-    ) -> Iterator[FitResult]:
-        """Run tasks of one architecture on the workers; see :meth:`Engine.fit`."""
-        yield from self.run(((client, task) for task in tasks), environment)
-
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
-    ) -> Losses:
+    ) -> PhaseResult:
         """Train a single client in this process, as the engine of the workers does."""
         return self.engine.run_phase(client, phase, context, environment, purpose)
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,12 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 
-from pfl_lightning.client import FederatedClient
+from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FederatedData
-from pfl_lightning.engines.base import Engine, with_own_state
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.engines.ray.packing import Packed, pack, unpack
-from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask, fit_data
+from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, State
 
@@ -206,8 +207,8 @@ class Worker:
     def _fit(self, payload: Payload) -> list[Any]:
         environment = self._environment
         tasks = [
-            (model, FitTask(work.broadcast.to(environment.device), work.state, data))
-            for work, model, data in self._clients(payload, training=True)
+            (model, FitTask(context, work.broadcast.to(environment.device), work.state))
+            for work, model, context in self._clients(payload, training=True)
         ]
         with torch.enable_grad(), _step_context(environment, training=True):
             return self._results(tasks)
@@ -215,28 +216,29 @@ class Worker:
     def _results(self, tasks: list[tuple[FederatedClient, FitTask]]) -> list[Any]:
         results = self._engine.run(tasks, self._environment)
         # What is packed shares the memory of the result, and a personal state is valid until the next one is asked for.
-        return [result if len(tasks) == 1 else with_own_state(result) for result in results]
+        return [result if len(tasks) == 1 else result.with_own_state() for result in results]
 
     @torch.no_grad()
     def _evaluate(self, payload: Payload) -> list[Any]:
         environment, tasks = self._environment, []
-        for work, model, data in self._clients(payload, training=False):
+        for work, model, context in self._clients(payload, training=False):
             parts = self._data.client_data(work.broadcast.client)
             broadcast = work.broadcast.to(environment.device)
             validation, test = parts.validation if work.validation else None, parts.test if work.test else None
-            tasks.append((model, EvaluationTask(broadcast, work.state, work.trained, data, validation, test)))
+            tasks.append((model, EvaluationTask(context, broadcast, work.state, work.trained, validation, test)))
         with _step_context(environment, training=False):
             return list(self._engine.evaluate(tasks, environment))
 
-    def _clients(self, payload: Payload, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, Any]]:
+    def _clients(self, payload: Payload, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, FitContext]]:
         self._bundles = {number: kept for number, kept in self._bundles.items() if number in payload.alive}
         for number, reference in payload.bundles:
             if number not in self._bundles:
                 self._bundles[number] = unpack(self._get(reference))
         for work in unpack(payload.work, self._bundles):
             model = self._models[work.model]
-            data = fit_data(self._data, work.broadcast.client, model, self._environment, training=training)
-            yield work, model, data
+            client, round = work.broadcast.client, work.broadcast.round
+            context = make_context(self._data, client, round, model, self._environment, training=training)
+            yield work, model, context
 
     @staticmethod
     def _answer(compute: Callable[[], Any]) -> Reply:
@@ -252,8 +254,6 @@ class Worker:
 def _step_context(environment: FitEnvironment, *, training: bool) -> AbstractContextManager[Any]:
     """Context manager of the outer Trainer's precision around a step: a default type, or autocast."""
     precision = environment.precision
-    if precision is None:
-        return nullcontext()
     return precision.train_step_context() if training else precision.val_step_context()
 
 
@@ -276,7 +276,7 @@ def _packed_error(error: Exception) -> Packed:
         return pack(likeness)
 
 
-def _on_device(precision: Precision | None, device: torch.device) -> Precision | None:
+def _on_device(precision: Precision, device: torch.device) -> Precision:
     """Precision for a device, since a mixed precision names its device."""
     if isinstance(precision, MixedPrecision) and precision.device != device.type:
         return MixedPrecision("16-mixed" if precision.precision == "16-mixed" else "bf16-mixed", device.type)

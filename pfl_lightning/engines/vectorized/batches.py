@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.engines.base import phase_data
+from pfl_lightning.engines.lifecycle import phase_data
 from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.stack import Member
 from pfl_lightning.seeding import seeded_generator
@@ -113,7 +113,7 @@ class StackedBatches:
             rows.append(row)
             items.append(item)
         for rows, items, index in groups.values():
-            batch: Batches = self._environment.convert_input(self._together(items))
+            batch: Batches = self._environment.precision.convert_input(self._together(items))
             complete = len(rows) == len(active)
             yield None if complete else torch.tensor(rows, device=batch[0][0].device), index, batch
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,9 +15,9 @@ from torch import nn
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.base import conclude, enter_phase, trains
+from pfl_lightning.engines.lifecycle import conclude, enter_phase, local_fit, trains
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
-from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, Losses
+from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, PhaseResult
 from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import VectorizedEvaluation
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
@@ -112,14 +114,35 @@ class VectorizedEngine(VectorizedEvaluation):
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
-    ) -> Losses:
+    ) -> PhaseResult:
         """Train a single client, as ``SequentialEngine`` does."""
         return self._one_by_one.run_phase(client, phase, context, environment, purpose)
 
-    def fit(
+    def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
+        """Run the local fits of a round, those of one architecture together; see :meth:`Engine.run`."""
+        waiting = iter(tasks)
+        while group := list(islice(waiting, self.clients_per_batch)):
+            models = {id(model): model for model, _ in group}
+            if len(models) == 1:
+                yield from self.fit_alike(group[0][0], [task for _, task in group], environment)
+                continue
+            found: dict[int, FitResult] = {}
+            for model in models.values():
+                for result in self.fit_alike(model, [task for own, task in group if own is model], environment):
+                    # The next client of the group is fitted before this result is passed on.
+                    found[result.client] = result.with_own_state()
+            yield from (found[task.context.client] for _, task in group)
+
+    def fit_alike(
         self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment
     ) -> Iterator[FitResult]:
-        """Run tasks, as many at once as allowed, and yield their results in order; see :meth:`Engine.fit`."""
+        """Run tasks of one architecture, as many at once as allowed, and yield their results in order.
+
+        Args:
+            client: The module that all tasks train; afterwards it holds the state of the last one.
+            tasks: Clients to train.
+            environment: Settings of the outer Trainer and of the run.
+        """
         rest = list(tasks)
         while rest:
             group, rest = rest[: self._at_once], rest[self._at_once :]
@@ -146,11 +169,11 @@ class VectorizedEngine(VectorizedEvaluation):
             for member in members:
                 yield self._conclude(client, member, environment, seconds)
         elif not together or client in self._reasons:
-            yield from super().fit(client, group, environment)
+            yield from super().run(((client, task) for task in group), environment)
         else:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            yield from self.fit(client, group, environment)
+            yield from self.fit_alike(client, group, environment)
 
     def _must_run_alone(self, client: FederatedClient) -> bool:
         if client not in self._reasons:
@@ -206,9 +229,9 @@ class VectorizedEngine(VectorizedEvaluation):
         put_state(client, members[0].state)
         vectorize = self.vectorizes_forward(client, environment)
         stack = Stack(members, keep_layout=not vectorize)
-        numbers = [member.task.client for member in members]
-        seed = derive_seed(environment.seed, stack_purpose(purpose), members[0].task.round, *numbers)
-        with environment.fit_context(), torch_seed(seed):
+        numbers = [member.context.client for member in members]
+        seed = derive_seed(environment.seed, stack_purpose(purpose), members[0].context.round, *numbers)
+        with local_fit(environment), torch_seed(seed):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
                     self._find_features(client, phase, stack)
@@ -253,9 +276,9 @@ class VectorizedEngine(VectorizedEvaluation):
         self, client: FederatedClient, member: Member, environment: FitEnvironment, seconds: float
     ) -> FitResult:
         """Result of a fit, computed after the last phase on the module in the client's trained state."""
-        task, start = member.task, time.perf_counter()
+        context, start = member.context, time.perf_counter()
         if member.error is not None:
-            return FitResult(task.client, task.round, None, {}, {}, seconds, member.error)
+            return FitResult(context.client, context.round, None, {}, {}, seconds, member.error)
         try:
             assert member.random_state is not None
             put_state(client, member.state)
@@ -263,16 +286,17 @@ class VectorizedEngine(VectorizedEvaluation):
                 enter_phase(client, member.phases[-1])
             else:
                 client.train()
-            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, task.round, task.client)
-            with environment.fit_context(), torch_seed(seed):
+            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
+            with local_fit(environment), torch_seed(seed):
                 torch.set_rng_state(member.random_state)
-                update, personal = conclude(client, member.context, member.before)
+                context = replace(context, num_steps=member.num_steps)
+                update, personal = conclude(client, context, member.before)
         except ClientError as error:
             seconds += time.perf_counter() - start
-            return FitResult(task.client, task.round, None, {}, {}, seconds, error.with_traceback(None))
+            return FitResult(context.client, context.round, None, {}, {}, seconds, error.with_traceback(None))
         except Exception as error:
-            error.add_note(f"in the local fit of client {task.client}, round {task.round}")
+            error.add_note(f"in the local fit of client {context.client}, round {context.round}")
             raise
         means = {name: sum(values) / len(values) for name, values in member.losses.items()}
         seconds += time.perf_counter() - start
-        return FitResult(task.client, task.round, update, personal, means, seconds)
+        return FitResult(context.client, context.round, update, personal, means, seconds)

@@ -10,9 +10,10 @@ from weakref import WeakSet
 
 import torch
 
-from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.engines.base import Engine, enter_phase
-from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state, score_parts
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
+from pfl_lightning.engines.lifecycle import enter_phase, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
@@ -83,7 +84,7 @@ class VectorizedEvaluation(Engine):
             for model in models.values():
                 for result in self._evaluate_alike(model, [task for own, task in chunk if own is model], environment):
                     found[result.client] = result
-            yield from (found[task.client] for _, task in chunk)
+            yield from (found[task.context.client] for _, task in chunk)
 
     def _evaluate_alike(
         self, client: FederatedClient, tasks: list[EvaluationTask], environment: FitEnvironment
@@ -188,14 +189,14 @@ class VectorizedEvaluation(Engine):
     def _own_model(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> Member:
         """Model of a client, before any fine-tuning."""
         load_own_state(client, task)
-        context = FitContext(task.client, task.round, task.data)
+        context = task.context
         member = Member(task, context, tuple(client.personalization_phases()))
         if member.phases:
             if self._must_run_alone(client):
                 raise CannotVectorizeError("its training is not vectorized", silent=True)
             if self.cache_features:
                 enter_phase(client, member.phases[0])
-                with environment.fit_context():
+                with local_fit(environment):
                     member.features = frozen_features(client, context)
         member.state = full_state(client)
         return member
@@ -211,8 +212,8 @@ class VectorizedEvaluation(Engine):
         for member in members:
             assert isinstance(member.task, EvaluationTask)
             put_state(client, member.state)
-            with environment.fit_context():  # in which no cast of another client's weights is remembered
-                found.append(score_parts(client, member.task, environment))
+            with local_fit(environment):  # in which no cast of another client's weights is remembered
+                found.append(self.score(client, member.task, environment))
         return found
 
 

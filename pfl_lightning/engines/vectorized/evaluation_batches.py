@@ -64,7 +64,7 @@ def pieces_of(row: int, task: EvaluationTask) -> list[Piece]:
         Piece(row, index, samples, len(samples))
         for index, part in enumerate((task.validation, task.test))
         if part is not None and len(part)
-        for samples in part.split(task.data.eval_batch_size)
+        for samples in part.split(task.context.data.eval_batch_size)
     ]
     return sorted(found, key=lambda piece: -piece.size)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pfl_lightning.client import Phase
-from pfl_lightning.engines.base import check_finite_losses
+from pfl_lightning.engines.lifecycle import check_finite_losses
 from pfl_lightning.engines.vectorized.stack import Member
 
 __all__ = ["LossTable"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.optimizers import Scheduler, unpack_optimizers
+from pfl_lightning.engines.lifecycle import Scheduler, unpack_optimizers
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, check_elementwise
 from pfl_lightning.engines.vectorized.optimizer_state import (
     History,

@@ -111,6 +111,8 @@ class _Run:
             if clipping.value is not None and gradients:
                 clip_per_client(gradients, clipping.value, clipping.algorithm)
             self._optimizer.step(gradients, skipped)
+            for row in range(len(active)):
+                self._stack.members[row].num_steps += row not in skipped
             self._optimizer.after_step()
             for row, stream in enumerate(active):
                 if stream.epoch_ended:

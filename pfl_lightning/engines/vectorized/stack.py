@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.base import begin, enter_phase
+from pfl_lightning.engines.lifecycle import begin, enter_phase, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ClientError
@@ -35,6 +35,7 @@ class Member:
         random_state: State of torch's CPU generator after ``before_fit``, with which ``make_update`` continues.
         features: Features of all samples at the received encoder, if the first phase may run on them.
         losses: Means of the loss terms, one for each phase that had the term.
+        num_steps: Number of optimizer steps taken, without those that float16 skipped.
         error: Error of the fit, if it failed.
     """
 
@@ -46,6 +47,7 @@ class Member:
     random_state: Tensor | None = None
     features: Tensor | None = None
     losses: dict[str, list[float]] = field(default_factory=dict)
+    num_steps: int = 0
     error: ClientError | None = None
 
     def add_losses(self, found: dict[str, float]) -> None:
@@ -70,23 +72,23 @@ def by_kind(members: Iterable[Member]) -> list[list[Member]]:
 
 def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment, cache_features: bool) -> Member:
     """Run a client's fit up to its first phase; the module is left in the client's state."""
-    member = Member(task, FitContext(task.client, task.round, task.data))
+    member, context = Member(task, task.context), task.context
     try:
         begin(client, task)
-        seed = derive_seed(environment.seed, Purpose.FIT_MODEL, task.round, task.client)
-        with environment.fit_context(), torch_seed(seed):
-            member.before = client.before_fit(member.context)
+        seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
+        with local_fit(environment), torch_seed(seed):
+            member.before = client.before_fit(context)
             member.random_state = torch.get_rng_state()
             member.phases = tuple(client.phases())
             if cache_features and member.phases:
                 enter_phase(client, member.phases[0])
-                member.features = frozen_features(client, member.context)
+                member.features = frozen_features(client, context)
         member.state = full_state(client)
         _renew_buffers(client)
     except ClientError as error:
         member.error = error.with_traceback(None)  # whose frames hold the member
     except Exception as error:
-        error.add_note(f"in the local fit of client {task.client}, round {task.round}")
+        error.add_note(f"in the local fit of client {context.client}, round {context.round}")
         raise
     return member
 

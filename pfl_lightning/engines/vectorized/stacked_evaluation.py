@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.evaluation import SplitMetrics
+from pfl_lightning.engines.lifecycle import local_fit
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.evaluation_batches import Piece, PieceBatch, gather, groups_of, pieces_of
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
@@ -31,7 +32,7 @@ Tensors = Mapping[str, Tensor]
 
 @torch.no_grad()
 def score_stack(client: FederatedClient, members: Sequence[Member], environment: FitEnvironment) -> list[SplitMetrics]:
-    """Scores of clients on their parts; the same as those of :func:`score_parts`, up to rounding.
+    """Scores of clients on their parts; the same as those of :func:`score_part`, up to rounding.
 
     Args:
         client: The module, in evaluation mode; its own tensors play no part.
@@ -44,7 +45,7 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
     tasks = [cast(EvaluationTask, member.task) for member in members]
     states = _States(members)
     try:
-        with environment.fit_context(), guarded_attributes(client) as refuse_changes:
+        with local_fit(environment), guarded_attributes(client) as refuse_changes:
             scores = _StackedEvaluation(client, states, environment).scores(tasks)
             refuse_changes("forward")
     finally:
@@ -119,7 +120,9 @@ class _StackedEvaluation:
 
         A group has no more samples than a training step of all clients, or than an evaluation batch.
         """
-        limit = max(sum(task.data.batch_size for task in tasks), *(task.data.eval_batch_size for task in tasks))
+        limit = max(
+            sum(task.context.data.batch_size for task in tasks), *(task.context.data.eval_batch_size for task in tasks)
+        )
         every = [pieces_of(row, task) for row, task in enumerate(tasks)]
         turns = [[piece for piece in turn if piece is not None] for turn in zip_longest(*every)]
         differ = next((turn for turn in turns if len({piece.size for piece in turn}) > 1), None)
@@ -135,7 +138,7 @@ class _StackedEvaluation:
         """
         samples = next(iter(piece.samples.split(TRIED)))
         inputs, _ = samples.loader(TRIED, device=self._environment.device).tensors()
-        inputs = self._environment.convert_input(inputs)
+        inputs = self._environment.precision.convert_input(inputs)
         if not inputs.is_floating_point():
             return False
         state = {name: tensor.clone() for name, tensor in self._states.row(piece.row).items()}
@@ -151,7 +154,7 @@ class _StackedEvaluation:
         versions = [{name: tensor._version for name, tensor in tensors.items()} for tensors in given]
         with self._explained():
             found = vmap(self._score_one, in_dims=(0, None, 0, 0), randomness="error")(
-                *given, self._environment.convert_input(batch.inputs), batch.labels
+                *given, self._environment.precision.convert_input(batch.inputs), batch.labels
             )
         for tensors, before in zip(given, versions, strict=True):
             for name, tensor in tensors.items():
@@ -168,7 +171,7 @@ class _StackedEvaluation:
     def _scores(self, own: Tensors, shared: Tensors, inputs: Tensor) -> Tensor:
         state = {**own, **shared}
         given = {f"client.{place}": state[name] for place, name in self._places.items()}
-        with self._environment.forward_context():
+        with self._environment.precision.forward_context():
             scores: Tensor = functional_call(self._module, given, (inputs,), tie_weights=False)
         return scores
 

@@ -201,7 +201,7 @@ class LoopedStep(StackedStep):
         leaves, given = self._leaves[row], self._given[row]
         self._slots.put(given)
         with self._explained():
-            with self._environment.forward_context():
+            with self._environment.precision.forward_context():
                 output = self._client.training_step(batch, index)
             terms = mean_terms(self._client, output)
         assigned = self._slots.assigned(given)

@@ -136,7 +136,7 @@ class EagerComputation:
         """Loss terms of one client, and the buffers to which the step assigned new tensors."""
         state = {**frozen, **trained, **buffers}
         given = {f"client.{place}": state[name] for place, name in self._places.items()}
-        with self._environment.forward_context():
+        with self._environment.precision.forward_context():
             output, after = functional_call(self._module, dict(given), (batch, index), tie_weights=False)
         assigned = {name.removeprefix("client."): t for name, t in after.items() if t is not given.get(name)}
         return mean_terms(self._client, output), assigned

@@ -1,0 +1,59 @@
+"""Advice for errors that a local fit may end in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.errors import ClientError, ConfigurationError
+
+__all__ = ["explained", "needs_no_trainer"]
+
+
+def explained(error: Exception, client: FederatedClient, phase: Phase, context: FitContext) -> Exception:
+    """Return the error with the advice that it needs, or as it is.
+
+    Batch normalization cannot train on a batch of one sample, and a module may ask for a Trainer that is not there.
+    """
+    if _misses_trainer(error):
+        return _no_trainer(client.step_module)
+    if not str(error).startswith("Expected more than 1 value per channel"):
+        return error
+    count, size = context.data.num_samples, context.data.batch_size
+    if phase.plain and count == 1:
+        return ClientError(
+            context.client,
+            context.round,
+            f"batch normalization cannot train in phase {phase.name!r} on the client's only training sample; give "
+            "it more samples, or train the head alone",
+        )
+    advice = "choose another batch_size" if phase.plain else "set drop_last to true, or choose another batch_size"
+    return ConfigurationError(
+        f"client {context.client}, round {context.round}: batch normalization cannot train on a batch of one "
+        f"sample, and the {count} training samples in batches of {size} leave such a batch; {advice}"
+    )
+
+
+@contextmanager
+def needs_no_trainer(module: nn.Module) -> Iterator[None]:
+    """Explain what to do when a module asks for a Trainer that is not there."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _misses_trainer(error):
+            raise
+        raise _no_trainer(module) from error
+
+
+def _misses_trainer(error: Exception) -> bool:
+    return "not attached to a `Trainer`" in str(error)
+
+
+def _no_trainer(module: nn.Module) -> ConfigurationError:
+    return ConfigurationError(
+        f"{type(module).__name__} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like), and "
+        "SequentialEngine has no Trainer: use TrainerEngine"
+    )

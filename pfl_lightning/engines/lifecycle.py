@@ -1,0 +1,234 @@
+"""Steps of a local fit that all engines have in common: begin, enter a phase, get its optimizer, conclude."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.data import FederatedData, FitData
+from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
+from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
+from pfl_lightning.messages import ClientUpdate, State
+from pfl_lightning.state.tensors import load_state
+
+__all__ = [
+    "Scheduler",
+    "StepCount",
+    "begin",
+    "check_finite_losses",
+    "conclude",
+    "enter_phase",
+    "local_fit",
+    "make_context",
+    "means",
+    "phase_data",
+    "trains",
+    "unpack_optimizers",
+]
+
+# Matching the patterns of a method takes longer than a step of a small model, and their names do not change.
+_names: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Iterable[str]]] = WeakKeyDictionary()
+
+
+def make_context(
+    data: FederatedData, client: int, round: int, model: FederatedClient, environment: FitEnvironment, *, training: bool
+) -> FitContext:
+    """Return the context of a client's local fit, or of an evaluation and what comes before it.
+
+    Args:
+        data: Every client's data.
+        client: Number of the client.
+        round: Number of the round, from 0.
+        model: Module of the client's architecture.
+        environment: Device and precision.
+        training: Whether it is for a local fit, in which unlabeled samples may take part.
+    """
+    own = data.client_data(client)
+    part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train
+    fit_data = FitData(
+        part,
+        data.batch_size,
+        data.drop_last,
+        data.augment,
+        model.views,
+        data.eval_batch_size,
+        environment.device,
+        environment.precision.forward_context,
+        environment.precision.convert_input,
+        None if part is own.train else own.train,
+    )
+    return FitContext(client, round, fit_data, environment.facts)
+
+
+def local_fit(environment: FitEnvironment) -> AbstractContextManager[object]:
+    """Return the context of a local fit, which leaves the outer Trainer's autocast.
+
+    Autocast then holds in the forward passes alone, and no cast of a weight outlives the step that changes the weight.
+    """
+    return torch.autocast(environment.device.type, enabled=False, cache_enabled=False)
+
+
+def begin(client: FederatedClient, task: FitTask) -> None:
+    """Bring a client to the start of its fit: its personal state, under the message of the server."""
+    client.train()
+    load_state(client, task.personal)
+    client.receive(task.broadcast)
+
+
+def enter_phase(client: FederatedClient, phase: Phase) -> None:
+    """Let the phase's parameters train, and nothing else."""
+    client.phase = phase
+    parameters = dict(client.named_parameters())
+    known = _names.setdefault(client, {})
+    key = ("trained", phase.name, *phase.train, None, *(phase.losses or ()), None, *parameters)
+    if key not in known:
+        client.check_phase(phase)
+        known[key] = client.trained_names(phase)
+    trained = known[key]
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in trained)
+        parameter.grad = None
+    client.train()
+    # Frozen means frozen: running statistics of a part that does not train are used, not updated.
+    for layer in client.frozen_norms():
+        layer.eval()
+
+
+def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple[ClientUpdate, State]:
+    """Return the upload of a trained client, and its personal state (not copied).
+
+    The personal state is read after ``make_update``, which may still change it: a method may compute statistics with
+    its model, or replace a part of it, before it uploads. The update is not checked here but by the server, once. The
+    personal state, which the server never sees, is.
+
+    Raises:
+        ClientError: The personal state is not finite.
+    """
+    update = client.make_update(context, before)
+    state = client.state_dict()
+    known = _names.setdefault(client, {})
+    key = ("kept", *state)
+    if key not in known:
+        known[key] = client.kept_names()
+    personal = {name: state[name] for name in known[key]}
+    for name, tensor in personal.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ClientError(
+                context.client,
+                context.round,
+                f"{name} is not finite after the local fit; lower the learning rate, clip the gradient, "
+                "or look at this client's data",
+            )
+    return update, personal
+
+
+def phase_data(client: FederatedClient, phase: Phase, context: FitContext) -> FitData:
+    """Return the client's data with the settings of the phase that it has entered.
+
+    In a plain phase, for which no ``drop_last`` can be set, a last batch of a single sample is left out where batch
+    normalization trains, which cannot take it; the order being random, it is another sample in every epoch.
+    """
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in client.modules())
+    return context.data.for_phase(phase.batch_size, phase.plain, leave_out_single=phase.plain and normed)
+
+
+def trains(module: nn.Module) -> bool:
+    """Return whether any parameter trains in the current phase."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def check_finite_losses(losses: Sequence[Tensor], context: FitContext, phase: Phase) -> None:
+    """Refuse NaN and infinity in the losses of a phase's steps so far.
+
+    Raises:
+        NonFiniteLossError: Names the client, the round, the phase and the first such step.
+    """
+    if not losses:
+        return
+    finite = torch.isfinite(torch.stack(list(losses)))
+    if not bool(finite.all()):
+        step = int((~finite).nonzero()[0])
+        raise NonFiniteLossError(
+            context.client,
+            context.round,
+            f"the loss is {float(losses[step])} at step {step} of phase {phase.name!r}; "
+            "lower the learning rate, clip the gradient, or look at this client's data",
+        )
+
+
+def means(steps: Mapping[str, Sequence[Tensor]]) -> Losses:
+    """Return means over the steps, by name."""
+    return {name: float(torch.stack(list(values)).float().mean()) for name, values in steps.items()}
+
+
+# ---------------------------------------------------------------------- optimizers
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A learning-rate scheduler and when it steps."""
+
+    scheduler: Any
+    every_step: bool
+
+
+class StepCount:
+    """Counts the steps that optimizers take, by their own hooks.
+
+    A step that a gradient scaler skips never reaches the optimizer and is not counted.
+
+    Args:
+        optimizers: Optimizers whose steps are counted together.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer] = ()) -> None:
+        self.num_steps = 0
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(self._count)
+
+    def _count(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A fused optimizer is called in any case, and skips inside its kernel.
+        found_inf = getattr(optimizer, "found_inf", None)
+        self.num_steps += found_inf is None or not bool(found_inf)
+
+
+def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Scheduler]]:
+    """Read what ``configure_optimizers`` may return: one optimizer, with schedulers or without.
+
+    Raises:
+        ConfigurationError: Several optimizers or none, or a scheduler that watches a metric.
+    """
+    schedulers: Any = []
+    if isinstance(configured, dict):
+        schedulers = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
+        configured = configured["optimizer"]
+    elif isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], tuple | list):
+        configured, schedulers = configured
+    if isinstance(configured, tuple | list) and len(configured) == 1:
+        configured = configured[0]
+    if not isinstance(configured, Optimizer):
+        raise ConfigurationError(
+            f"this engine takes one optimizer from configure_optimizers, got {configured!r}; several need TrainerEngine"
+        )
+    return configured, [_read_scheduler(entry) for entry in schedulers]
+
+
+def _read_scheduler(entry: Any) -> Scheduler:
+    settings = entry if isinstance(entry, dict) else {"scheduler": entry}
+    scheduler, interval = settings["scheduler"], settings.get("interval", "epoch")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or settings.get("frequency", 1) != 1:
+        raise ConfigurationError(
+            "this engine steps schedulers every epoch or every step and watches no metric; "
+            "ReduceLROnPlateau and other frequencies need TrainerEngine"
+        )
+    if interval not in ("epoch", "step"):
+        raise ConfigurationError(f"a scheduler's interval must be 'epoch' or 'step', got {interval!r}")
+    return Scheduler(scheduler, interval == "step")

@@ -1,0 +1,21 @@
+"""Facts about a run that clients and servers may ask for, so that no method computes them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["RunFacts"]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts about a run as a whole; the federation sets them when a fit, a validation or a test starts.
+
+    Attributes:
+        num_participating: Number of clients that take part in the training. Novel clients are not counted.
+        num_rounds: Planned number of rounds (``max_epochs`` of the Trainer that fits); ``None`` where it is unlimited,
+            and outside of a fit.
+    """
+
+    num_participating: int = 0
+    num_rounds: int | None = None
