@@ -33,7 +33,7 @@ class LogsByTheWay(FedAvg):
 
 
 def test_a_step_that_logs_is_refused_with_its_line():
-    with pytest.raises(ConfigurationError, match=r"(?s)LogsByTheWay.*'width'.*test_vectorized_limits.py.*self.log\("):
+    with pytest.raises(ConfigurationError, match=r"(?s)LogsByTheWay.*'width'.*test_limits.py.*self.log\("):
         run(LogsByTheWay, engine=VectorizedEngine())
 
 
@@ -114,9 +114,9 @@ class Foreign(FedAvg):
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        (CallsItem, r"CallsItem.training_step, .*test_vectorized_limits.py:\d+: .*\.item\(\): calls .item\(\)"),
-        (Branches, r"Branches.training_step, .*test_vectorized_limits.py:\d+: if features.sum\(\) > 1e9:: branches on"),
-        (Chooses, r"Chooses.training_step, .*test_vectorized_limits.py:\d+: return super"),
+        (CallsItem, r"CallsItem.training_step, .*test_limits.py:\d+: .*\.item\(\): calls .item\(\)"),
+        (Branches, r"Branches.training_step, .*test_limits.py:\d+: if features.sum\(\) > 1e9:: branches on"),
+        (Chooses, r"Chooses.training_step, .*test_limits.py:\d+: return super"),
         (Remembers, "Remembers changes the attribute 'last' in training_step"),
         (OwnAttribute, "OwnAttribute changes the attribute 'scale' in receive, before_fit or phases"),
         (Hooked, "Hooked overrides on_after_backward"),
