@@ -62,8 +62,8 @@ class Assigned(Buffered):
 
 
 REASONS = [
-    (Branches, r"Branches.forward, .*test_vectorized_evaluation_limits.py:\d+: if inputs.sum\(\) > 1e9:: branches on"),
-    (CallsItem, r"CallsItem.forward, .*test_vectorized_evaluation_limits.py:\d+: .*item\(\)\): calls .item\(\)"),
+    (Branches, r"Branches.forward, .*test_evaluation_limits.py:\d+: if inputs.sum\(\) > 1e9:: branches on"),
+    (CallsItem, r"CallsItem.forward, .*test_evaluation_limits.py:\d+: .*item\(\)\): calls .item\(\)"),
     (Random, "Random.forward, .*random"),
     (Remembers, "Remembers changes the attribute 'last' in forward"),
     (Buffered, "Buffered.forward changes 'passes'"),
