@@ -17,7 +17,12 @@ from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggreg
 from pfl_lightning.state.export import export_clients
 
 if TYPE_CHECKING:  # imported by __getattr__ when they are asked for
-    from pfl_lightning import callbacks, datamodules, encoders, functional, methods, self_supervised
+    from pfl_lightning import callbacks as callbacks
+    from pfl_lightning import datamodules as datamodules
+    from pfl_lightning import encoders as encoders
+    from pfl_lightning import functional as functional
+    from pfl_lightning import methods as methods
+    from pfl_lightning import self_supervised as self_supervised
 
 __version__ = "0.2.0"
 
@@ -39,14 +44,8 @@ __all__ = [
     "SequentialEngine",
     "TrainerEngine",
     "VectorizedEngine",
-    "callbacks",
-    "datamodules",
-    "encoders",
     "export_clients",
     "federate",
-    "functional",
-    "methods",
-    "self_supervised",
 ]
 
 _LAZY = frozenset({"callbacks", "datamodules", "encoders", "functional", "methods", "self_supervised"})
@@ -60,4 +59,4 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_LAZY})

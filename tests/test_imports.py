@@ -22,7 +22,7 @@ else:
 
 from pfl_lightning import *
 
-assert FederatedLoop(cohort=2).cohort == 2 and methods.FedAvg and callbacks.ResultsWriter is ResultsWriter
+assert FederatedLoop(cohort=2).cohort == 2 and pfl_lightning.callbacks.ResultsWriter is ResultsWriter
 
 # Every module can be the first one that is imported: no cycle of imports.
 names = "callbacks cli client datamodules drop_in encoders engines functional methods self_supervised state".split()
