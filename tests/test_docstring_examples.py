@@ -47,3 +47,11 @@ def test_examples(name, tmp_path, monkeypatch):
         runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
         runner.run(one, out=report.append)
         assert not runner.failures, f"{one.name} in {Path(one.filename or name).name}:\n" + "".join(report)
+
+
+def test_every_public_function_of_functional_has_an_example():
+    functional = importlib.import_module("pfl_lightning.functional")
+    parser = doctest.DocTestParser()
+    exempt = {"Clustering"}  # a named tuple, shown by kmeans
+    without = [n for n in functional.__all__ if not parser.get_examples(getattr(functional, n).__doc__ or "")]
+    assert set(without) <= exempt

@@ -64,7 +64,7 @@ def test_the_walk_sees_imports():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ALLOWED if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()]
+    "name", [name for name in sorted(ALLOWED) if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()]
 )
 def test_what_a_package_imports(name):
     surplus = {target: file for target, file in imported(name).items() if target not in ALLOWED[name] | {"__version__"}}
@@ -72,7 +72,7 @@ def test_what_a_package_imports(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FORBIDDEN if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()]
+    "name", [name for name in sorted(FORBIDDEN) if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()]
 )
 def test_what_a_package_does_not_import(name):
     surplus = {target: file for target, file in imported(name).items() if target in FORBIDDEN[name]}
