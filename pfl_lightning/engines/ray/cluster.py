@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import warnings
@@ -89,7 +90,7 @@ class Cluster:
             )
         gpus = float(there.get("GPU", 0))
         self.gpus_per_worker = (
-            (gpus / self.num_workers if on_gpu else 0.0) if gpus_per_worker is None else gpus_per_worker
+            (gpu_share(gpus, self.num_workers) if on_gpu else 0.0) if gpus_per_worker is None else gpus_per_worker
         )
         if self.gpus_per_worker > gpus:
             raise ConfigurationError(f"gpus_per_worker is {self.gpus_per_worker}, Ray finds {gpus:g} GPUs")
@@ -111,6 +112,18 @@ class Cluster:
         """Disconnect; a Ray instance that was started here is shut down."""
         if self._own and self.ray.is_initialized():
             self.ray.shutdown()
+
+
+def gpu_share(gpus: float, workers: int) -> float:
+    """Number of GPUs per worker such that all fit: whole ones, or a fraction of one, since Ray refuses such as 1.5.
+
+    Args:
+        gpus: Number of GPUs that Ray finds.
+        workers: Number of workers.
+    """
+    if gpus < 1:
+        return gpus / workers
+    return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
 
 
 def _knock(address: str, seconds: float = 10.0) -> None:

@@ -1,0 +1,35 @@
+"""Division of a machine's GPUs and cores among Ray workers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pfl_lightning.engines.ray import cluster
+from pfl_lightning.engines.ray.cluster import gpu_share
+
+SHARES = [(1, 1, 1), (1, 4, 0.25), (2, 3, 0.5), (2, 5, 1 / 3), (3, 2, 1), (8, 4, 2), (0, 2, 0)]
+
+
+@pytest.mark.parametrize(("gpus", "workers", "share"), SHARES)
+def test_all_workers_find_a_gpu(gpus, workers, share):
+    assert gpu_share(gpus, workers) == pytest.approx(share)
+    places = gpus // share if share >= 1 else gpus * int(1 / share + 1e-9) if share else workers
+    assert places >= workers
+
+
+class RunningRay(SimpleNamespace):
+    """A Ray that this process is connected to already, with some GPUs."""
+
+    def is_initialized(self):
+        return True
+
+    def cluster_resources(self):
+        return {"CPU": 8.0, "GPU": float(self.gpus)}
+
+
+@pytest.mark.parametrize(("gpus", "workers", "share"), SHARES)
+def test_workers_get_a_number_of_gpus_that_ray_takes(monkeypatch, gpus, workers, share):
+    monkeypatch.setattr(cluster, "require_ray", lambda: RunningRay(gpus=gpus))
+    found = cluster.Cluster(None, workers, 1, None, True).gpus_per_worker
+    assert found == pytest.approx(share)
+    assert found <= 1 or found == int(found)
