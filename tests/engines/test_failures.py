@@ -41,9 +41,10 @@ class _ByHand(GivenCohorts):
         super().__init__(*cohorts, **options)
         self.errors = []
 
-    def _finish_round(self, trainer, federation):
-        self.errors += [result.error for result in self._results if result.error is not None]
-        super()._finish_round(trainer, federation)
+    def on_train_batch_end(self, trainer, *rest):
+        if trainer.is_last_batch:
+            self.errors += [result.error for result in self.results if result.error is not None]
+        super().on_train_batch_end(trainer, *rest)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

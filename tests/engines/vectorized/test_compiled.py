@@ -54,7 +54,7 @@ def states(method, rounds, engine, **options):
 
 
 def number_of_graphs(engine):
-    return sum(len(steps.graphs) for states in engine.factory._compiled.values() for steps in states)
+    return sum(len(steps.graphs) for states in engine._computations._compiled.values() for steps in states)
 
 
 @pytest.mark.parametrize("method", [FedPAC, FedBN, FedProx, FedRoD, partial(DualFed, contrastive=1.0)])
