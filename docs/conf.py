@@ -48,4 +48,5 @@ napoleon_use_rtype = False
 # A cross-reference to a name that does not exist is an error. Names of other packages are shown without a link: the
 # site is built without a network.
 nitpicky = True
+nitpick_ignore = [("py:class", "MakeTrainer")]  # a type alias, imported for type checkers alone
 toc_object_entries_show_parents = "hide"

@@ -114,6 +114,9 @@ class FederatedClient(DeclaredParts):
     loss_names: ClassVar[tuple[str, ...]] = ("cross_entropy",)
     """Names of the terms that :meth:`loss_terms` may return, and that a :class:`Phase` may choose from."""
 
+    exported_losses: ClassVar[tuple[str, ...] | None] = None
+    """Names of the loss terms in a step of an exported model, outside a federation; ``None`` for ``loss_names``."""
+
     personalization_losses: ClassVar[tuple[str, ...] | None] = None
     """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -178,10 +178,13 @@ class Federation(L.LightningModule):
         self._fingerprint = data.fingerprint
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Return a FederatedLoop with its default arguments where the Trainer has none.
+        """Return a FederatedLoop with its default arguments where a fit's Trainer has none.
 
-        Lightning replaces callbacks of the Trainer by those of the same class that a module returns.
+        Lightning replaces callbacks of the Trainer by those of the same class that a module returns. An evaluation
+        gets none: a loop would refuse a checkpoint from the middle of a round, which can be evaluated.
         """
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return []
         from pfl_lightning.callbacks.loop import FederatedLoop
 
         callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -250,7 +253,12 @@ class Federation(L.LightningModule):
 
     def stop_engine(self) -> None:
         """Drop the local fits and evaluations under way and release the engine's resources."""
-        self._current_round = None
+        if self._current_round is not None:
+            # The loop keeps the round: its suspended engine would keep clients on the device until the next one.
+            fits, self._current_round.fits = self._current_round.fits, iter(())
+            if isinstance(fits, Generator):
+                fits.close()
+            self._current_round = None
         self.evaluation.stop()
         self.engine.stop()
         if self._stage is not None:
@@ -319,8 +327,12 @@ class Federation(L.LightningModule):
     @torch.no_grad()
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate each client of the batch with its own model on its own parts."""
-        for client in batch.tolist():
-            self.evaluation.evaluate_next(client)
+        try:
+            for client in batch.tolist():
+                self.evaluation.evaluate_next(client)
+        except BaseException:
+            self.stop_engine()  # Lightning calls no teardown after an error, and there may be no loop
+            raise
 
     test_step = validation_step
 
@@ -389,7 +401,7 @@ class Federation(L.LightningModule):
         with torch.inference_mode(False), torch.no_grad():
             warn_if_not_finetuned(self.engine.load_own_model(model, task, self.environment))
         own = copy.deepcopy(model)
-        own.phase = Phase()
+        own.phase = Phase(losses=own.exported_losses)
         return own.exported_module()
 
     def client_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:

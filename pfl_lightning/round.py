@@ -12,15 +12,12 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.errors import ClientError, FederationError
+from pfl_lightning.errors import FederationError
 from pfl_lightning.messages import Message
-from pfl_lightning.server import Aggregator
+from pfl_lightning.server import CHECKED_ROUNDS, Aggregator
 from pfl_lightning.state.clients import Clients
 
 __all__ = ["Round", "Traffic"]
-
-CHECKED_ROUNDS = 2
-"""Rounds after which the server is asked for content that no checkpoint would save: rounds are alike."""
 
 
 class Traffic:
@@ -100,7 +97,7 @@ class Round:
         self.results.append(replace(result, update=None, personal={}, error=error))
         return self.results[-1]
 
-    def _collect(self, result: FitResult) -> ClientError | None:
+    def _collect(self, result: FitResult) -> FederationError | None:
         """Take over a client's update and its personal state.
 
         The personal state was read after ``make_update``, which may still change it. A refused update leaves the
@@ -115,7 +112,7 @@ class Round:
         try:
             self.server.check(result.update)
             self.server.receive(result.update)
-        except ClientError as refused:
+        except FederationError as refused:
             return refused
         self.clients.personal.set(result.client, result.personal)
         return None

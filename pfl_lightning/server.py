@@ -21,6 +21,9 @@ from pfl_lightning.state.unsaved import UnsavedState
 
 __all__ = ["AggregationWeights", "Aggregator", "AveragingAggregator"]
 
+CHECKED_ROUNDS = 2
+"""Rounds after which the server's unsaved state is looked at: what a method forgets shows after its first rounds."""
+
 CLIENT_STATES = "client_states"
 """Name of the clients' states in a server's state_dict."""
 
@@ -103,10 +106,9 @@ class Aggregator(nn.Module):
         Raises:
             InvalidMessageError: Names the client, the round, the field, what was expected and what came.
         """
-        if self._at_start is None:  # nothing was received yet
-            self._at_start = UnsavedState(
-                self, (*self._base_attributes, "_base_attributes", *self.unsaved), self.client_states()
-            )
+        if self._at_start is None and update.round < CHECKED_ROUNDS:  # nothing was received yet
+            ignored = (*self._base_attributes, "_base_attributes", *self.unsaved)
+            self._at_start = UnsavedState(self, ignored, self._saved_stores())
         if type(update) is not self.update_class:
             update.refuse(
                 f"{type(self).__name__} takes a {self.update_class.__name__}, got a {type(update).__name__}; "
@@ -147,6 +149,12 @@ class Aggregator(nn.Module):
         By default all attributes of this type, in the order in which they were set.
         """
         return [value for value in vars(self).values() if isinstance(value, ClientStates)]
+
+    def _saved_stores(self) -> list[ClientStates]:
+        """Client states of this server and of aggregators inside it, which save their own."""
+        return [
+            store for module in self.modules() if isinstance(module, Aggregator) for store in module.client_states()
+        ]
 
     # Not get_extra_state: a subclass may override that for its own content, and would lose the stores.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -190,7 +198,7 @@ class Aggregator(nn.Module):
         """
         if self._at_start is None or type(self).get_extra_state is not nn.Module.get_extra_state:
             return
-        name = self._at_start.first_change(self, self.client_states())
+        name = self._at_start.first_change(self, self._saved_stores())
         if name is not None:
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} holds after the round something else than before the first one, and no "

@@ -46,7 +46,11 @@ def content(run_dir):
 
 
 def test_killed_in_the_middle_of_a_round_and_resumed(tmp_path):
-    kill = ["--trainer.callbacks+=_helpers.kill.KillInRound", "--trainer.callbacks.round=2", "--trainer.callbacks.batch=1"]
+    kill = [
+        "--trainer.callbacks+=_helpers.kill.KillInRound",
+        "--trainer.callbacks.round=2",
+        "--trainer.callbacks.batch=1",
+    ]
     killed = start([*arguments(tmp_path / "killed"), *kill])
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     left = tmp_path / "killed" / "version_0"

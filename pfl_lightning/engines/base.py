@@ -114,7 +114,7 @@ class Engine(ABC):
             personal,
             {name: sum(values) / len(values) for name, values in losses.items()},
             time.perf_counter() - start,
-            logged=client.logged_metrics,
+            logged=dict(client.logged_metrics),
             num_samples=context.data.num_samples,
         )
 

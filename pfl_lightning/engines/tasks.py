@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.precision import Precision
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import SplitSource
-from pfl_lightning.errors import ClientError
+from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
@@ -104,7 +104,7 @@ class FitResult:
     personal: State
     losses: Losses
     seconds: float
-    error: ClientError | None = None
+    error: FederationError | None = None
     logged: Losses = field(default_factory=dict)
     num_samples: int = 0
 

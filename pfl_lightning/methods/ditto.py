@@ -31,6 +31,7 @@ class Ditto(FederatedClient):
     batch_norm = "shared"
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
+    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,

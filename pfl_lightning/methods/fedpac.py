@@ -78,6 +78,7 @@ class FedPAC(FederatedClient):
     batch_norm = "shared"
     loss_names = ("cross_entropy", "alignment")
     personalization_losses = ("cross_entropy",)
+    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -23,6 +24,8 @@ TORCHS_OWN = frozenset(vars(nn.Module()))
 STATELESS = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, logging.Logger)
 DEPTH = 8
 """Attributes of attributes are followed so far."""
+MOST = 100_000
+"""Values that are compared at most: a server that holds a long list is not searched for seconds."""
 
 
 class UnsavedState:
@@ -52,7 +55,8 @@ class UnsavedState:
 
     def _content(self, module: nn.Module, saved: Iterable[object]) -> dict[str, str]:
         self._known, self._digests = self._digests, {}
-        return dict(self._walk(module, {id(known) for known in (*module.parameters(), *module.buffers(), *saved)}))
+        known = {id(one) for one in (*module.parameters(), *module.buffers(), *saved)}
+        return dict(islice(self._walk(module, known), MOST))
 
     def _walk(self, root: nn.Module, saved: set[int]) -> Iterator[tuple[str, str]]:
         clients: list[str] = []
@@ -61,12 +65,13 @@ class UnsavedState:
                 clients.append(prefix)
                 continue
             place = f"{prefix}." if prefix else ""
+            ignored = self._ignored if module is root else _own_ignored(module)
             for name, buffer in module._buffers.items():
                 if buffer is not None and name in module._non_persistent_buffers_set:
                     yield f"{place}{name}", self._digest(buffer)
             for name, value in vars(module).items():
                 cached = isinstance(getattr(type(module), name, None), cached_property)
-                if name not in TORCHS_OWN and f"{place}{name}" not in self._ignored and not cached:
+                if name not in TORCHS_OWN and name not in ignored and not cached:
                     yield from self._leaves(f"{place}{name}", value, saved, ())
 
     def _leaves(self, name: str, value: Any, saved: set[int], above: tuple[int, ...]) -> Iterator[tuple[str, str]]:
@@ -93,11 +98,26 @@ class UnsavedState:
         version = 0 if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is None or known[0] is not tensor or known[1] != version:
-            plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            told = f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.blake2b(plain.data, digest_size=16).hexdigest()}"
-            known = (tensor, version, told)
+            known = (tensor, version, f"{tuple(tensor.shape)} {tensor.dtype} {_hash(tensor)}")
         self._digests[id(tensor)] = known
         return known[2]
+
+
+def _own_ignored(module: nn.Module) -> frozenset[str]:
+    """Attributes that a module inside, such as another aggregator, says may change."""
+    base, unsaved = getattr(module, "_base_attributes", ()), getattr(module, "unsaved", ())
+    return frozenset((*base, "_base_attributes", *unsaved))
+
+
+def _hash(tensor: Tensor) -> str:
+    """Hash of a tensor's content; empty where its content cannot be read, which must not end a run."""
+    try:
+        dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+        # Into memory of its own: a single element may have any stride, and could not be viewed as bytes.
+        plain = torch.empty(dense.shape, dtype=dense.dtype).copy_(dense.resolve_conj().resolve_neg())
+        return hashlib.blake2b(plain.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return ""
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

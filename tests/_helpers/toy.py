@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pfl_lightning import Engine, Federation
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner, Samples
+from pfl_lightning.engines.evaluation import load_own_state
 from pfl_lightning.methods import PFLSSL, Calibre, DualFed, FedEMA
 from pfl_lightning.self_supervised import BYOL, SimCLR
 
@@ -210,7 +211,9 @@ def own_model(federation: Federation, client: int) -> Any:
 def whole_state(federation: Federation) -> dict[str, Tensor]:
     """Every tensor of the server and of every client, by name."""
     found: dict[str, Tensor] = {}
-    for client, model in federation.client_models(range(federation.num_clients)):
+    for client in range(federation.num_clients):
+        model = federation.clients.model_of(client)  # not a copy: some tests leave in modules what cannot be copied
+        load_own_state(model, federation.evaluation_task(client))
         found |= {f"client {client} {name}": tensor.clone() for name, tensor in model.state_dict().items()}
         stored = federation.personal.get(client)
         found |= {f"personal {client} {name}": tensor.clone() for name, tensor in stored.items()}

@@ -68,7 +68,7 @@ def test_by_client():
         (lambda: RoundRobin(["mpl"]), ValueError, "unknown encoder 'mpl', did you mean 'mlp'"),
         (lambda: RoundRobin(["mlp", 3]), TypeError, "encoder 1 of RoundRobin must be a registered name or a callable"),
         (lambda: RoundRobin(["mlp"]).assign(0), ValueError, "at least one client, got num_clients=0"),
-        (lambda: ByShare(["mlp"], [0.5, 0.5]), ValueError, "one share an encoder: 1 encoders, 2 shares"),
+        (lambda: ByShare(["mlp"], [0.5, 0.5]), ValueError, "one share per encoder: 1 encoders, 2 shares"),
         (lambda: ByShare(["mlp", "small_cnn"], [1.0, 0.0]), ValueError, "encoder small_cnn must be above 0, got 0"),
         (lambda: ByShare(["mlp", "mlp"], [1.5, -0.5]), ValueError, "must be above 0, got -0.5"),
         (lambda: ByShare(["mlp", "mlp"], [float("nan"), 1]), ValueError, "must be above 0, got nan"),
@@ -91,7 +91,7 @@ def test_by_client():
         (lambda: ByClient(["mlp"], [-1]), ValueError, "-1 is no index"),
         (lambda: ByClient(["mlp"], [True]), ValueError, "True is no index"),
         (lambda: ByClient(["mlp"], ["small_cnn"]), ValueError, "client 0 of ByClient: 'small_cnn' is no encoder"),
-        (lambda: ByClient(["mlp", "mlp"], ["mlp"]), ValueError, "'mlp' stands there several times"),
+        (lambda: ByClient(["mlp", "mlp"], ["mlp"]), ValueError, "'mlp' is listed several times"),
     ],
 )
 def test_errors(build, error, message):

@@ -87,7 +87,7 @@ def test_without_tensorboard_there_is_no_projector(tmp_path, caplog):
         run(QUICK, 2, callbacks=[FeatureEmbedding(1)], logger=logger)
     files = sorted(path.name for path in (tmp_path / "inspection").rglob("*.*"))
     assert files == ["features-round-0000.png", "features-round-0001.png"]
-    assert caplog.text.count("the Embedding Projector is left out") == 1
+    assert caplog.text.count("the Embedding Projector is skipped") == 1
 
 
 @pytest.mark.parametrize(

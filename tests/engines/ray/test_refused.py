@@ -25,7 +25,9 @@ class Unpicklable(Toy):
 
 def test_data_that_cannot_be_sent_are_named(monkeypatch):
     engine, _ = fake_ray_engine(monkeypatch)
-    with pytest.raises(ConfigurationError, match=r"the data \(Unpicklable\) cannot be sent.*'lock'.*__getstate__.*Fab"):
+    with pytest.raises(
+        ConfigurationError, match=r"the data \(Unpicklable\) cannot be sent.*'lock'.*__getstate__.*SequentialEngine"
+    ):
         run(FIT, 1, engine=engine, data=Unpicklable())
 
 
@@ -77,7 +79,7 @@ def test_the_trainer_and_read_data_sets_stay_here():
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"cpus_per_worker": 0}, "cpus_per_worker must be at least 1, got 0"),
         ({"gpus_per_worker": -0.5}, "gpus_per_worker must be at least 0, or null, got -0.5"),
-        ({"engine": "RayEngine"}, "it cannot be a RayEngine itself"),
+        ({"engine": "RayEngine"}, "engine inside a worker and cannot be a RayEngine itself"),
     ],
 )
 def test_arguments_are_checked(options, error):
