@@ -76,7 +76,7 @@ def test_setup_loads_once_and_reports_what_is_there():
     assert data.num_classes == 3
     assert data.input_shape == (1,)
     assert data.class_names == ("class 0", "class 1", "class 2")
-    assert data.train_sizes.tolist() == [24] * 4
+    assert [len(data.client_data(client).train) for client in range(4)] == [24] * 4
     assert data.class_counts().sum(axis=1).tolist() == [24] * 4
     with pytest.raises(IndexError, match="no client 4: the partition has clients 0 to 3"):
         data.client_data(4)
@@ -184,6 +184,7 @@ def test_the_trainer_sees_a_new_cohort_every_epoch():
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
+        "reload_dataloaders_every_n_epochs": 1,  # as FederatedLoop sets it
     }
     L.Trainer(max_epochs=3, **options).fit(module, data)
     assert module.ids == [(0, 0), (0, 3), (1, 1), (1, 4), (2, 2), (2, 5)]
