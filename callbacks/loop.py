@@ -92,6 +92,11 @@ class FederatedLoop(L.Callback):
 
         def cohort(round: int) -> list[int]:
             places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
+            if places and not 0 <= min(places) <= max(places) < len(clients):
+                raise ConfigurationError(
+                    f"round {round}: sample_cohort returned {places}, expected places among the {len(clients)} "
+                    "participating clients, from 0, which need not be their numbers where some clients are novel"
+                )
             return [clients[place] for place in places]
 
         data.cohort = cohort

@@ -1,5 +1,6 @@
 """A federation is an ordinary Lightning fit."""
 
+import copy
 import csv
 from functools import partial
 
@@ -11,10 +12,10 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.progress import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
-from pfl_lightning import Federation, SequentialEngine, TrainerEngine
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.methods import METHODS, FedAvg, FedBABU, FedPAC, FedRep, LocalOnly
+from pfl_lightning.methods import METHODS, Ditto, FedAvg, FedBABU, FedPAC, FedRep, LocalOnly
 
 FIT = partial(FedAvg, lr=0.05, epochs=1)
 
@@ -277,3 +278,29 @@ def test_other_precisions(tmp_path, method, engine, precision, dtype):
     assert len(federation.test_scores) == CLIENTS
     resumed = run(fit, 2, ckpt_path=str(tmp_path / "epoch=0.ckpt"), **options)
     assert_same(whole_state(resumed), state)
+
+
+def test_a_finished_fit_leaves_no_engine_suspended():
+    """The loop and the federation can be copied, and the clients of the engine's last group are released."""
+    loop = FederatedLoop()
+    federation = run(FedAvg, 1, loop=loop, engine=VectorizedEngine(forward="vmap"))
+    copy.deepcopy(loop)
+    assert list(federation.trainer.callbacks[0]._round.fits) == []
+
+
+def test_a_fit_without_a_loop_gets_one_and_an_evaluation_needs_none():
+    federation, data = Federation(partial(FedAvg, epochs=1), tiny_encoder), Toy()
+    trainer = quiet_trainer(1)
+    trainer.fit(federation, datamodule=data)
+    assert [type(callback).__name__ for callback in trainer.callbacks].count("FederatedLoop") == 1
+    assert federation.round == 0
+    other = quiet_trainer(1)
+    other.test(federation, datamodule=data, verbose=False)
+    assert not any(isinstance(callback, FederatedLoop) for callback in other.callbacks)
+
+
+@pytest.mark.parametrize("method", [Ditto, FedPAC])
+def test_an_exported_model_trains_on_its_own_loss_alone(method):
+    model = run(partial(method, epochs=1), 1).client_model(0)
+    inputs, labels = Toy().tensors(0)
+    assert set(model.training_step((inputs, labels), 0)) == {"loss", "cross_entropy"}

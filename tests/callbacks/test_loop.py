@@ -144,3 +144,9 @@ def _given(**options):
     from _helpers.toy import GivenCohorts
 
     return GivenCohorts(*COHORTS, **options)
+
+
+@pytest.mark.parametrize("cohort", [[0, CLIENTS], [-1]])
+def test_a_cohort_of_clients_that_do_not_take_part_is_refused(cohort):
+    with pytest.raises(ConfigurationError, match=r"round 0: sample_cohort returned .*, expected places among the 5"):
+        run(FedAvg, 1, cohorts=[cohort])

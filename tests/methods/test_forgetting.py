@@ -329,3 +329,64 @@ def test_the_terms_are_those_that_the_phase_names(method, losses, expected):
     client.phase = Phase("any", losses=losses)
     terms = client.loss_terms(torch.randn(4, 4), torch.tensor([0, 1, 1, 2]))
     assert list(terms) == expected
+
+
+class HoldsOddTensors(AveragingAggregator):
+    """A server with tensors that cannot be viewed as bytes as they are, and a long list."""
+
+    def __init__(self, client, num_clients):
+        super().__init__(client, num_clients)
+        self.row = torch.zeros(5, 3)[:1, 0]
+        self.one = torch.zeros(()).expand(1)
+        self.sparse = torch.eye(3).to_sparse()
+        self.conjugate = torch.zeros(2, dtype=torch.complex64).conj()
+        self.long = [0.5] * 300_000
+
+
+class WithOddServer(FedAvg):
+    def configure_aggregator(self, num_clients):
+        return HoldsOddTensors(self, num_clients)
+
+
+def test_tensors_of_any_layout_end_no_run():
+    assert run(partial(WithOddServer, epochs=1), 2).round == 1
+
+
+class Inner(AveragingAggregator):
+    """An aggregator inside another one, with a client's state that it saves itself."""
+
+    def __init__(self, client, num_clients):
+        super().__init__(client, num_clients)
+        self.own = ClientStates({"a": torch.zeros(2)}, num_clients)
+
+    def receive(self, update):
+        super().receive(update)
+        self.own.set(update.client, {"a": torch.full((2,), float(update.round + 1))})
+
+
+class Outer(AveragingAggregator):
+    def __init__(self, client, num_clients):
+        super().__init__(client, num_clients)
+        self.inner = Inner(client, num_clients)
+
+    def check(self, update):
+        super().check(update)
+        self.inner.check(update)
+
+    def receive(self, update):
+        super().receive(update)
+        self.inner.receive(update)
+
+    def aggregate(self):
+        super().aggregate()
+        self.inner.aggregate()
+
+
+class WithNestedServer(FedAvg):
+    def configure_aggregator(self, num_clients):
+        return Outer(self, num_clients)
+
+
+def test_an_aggregator_inside_another_one_is_no_unsaved_state():
+    federation = run(partial(WithNestedServer, epochs=1), 2)
+    assert torch.equal(federation.server.inner.own.get(0)["a"], torch.full((2,), 2.0))
