@@ -1,4 +1,7 @@
-"""What a user imports: names of the package and its subpackages, in an interpreter without the tests' own imports."""
+"""What a user imports: names of the package and its subpackages, in an interpreter without the tests' own imports.
+
+The tests take over 10 s: each import is tried in a process of its own.
+"""
 
 import subprocess
 import sys

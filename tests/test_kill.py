@@ -1,4 +1,7 @@
-"""A process that is really killed in the middle of a round, and the command that goes on with it."""
+"""A process that is really killed in the middle of a round, and the command that goes on with it.
+
+The first test takes over 10 s: two runs are processes of their own, which import torch.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""``pfl tensorboard``, and what a browser shows of a finished run."""
+"""``pfl tensorboard``, and what a browser shows of a finished run.
+
+The first test takes over 10 s: TensorBoard and a browser are started.
+"""
 
 import asyncio
 import json

@@ -1,6 +1,8 @@
 """The tutorials run, and print what their pages show.
 
 Numbers may differ between machines and are not compared. To write the outputs again: PFL_WRITE_OUTPUTS=1 pytest FILE.
+
+The tutorials take over 10 s: they are whole runs, as a reader would start them.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""Engines other than SequentialEngine and TrainerEngine."""
+"""Engines other than SequentialEngine and TrainerEngine.
+
+The tests take over 10 s: a real worker process is started.
+"""
 
 import pytest
 from _helpers.project import run_project

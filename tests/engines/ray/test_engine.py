@@ -1,4 +1,7 @@
-"""RayEngine with real worker processes."""
+"""RayEngine with real worker processes.
+
+Most tests here take over 10 s: every worker is a real process that imports torch, and some are killed.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""Compiled steps give what plain ones give; what cannot be compiled goes on without, and says so once."""
+"""Compiled steps give what plain ones give; what cannot be compiled goes on without, and says so once.
+
+``test_inductor_agrees`` takes over 10 s: the compiler itself runs.
+"""
 
 import copy
 import gc
