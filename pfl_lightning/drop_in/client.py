@@ -71,7 +71,7 @@ class ModuleClient(FederatedClient):
         if options:
             training = sorted(options.keys() & TRAINING)
             raise ConfigurationError(
-                f"{', '.join(training)}: not for a LightningModule of one's own, whose configure_optimizers says how "
+                f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how "
                 "it is trained"
                 if training
                 else f"{type(self).__name__} has no option {', '.join(sorted(options))}"
@@ -301,9 +301,9 @@ def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
     """
     if not method.model_agnostic:
         raise ConfigurationError(
-            f"{method.__name__} works on an encoder and its features, which a LightningModule of one's own does not "
+            f"{method.__name__} works on an encoder and its features, which a user's LightningModule does not "
             "show: use a method that needs its training step alone (FedAvg, FedProx, FedPer, LGFedAvg, FedRep, FedBN, "
-            "FedBABU, Ditto, LocalOnly; of one's own: model_agnostic = True), or give the network as an encoder "
+            "FedBABU, Ditto, LocalOnly, or your own with model_agnostic = True), or give the network as an encoder "
             "to Federation"
         )
     if method not in _made:

@@ -78,7 +78,7 @@ def test_command(parser, words, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_compile(page):
     for text in blocks(page, "python", "py"):
-        ast.parse(text)
+        assert ast.parse(text).body
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

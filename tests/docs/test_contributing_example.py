@@ -38,11 +38,18 @@ def load(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_method_passes_its_test(blocks, load):
+def run_tests(module):
+    """Run every test of a module; return their names."""
+    tests = {name: test for name, test in vars(module).items() if name.startswith("test_")}
+    for test in tests.values():
+        test()
+    return list(tests)
+
+
+def test_the_method_passes_its_tests(blocks, load):
     load("example_fedcm", blocks[0])
     example = load("example_fedcm_test", blocks[2])
-    example.test_rounds_equal_the_restatement()
-    example.test_engines_agree()
+    assert run_tests(example) == ["test_rounds_equal_the_restatement", "test_engines_agree"]
 
 
 def test_the_test_would_notice_a_wrong_server(blocks, load):
@@ -68,7 +75,7 @@ def test_state_of_a_client(blocks, load):
     method = load("example_feddyn", blocks[3])
     example = load("example_feddyn_test", blocks[4])
     example.FedDyn = method.FedDyn
-    example.test_h_is_the_mean_of_the_clients_gradients()
+    assert run_tests(example) == ["test_h_is_the_mean_of_the_clients_gradients"]
 
 
 def test_the_server_of_the_example_is_saved(blocks, load):
