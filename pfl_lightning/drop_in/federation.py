@@ -106,11 +106,13 @@ class ModuleFederation(Federation):
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         check_trainer(self.trainer)
-        callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         given = self._given.module.configure_callbacks()
         own = list(given) if isinstance(given, Sequence) else [given]
-        driven = any(isinstance(callback, type(self.loop)) for callback in (*callbacks, *own))
-        return own if driven else [*own, self.loop]
+        return [*own, *self.missing_loop(own)]
+
+    def default_loop(self) -> L.Callback:
+        """The loop that was given to :func:`federate`'s federation."""
+        return self.loop
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
@@ -168,8 +170,8 @@ class ModuleFederation(Federation):
         """
         if personalization.train == "linear":
             raise ConfigurationError(
-                "personalize.train 'linear' puts a new head on the features of an encoder, which a LightningModule of "
-                "one's own does not show: use 'head' or 'all'"
+                "personalize.train 'linear' puts a new head on the features of an encoder, which a user's "
+                "LightningModule does not show: use 'head' or 'all'"
             )
         with super().personalized(personalization):
             yield

@@ -2,7 +2,6 @@
 
 =======================================  ==========================================================================
 ``tensors``                              ``select_state``, ``load_state`` and ``TensorDict``: parts of a state by name
-``declared_parts``                       shared, personal and fixed names of a client's model
 ``architectures``                        client modules for the encoders of a federation
 ``clients``                              ``Clients``: modules and stored states of a federation
 ``client_states``, ``clients``           per-client state stores, of one or several architectures

@@ -60,7 +60,7 @@ class NoStep(L.LightningModule):
         (Net(), FedAvg, {"num_clients": None}, "give either partition, .* got partition=None, num_clients=None"),
         (Net(), FedAvg, {"partition": IID(2)}, "give either partition"),
         (Net(), FedAvg, {"partition": "iid", "num_clients": None}, "partition must be a rule .*, got 'iid'"),
-        (Net(), FedAvg, {"lr": 0.1}, "lr: not for a LightningModule .* configure_optimizers"),
+        (Net(), FedAvg, {"lr": 0.1}, "lr: not for a user's LightningModule, whose configure_optimizers"),
         (Net(), FedAvg, {"momentum": 0.9, "optimizer": torch.optim.SGD}, "momentum, optimizer: not for"),
         (Net(), FedAvg, {"epoch": 3, "mu": 0.1}, "FedAvg has no option epoch, mu"),
         (Net(), FedPer, {"head": ()}, "FedPer sets the head of Net apart"),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import lightning as L
 import torch
@@ -15,58 +14,23 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice
+from pfl_lightning.client.context import Batch, Citation, FitContext
+from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.facts import RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Personalization, Phase
-from pfl_lightning.state.declared_parts import DeclaredParts
 from pfl_lightning.state.tensors import load_state, select_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
     from pfl_lightning.server import Aggregator
 
-__all__ = ["Citation", "FederatedClient", "FitContext", "Phase"]
-
-Batch = tuple[Tensor, Tensor]
+__all__ = ["FederatedClient"]
 
 
-@dataclass(frozen=True)
-class Citation:
-    """Where a method was published."""
-
-    title: str
-    authors: str
-    venue: str
-    year: int
-
-
-@dataclass(frozen=True)
-class FitContext:
-    """Client, round and data of a local fit, and what is known of the run.
-
-    Attributes:
-        client: Number of the client.
-        round: Number of the round, from 0.
-        data: The client's own training data.
-        facts: Facts about the run: number of participating clients and planned number of rounds.
-        num_steps: Number of optimizer steps that this fit has taken so far: 0 in :meth:`FederatedClient.before_fit`,
-            and those of all phases in :meth:`FederatedClient.make_update`. A step that float16 training skips, since
-            its gradient overflowed, is not counted; with several optimizers the steps of all of them are.
-    """
-
-    client: int
-    round: int
-    data: FitData
-    facts: RunFacts = field(default_factory=RunFacts)
-    num_steps: int = 0
-
-
-class FederatedClient(DeclaredParts):
+class FederatedClient(DeclaredParts, PhaseLosses):
     """An encoder, a head, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what
@@ -111,15 +75,6 @@ class FederatedClient(DeclaredParts):
     """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
     batch is -1. Phases of plain batches, personalization and evaluation see the labeled ones alone."""
 
-    loss_names: ClassVar[tuple[str, ...]] = ("cross_entropy",)
-    """Names of the terms that :meth:`loss_terms` may return, and that a :class:`Phase` may choose from."""
-
-    exported_losses: ClassVar[tuple[str, ...] | None] = None
-    """Names of the loss terms in a step of an exported model, outside a federation; ``None`` for ``loss_names``."""
-
-    personalization_losses: ClassVar[tuple[str, ...] | None] = None
-    """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""
-
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
 
@@ -152,9 +107,9 @@ class FederatedClient(DeclaredParts):
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
+        self._recorder: dict[str, list[Tensor]] | None = None
         self.logged_metrics: dict[str, float] = {}
         """Values that a user's module logged in the current fit, apart from the terms of the loss."""
-        self._recorder: dict[str, list[Tensor]] | None = None
 
     def assemble(self, encoder: nn.Module) -> None:
         """Put the model together: the encoder, and a linear head on its features."""
@@ -224,34 +179,6 @@ class FederatedClient(DeclaredParts):
         for phase in (*self.phases(), *self.personalization_phases()):
             self.check_phase(phase)
 
-    def check_phase(self, phase: Phase) -> None:
-        """Refuse a phase that names loss terms which the method does not have.
-
-        Raises:
-            ConfigurationError: Names the phase, the loss term, and the terms there are.
-        """
-        for name in phase.losses or ():
-            self._check_loss_name(name, f"its phase {phase.name!r} names")
-
-    def _check_loss_name(self, name: str, origin: str) -> None:
-        known = (*self.loss_names, *(self.personalization_losses or ()))
-        if name not in known:
-            raise ConfigurationError(
-                f"{type(self).__name__} has no loss term {name!r}, which {origin}: there are "
-                f"{', '.join(dict.fromkeys(known))}; a new term must be named in loss_names"
-            )
-
-    def uses(self, loss: str) -> bool:
-        """Return whether a loss term is part of the current phase's loss.
-
-        Raises:
-            ConfigurationError: The method declares no such term in ``loss_names``.
-        """
-        used = loss in (self.loss_names if self.phase.losses is None else self.phase.losses)
-        if not used:
-            self._check_loss_name(loss, "loss_terms asks for")
-        return used
-
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Terms of the loss by name, those that the current phase :meth:`uses`; the loss is their sum.
 
@@ -262,23 +189,6 @@ class FederatedClient(DeclaredParts):
         if not self.uses("cross_entropy"):
             return {}
         return {"cross_entropy": F.cross_entropy(self.classify(features), labels)}
-
-    def sum_of_terms(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Output of ``training_step``: the sum of the loss terms as ``"loss"``, and each of them detached.
-
-        Raises:
-            ConfigurationError: A term that the current phase does not name, or no term at all.
-        """
-        chosen = self.phase.losses
-        surplus = [] if chosen is None else [name for name in terms if name not in chosen]
-        if surplus or not terms:
-            raise ConfigurationError(
-                f"phase {self.phase.name!r} of {type(self).__name__} has the loss terms "
-                f"{self.loss_names if chosen is None else chosen}, loss_terms returned {list(terms)}: return those "
-                "for which self.uses(name) is true, and name new terms in loss_names and in the phase's losses"
-            )
-        loss = cast(Tensor, sum(terms.values()))
-        return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores (N, C) of features (N, d)."""
@@ -332,6 +242,8 @@ class FederatedClient(DeclaredParts):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
 
+    # ------------------------------------------------------------------ logged values
+
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log as in any LightningModule; a local fit without an inner Trainer averages the value over its steps."""
         if self._recorder is None:
@@ -349,6 +261,15 @@ class FederatedClient(DeclaredParts):
         """Log several values, as :meth:`log` does."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **kwargs)
+
+    @contextmanager
+    def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
+        """Collect what :meth:`log` is given inside the block, in ``record`` or in a new dictionary."""
+        self._recorder = {} if record is None else record
+        try:
+            yield self._recorder
+        finally:
+            self._recorder = None
 
     # ------------------------------------------------------------------ for the engines
 
@@ -410,12 +331,3 @@ class FederatedClient(DeclaredParts):
     def uses_knn_evaluation(self) -> bool:
         """Return whether an evaluation uses nearest neighbors now: no head was trained for it."""
         return self.evaluation == "knn" and not self.personalization_phases()
-
-    @contextmanager
-    def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
-        """Collect what :meth:`log` is given inside the block, in ``record`` or in a new dictionary."""
-        self._recorder = {} if record is None else record
-        try:
-            yield self._recorder
-        finally:
-            self._recorder = None

@@ -1,17 +1,18 @@
-"""Shared, personal and fixed parts of a client's model, as its method declares them."""
+"""What a method declares: the shared, personal and fixed parts of its model, and the terms of its loss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal, cast
 
 import lightning as L
-from torch import nn
+from torch import Tensor, nn
 
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["DeclaredParts"]
+__all__ = ["DeclaredParts", "PhaseLosses"]
 
 
 class DeclaredParts(L.LightningModule):
@@ -72,3 +73,68 @@ class DeclaredParts(L.LightningModule):
     def exported_names(self) -> list[str]:
         """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
         return list(self.state_dict())
+
+
+class PhaseLosses(L.LightningModule):
+    """Loss terms of a client by name: those that a method has, and those that the current phase sums.
+
+    A term that does not exist is refused, and so is one that a phase does not name: it would train silently.
+    """
+
+    loss_names: ClassVar[tuple[str, ...]] = ("cross_entropy",)
+    """Names of the terms that :meth:`~pfl_lightning.client.FederatedClient.loss_terms` may return, and that a
+    :class:`~pfl_lightning.phases.Phase` may choose from."""
+
+    exported_losses: ClassVar[tuple[str, ...] | None] = None
+    """Names of the loss terms in a step of an exported model, outside a federation; ``None`` for ``loss_names``."""
+
+    personalization_losses: ClassVar[tuple[str, ...] | None] = None
+    """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""
+
+    phase: Phase
+    """Phase of the local fit that the client is in."""
+
+    def check_phase(self, phase: Phase) -> None:
+        """Refuse a phase that names loss terms which the method does not have.
+
+        Raises:
+            ConfigurationError: Names the phase, the loss term, and the terms there are.
+        """
+        for name in phase.losses or ():
+            self._check_loss_name(name, f"its phase {phase.name!r} names")
+
+    def _check_loss_name(self, name: str, origin: str) -> None:
+        known = (*self.loss_names, *(self.personalization_losses or ()))
+        if name not in known:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no loss term {name!r}, which {origin}: there are "
+                f"{', '.join(dict.fromkeys(known))}; a new term must be named in loss_names"
+            )
+
+    def uses(self, loss: str) -> bool:
+        """Return whether a loss term is part of the current phase's loss.
+
+        Raises:
+            ConfigurationError: The method declares no such term in ``loss_names``.
+        """
+        used = loss in (self.loss_names if self.phase.losses is None else self.phase.losses)
+        if not used:
+            self._check_loss_name(loss, "loss_terms asks for")
+        return used
+
+    def sum_of_terms(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Output of ``training_step``: the sum of the loss terms as ``"loss"``, and each of them detached.
+
+        Raises:
+            ConfigurationError: A term that the current phase does not name, or no term at all.
+        """
+        chosen = self.phase.losses
+        surplus = [] if chosen is None else [name for name in terms if name not in chosen]
+        if surplus or not terms:
+            raise ConfigurationError(
+                f"phase {self.phase.name!r} of {type(self).__name__} has the loss terms "
+                f"{self.loss_names if chosen is None else chosen}, loss_terms returned {list(terms)}: return those "
+                "for which self.uses(name) is true, and name new terms in loss_names and in the phase's losses"
+            )
+        loss = cast(Tensor, sum(terms.values()))
+        return {"loss": loss} | {name: term.detach() for name, term in terms.items()}

@@ -1,0 +1,14 @@
+"""The base of every method's client.
+
+==================  ==============================================================
+``base``            ``FederatedClient``: what a method overrides, Lightning's hooks
+``declarations``    names that are shared, personal or fixed; names of loss terms
+``context``         what a local fit knows of its client, its round and its run
+==================  ==============================================================
+"""
+
+from pfl_lightning.client.base import FederatedClient
+from pfl_lightning.client.context import Batch, Citation, FitContext
+from pfl_lightning.phases import Phase
+
+__all__ = ["Batch", "Citation", "FederatedClient", "FitContext", "Phase"]

@@ -1,0 +1,45 @@
+"""What a local fit knows of its client, its round and its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pfl_lightning.data import FitData
+from pfl_lightning.facts import RunFacts
+
+__all__ = ["Batch", "Citation", "FitContext"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Citation:
+    """Where a method was published."""
+
+    title: str
+    authors: str
+    venue: str
+    year: int
+
+
+@dataclass(frozen=True)
+class FitContext:
+    """Client, round and data of a local fit, and what is known of the run.
+
+    Attributes:
+        client: Number of the client.
+        round: Number of the round, from 0.
+        data: The client's own training data.
+        facts: Facts about the run: number of participating clients and planned number of rounds.
+        num_steps: Number of optimizer steps that this fit has taken so far: 0 in :meth:`FederatedClient.before_fit`,
+            and those of all phases in :meth:`FederatedClient.make_update`. A step that float16 training skips, since
+            its gradient overflowed, is not counted; with several optimizers the steps of all of them are.
+    """
+
+    client: int
+    round: int
+    data: FitData
+    facts: RunFacts = field(default_factory=RunFacts)
+    num_steps: int = 0

@@ -1,0 +1,15 @@
+"""The module that the outer Trainer fits: the server, the clients' modules, and every client's state.
+
+====================  ==================================================================
+``base``              ``Federation``: what it is made of, and its set-up
+``rounds``            what it holds; a communication round as an epoch of the Trainer
+``engine_hooks``      when the engine starts and stops
+``evaluation_hooks``  validation and test of every client's own model
+``client_models``     every client's own model
+``saved_state``       checkpoints
+====================  ==================================================================
+"""
+
+from pfl_lightning.federation.base import Federation
+
+__all__ = ["Federation"]

@@ -1,0 +1,95 @@
+"""When a federation's engine starts and stops."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.evaluation import Evaluation
+from pfl_lightning.federation.rounds import FederationRounds
+from pfl_lightning.personalization import PersonalizationStage
+from pfl_lightning.phases import Personalization
+
+__all__ = ["EngineHooks"]
+
+
+class EngineHooks(FederationRounds):
+    """Hooks of the outer Trainer at which the engine gets ready for local fits and evaluations, and is let go."""
+
+    evaluation: Evaluation
+    """The evaluation under way, or the last."""
+
+    _personalization: Personalization | None
+    _stage: PersonalizationStage | None
+
+    def on_fit_start(self) -> None:
+        """See whether clients have the samples that the method needs, not when their turn comes; start the engine."""
+        for model in self.clients.models:
+            model.check_phases()
+        if any(type(model).check_samples is not FederatedClient.check_samples for model in self.clients.models):
+            groups: dict[int, dict[int, int]] = {}
+            for client in self.data.participating:
+                group = groups.setdefault(self.clients.architecture_of[client], {})
+                group[client] = len(self.data.client_data(client).train)
+            for index, samples in groups.items():
+                self.clients.models[index].check_samples(samples)
+        self._start_engine()
+
+    def on_validation_start(self) -> None:
+        """Let the engine get ready, unless a fit has done so."""
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            self._start_engine()
+
+    def on_test_start(self) -> None:
+        """Let the engine get ready."""
+        self._start_engine()
+
+    @torch.inference_mode(False)  # whose tensors could not train
+    def _start_engine(self) -> None:
+        models = self.clients.models
+        if self._personalization is not None:
+            convert = self.trainer.precision_plugin.convert_module
+            self._stage = PersonalizationStage(self._personalization, self.clients, self.seed, convert)
+            models = self._stage.modules
+        environment = self.environment
+        self.server.facts = environment.facts
+        self.engine.start(models, self.data, environment)
+
+    @contextmanager
+    def personalized(self, personalization: Personalization) -> Iterator[None]:
+        """Inside, ``trainer.test`` lets every client adapt its model to its own data before it is evaluated.
+
+        What the clients adapt is evaluated and then forgotten; the federation stays as it is.
+
+        Args:
+            personalization: What is adapted, and how.
+        """
+        self._personalization = personalization
+        try:
+            yield
+        finally:
+            self._personalization = None
+            if self._stage is not None:  # the engine failed before there was anything to tear down
+                self.stop_engine()
+
+    def teardown(self, stage: str) -> None:
+        """Let the engine go."""
+        self.stop_engine()
+
+    def stop_engine(self) -> None:
+        """Drop the local fits and evaluations under way and release the engine's resources."""
+        if self._current_round is not None:
+            # The loop keeps the round: its suspended engine would keep clients on the device until the next one.
+            fits, self._current_round.fits = self._current_round.fits, iter(())
+            if isinstance(fits, Generator):
+                fits.close()
+            self._current_round = None
+        self.evaluation.stop()
+        self.engine.stop()
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None

@@ -1,0 +1,115 @@
+"""What a federation holds, and its rounds under the outer Trainer."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from pfl_lightning.data import FederatedData
+from pfl_lightning.engines import Engine, FitEnvironment
+from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.facts import RunFacts
+from pfl_lightning.round import Round, Traffic
+from pfl_lightning.server import Aggregator
+from pfl_lightning.state.architectures import ArchitectureSummary
+from pfl_lightning.state.clients import Clients, GroupedStates
+
+__all__ = ["FederationRounds"]
+
+
+class FederationRounds(L.LightningModule):
+    """Clients, server and engine, and the communication rounds: one epoch each, one training batch a local fit."""
+
+    engine: Engine
+    """How local fits and evaluations run."""
+
+    seed: int
+    """Seed of everything random."""
+
+    models: nn.ModuleList
+    """One module for each architecture, which its clients use in turn."""
+
+    clients: Clients
+    """Modules and stored states of all clients."""
+
+    server: Aggregator
+    """Receives the updates and says what clients get."""
+
+    round: int
+    """The last round that was trained; the fine-tuning before an evaluation draws by it."""
+
+    _current_round: Round | None
+
+    @property
+    def data(self) -> FederatedData:
+        """The data module of the Trainer that this federation is attached to."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is None or not hasattr(datamodule, "client_data"):
+            raise ConfigurationError(
+                "a Federation needs a FederatedDataModule: trainer.fit(federation, datamodule=...); "
+                f"got {type(datamodule).__name__}. pfl_lightning.datamodules.FromLightning and FromDatasets wrap "
+                "others, and pfl_lightning.federate gives one"
+            )
+        return cast(FederatedData, datamodule)
+
+    @property
+    def method_name(self) -> str:
+        """Name of the method, such as ``FedPAC``."""
+        return type(self.models[0]).__name__
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether there are clients: the Trainer's fit, validate or test has shown the data."""
+        return len(self.models) > 0
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, m."""
+        return self.personal.num_clients
+
+    @property
+    def personal(self) -> GroupedStates:
+        """What every client has stored."""
+        return self.clients.personal
+
+    @property
+    def architectures(self) -> list[ArchitectureSummary]:
+        """What the architectures are and how many clients have each."""
+        return self.clients.summaries
+
+    @property
+    def environment(self) -> FitEnvironment:
+        """Settings of the outer Trainer and of the run that every local fit gets."""
+        trainer = self.trainer
+        rounds = (trainer.max_epochs or 0) if trainer.state.fn == TrainerFn.FITTING else 0
+        facts = RunFacts(len(self.data.participating), rounds if rounds > 0 else None)
+        return FitEnvironment(self.seed, self.device, trainer.precision_plugin, str(trainer.precision), facts)
+
+    # ------------------------------------------------------------------ a round
+
+    def begin_round(self, traffic: Traffic) -> Round:
+        """Begin the Trainer's current round: hand its cohort to the engine.
+
+        Args:
+            traffic: Counts the messages of the round.
+        """
+        trainer, data = self.trainer, self.data
+        cohort = data.current_cohort()[: int(trainer.num_training_batches)]
+        begun = Round(trainer.current_epoch, cohort, self.clients, self.server, data, self.environment, traffic)
+        begun.fits = self.engine.run(begun.broadcasts(), begun.environment)
+        self._current_round = begun
+        return begun
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Fit the clients of the batch and pass their updates on to the server."""
+        if self._current_round is None:
+            raise FederationError("no round has begun: a FederatedLoop must be among the Trainer's callbacks")
+        for client in batch.tolist():
+            result = self._current_round.fit_next(client)
+            self.round = result.round
+            if "loss" in result.losses:
+                progress = {"round": float(result.round), "client": float(client), "loss": result.losses["loss"]}
+                self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)

@@ -1,0 +1,62 @@
+"""What a checkpoint of a federation holds beside tensors, and what it must fit to be loaded."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pfl_lightning.errors import CheckpointError
+from pfl_lightning.federation.rounds import FederationRounds
+from pfl_lightning.state.checkpoints import check_fits
+
+__all__ = ["SavedState"]
+
+
+class SavedState(FederationRounds):
+    """Saves and restores the clients' states, and refuses checkpoints of something else."""
+
+    _fingerprint: str
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What identifies the federation, every client's personal state, and what never changes."""
+        return {
+            "method": self.method_name,
+            "seed": self.seed,
+            "partition": self._fingerprint,
+            "round": self.round,
+            **self.clients.state_dict(),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore every client's personal state, and what never changes."""
+        if state["seed"] != self.seed and self.trainer.state.fn == TrainerFn.FITTING:
+            warnings.warn(
+                f"the checkpoint was made with seed {state['seed']}, this run has {self.seed}: "
+                "what follows will differ from the uninterrupted run",
+                stacklevel=2,
+            )
+        self.clients.load_state_dict(state)
+        self.round = state["round"]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of something else before anything is overwritten.
+
+        Raises:
+            CheckpointError: The checkpoint is of another method, another encoder or another number of clients.
+        """
+        if not self.is_set_up:
+            raise CheckpointError(
+                "a federation takes its shape from the data: load the checkpoint by ckpt_path of the Trainer's fit, "
+                "validate or test, not by load_from_checkpoint"
+            )
+        own = {f"models.{name}": tensor for name, tensor in self.models.state_dict().items()}
+        check_fits(
+            checkpoint["state_dict"],
+            self.method_name,
+            self.num_clients,
+            self.data.fingerprint,
+            self.clients.labels,
+            own,
+        )
