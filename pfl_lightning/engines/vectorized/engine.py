@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +19,7 @@ from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, PhaseResult
 from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import VectorizedEvaluation
+from pfl_lightning.engines.vectorized.grouping import run_by_module
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
@@ -120,18 +120,12 @@ class VectorizedEngine(VectorizedEvaluation):
 
     def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
         """Run the local fits of a round, those of one architecture together; see :meth:`Engine.run`."""
-        waiting = iter(tasks)
-        while group := list(islice(waiting, self.clients_per_batch)):
-            models = {id(model): model for model, _ in group}
-            if len(models) == 1:
-                yield from self.fit_alike(group[0][0], [task for _, task in group], environment)
-                continue
-            found: dict[int, FitResult] = {}
-            for model in models.values():
-                for result in self.fit_alike(model, [task for own, task in group if own is model], environment):
-                    # The next client of the group is fitted before this result is passed on.
-                    found[result.client] = result.with_own_state()
-            yield from (found[task.context.client] for _, task in group)
+        return run_by_module(
+            tasks,
+            self.clients_per_batch,
+            lambda client, alike: self.fit_alike(client, alike, environment),
+            keep=FitResult.with_own_state,
+        )
 
     def fit_alike(
         self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 from weakref import WeakSet
 
@@ -16,6 +15,7 @@ from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
 from pfl_lightning.engines.lifecycle import enter_phase, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
+from pfl_lightning.engines.vectorized.grouping import run_by_module
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
 from pfl_lightning.engines.vectorized.stack import Member, by_kind, full_state, put_state
 from pfl_lightning.engines.vectorized.stacked_evaluation import score_stack
@@ -74,17 +74,12 @@ class VectorizedEvaluation(Engine):
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients, as many at once as allowed; results in the tasks' order; see :meth:`Engine.evaluate`."""
-        waiting = iter(tasks)
-        while chunk := list(islice(waiting, self.clients_per_batch)):
-            models = {id(model): model for model, _ in chunk}
-            if len(models) == 1:
-                yield from self._evaluate_alike(chunk[0][0], [task for _, task in chunk], environment)
-                continue
-            found: dict[int, EvaluationResult] = {}
-            for model in models.values():
-                for result in self._evaluate_alike(model, [task for own, task in chunk if own is model], environment):
-                    found[result.client] = result
-            yield from (found[task.context.client] for _, task in chunk)
+        return run_by_module(
+            tasks,
+            self.clients_per_batch,
+            lambda client, alike: self._evaluate_alike(client, alike, environment),
+            keep=lambda result: result,
+        )
 
     def _evaluate_alike(
         self, client: FederatedClient, tasks: list[EvaluationTask], environment: FitEnvironment
