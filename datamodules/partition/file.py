@@ -1,8 +1,7 @@
-"""Partition files: index lists that are read as a rule, or written."""
+"""Partition files as a rule: index lists that are read, checked and handed out, or written."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pfl_lightning.datamodules.clients.views import ClientView, views_from_arrays, views_to_arrays
-from pfl_lightning.datamodules.counting import Ints, split_by_sizes
+from pfl_lightning.datamodules.clients.views import ClientView
+from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
-
-_SPLITS = ("train", "validation", "test", "unlabeled")
+from pfl_lightning.datamodules.partition.storage import SPLITS, read_partition, write_partition
 
 
 class FromFile(Partitioner):
@@ -32,12 +30,15 @@ class FromFile(Partitioner):
     A file saved from clients with views (:class:`FeatureShift`, :class:`ConceptShift`) also has ``rotations`` (degrees,
     one per client) or ``label_maps`` (shape (clients, classes)), which are applied again.
 
+    A saved file has a ``checksum``, against which its content is checked. Remove it from a file that you edit; files
+    that you write yourself need none.
+
     Args:
         path: The file, ``.npz`` or ``.json``; :func:`save_partition` writes both.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        PartitionError: If the file is not such a partition.
+        PartitionError: If the file is not such a partition, or damaged.
 
     Example:
         >>> import tempfile
@@ -47,7 +48,7 @@ class FromFile(Partitioner):
         >>> path = Path(tempfile.mkdtemp()) / "partition.json"
         >>> save_partition(path, train=[np.array([0, 2]), np.array([1, 3])])
         >>> path.read_text()
-        '{"train": [[0, 2], [1, 3]]}\n'
+        '{"train": [[0, 2], [1, 3]], "checksum": 2489633417}\n'
         >>> [indices.tolist() for indices in FromFile(str(path)).partition(np.zeros(4, dtype=int))]
         [[0, 2], [1, 3]]
     """
@@ -56,7 +57,7 @@ class FromFile(Partitioner):
 
     def __init__(self, path: str) -> None:
         self.path = str(path)
-        parts, views = _read(Path(path))
+        parts, views = read_partition(Path(path))
         if "train" not in parts:
             raise PartitionError(f"{path}: expected index lists named 'train', found {sorted(parts) or 'nothing'}")
         super().__init__(max(len(parts["train"]), 1))
@@ -186,64 +187,8 @@ def save_partition(
     Raises:
         ValueError: If the file name ends in something else.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    given = zip(_SPLITS, (train, validation, test, unlabeled), strict=True)
-    parts = {name: part for name, part in given if part is not None}
-    seen = views_to_arrays(views or [])
-    if target.suffix == ".json":
-        lists = {name: [np.asarray(own).tolist() for own in part] for name, part in parts.items()}
-        lists |= {name: array.tolist() for name, array in seen.items()}
-        target.write_text(json.dumps(lists) + "\n", encoding="utf-8")
-    elif target.suffix == ".npz":
-        arrays: dict[str, npt.NDArray[Any]] = dict(seen)
-        for name, part in parts.items():
-            arrays[name] = np.concatenate([np.asarray(own, dtype=np.int64) for own in part])
-            arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
-        np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
-    else:
-        raise ValueError(f"a partition is saved as .npz or .json, got {target.name!r}: change the file name")
-
-
-def _read(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]:
-    """Index lists of a file by split, and the clients' views; no views if the file has none."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no partition file at {path}: expected an .npz or .json file of index lists")
-    try:
-        if path.suffix == ".npz":
-            with np.load(path) as arrays:
-                content = {name: arrays[name] for name in arrays.files}
-            return {name: _from_array(content, name) for name in _SPLITS if name in content}, views_from_arrays(content)
-        if path.suffix == ".json":
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(content, dict):
-                raise ValueError(f"expected an object, got a {type(content).__name__}")
-            parts = {name: [_to_ints(own) for own in content[name]] for name in _SPLITS if name in content}
-            return parts, views_from_arrays(content)
-    except (ValueError, TypeError, OSError, EOFError, OverflowError) as error:
-        raise PartitionError(
-            f"{path} is not a partition (index lists named train, validation, test): {error}"
-        ) from error
-    raise PartitionError(f"{path}: expected a file that ends in .npz or .json")
-
-
-def _from_array(content: dict[str, npt.NDArray[Any]], name: str) -> list[Ints]:
-    array = content[name]
-    if f"{name}_sizes" in content:
-        sizes = _to_ints(content[f"{name}_sizes"])
-        if array.ndim != 1 or sizes.sum() != len(array) or (sizes < 0).any():
-            raise ValueError(f"{name!r} has shape {array.shape}, {name}_sizes adds up to {sizes.sum()}")
-        return split_by_sizes(_to_ints(array), sizes)
-    if array.ndim != 2:
-        raise ValueError(f"{name!r} should have shape (clients, samples), got {array.shape}")
-    return [_to_ints(row) for row in array]
-
-
-def _to_ints(values: Any) -> Ints:
-    array = np.asarray(values)
-    if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"expected a list of whole numbers, got {array.dtype} of shape {array.shape}")
-    return array.astype(np.int64)
+    given = zip(SPLITS, (train, validation, test, unlabeled), strict=True)
+    write_partition(Path(path), {name: part for name, part in given if part is not None}, views or [])
 
 
 def _check_lists(where: str, lists: list[Ints]) -> None:

@@ -9,6 +9,7 @@ import socket
 import warnings
 from typing import Any
 
+from pfl_lightning.engines.ray.services import Services
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["Cluster", "require_ray"]
@@ -42,6 +43,9 @@ class Cluster:
         gpus_per_worker: GPUs of a worker; ``None`` divides the available GPUs if ``on_gpu``.
         on_gpu: Whether the outer Trainer is on a GPU.
 
+    Attributes:
+        services: Ray's own processes, to be checked while a run waits for replies.
+
     Raises:
         ConfigurationError: Ray is not installed, the address does not answer, or there are too few GPUs.
     """
@@ -65,6 +69,7 @@ class Cluster:
         elif address is not None:
             warnings.warn(f"this process is connected to Ray already; address={address!r} is not used", stacklevel=2)
         try:
+            self.services = Services.of(self.ray, self._own and address is None)
             self._share_out(address, num_workers, cpus_per_worker, gpus_per_worker, on_gpu, cores)
         except BaseException:
             self.close()

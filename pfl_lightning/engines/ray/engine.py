@@ -129,6 +129,7 @@ class RayEngine(Engine):
             device,
             self.start_timeout,
             self._take_notices,
+            cluster.services,
         )
 
     def stop(self) -> None:

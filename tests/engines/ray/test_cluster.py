@@ -30,6 +30,7 @@ class RunningRay(SimpleNamespace):
 @pytest.mark.parametrize(("gpus", "workers", "share"), SHARES)
 def test_workers_get_a_number_of_gpus_that_ray_takes(monkeypatch, gpus, workers, share):
     monkeypatch.setattr(cluster, "require_ray", lambda: RunningRay(gpus=gpus))
+    monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
     found = cluster.Cluster(None, workers, 1, None, True).gpus_per_worker
     assert found == pytest.approx(share)
     assert found <= 1 or found == int(found)

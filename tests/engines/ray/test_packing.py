@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -31,6 +31,7 @@ def bits(tensor):
     return b"".join(bytes(value.contiguous().reshape(1).view(torch.uint8).tolist()) for value in tensor.reshape(-1))
 
 
+@settings(deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.lists(st.integers(0, 3), max_size=4),
@@ -47,9 +48,22 @@ def test_tensors_keep_values_type_and_layout(dtype, shape, order, copied, seed):
     found = unpack(pack([tensor]), copy=copied)[0]
     assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
     if tensor.numel() > 1:
-        wide = [d for d in range(tensor.ndim) if tensor.shape[d] > 1]  # the stride of a single row means nothing
-        assert [found.stride(d) for d in wide] == [tensor.stride(d) for d in wide]
+        assert found.stride() == tensor.stride()
     assert bits(found) == bits(tensor)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("shape", [(8, 1, 3, 3), (1, 8, 3, 3), (8, 4, 1, 1), (1, 1, 3, 3), (8, 1, 1, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format], ids=["channels last", "contiguous"])
+def test_strides_of_single_channels_stay(shape, form, copied):
+    """By the strides of dimensions of size 1, too, PyTorch tells channels-last weights of a convolution."""
+    tensor = torch.randn(shape).to(memory_format=form)
+    for source in (tensor, tensor.as_strided(shape, [s + (n == 1) for n, s in zip(shape, tensor.stride())])):
+        found = unpack(pack(source), copy=copied)
+        assert found.stride() == source.stride()
+        assert torch.equal(found, source)
+        for known in (torch.channels_last, torch.contiguous_format):
+            assert found.is_contiguous(memory_format=known) == source.is_contiguous(memory_format=known)
 
 
 def test_a_slice_and_an_expanded_tensor_are_sent_without_the_rest_of_their_storage():
