@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -68,6 +69,7 @@ class Cluster:
             self._connect(str(address))
         elif address is not None:
             warnings.warn(f"this process is connected to Ray already; address={address!r} is not used", stacklevel=2)
+        self.services = Services({})
         try:
             self.services = Services.of(self.ray, self._own and address is None)
             self._share_out(address, num_workers, cpus_per_worker, gpus_per_worker, on_gpu, cores)
@@ -116,7 +118,11 @@ class Cluster:
     def close(self) -> None:
         """Disconnect; a Ray instance that was started here is shut down."""
         if self._own and self.ray.is_initialized():
+            orphans = _started_by_raylet() if self.services.lost else []
             self.ray.shutdown()
+            for process in orphans:
+                with contextlib.suppress(Exception):  # it has ended
+                    process.kill()
 
 
 def gpu_share(gpus: float, workers: int) -> float:
@@ -129,6 +135,14 @@ def gpu_share(gpus: float, workers: int) -> float:
     if gpus < 1:
         return gpus / workers
     return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
+
+
+def _started_by_raylet() -> list[Any]:
+    """Processes of this process's raylet, which Ray leaves behind when its control service has died."""
+    import psutil  # that of Ray, unless there is another one
+
+    raylets = [process for process in psutil.Process().children() if process.name() == "raylet"]
+    return [process for raylet in raylets for process in raylet.children(recursive=True)]
 
 
 def _knock(address: str, seconds: float = 10.0) -> None:
