@@ -98,8 +98,10 @@ def test_a_copy_is_writable_and_aligned_as_torch_does_it_and_a_view_shares_the_b
     assert shared.data_ptr() == packed.buffers[0].ctypes.data
 
 
-def test_a_network_comes_back_as_it_was():
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_network_comes_back_as_it_was(channels):
+    net = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
+    net = net.to(memory_format=torch.channels_last)
     net.append(net[2])  # one layer in two places
     net[0].weight.requires_grad_(False)
     net.note = lambda value: value + 1  # goes by value
@@ -108,8 +110,10 @@ def test_a_network_comes_back_as_it_was():
     assert found.note(1) == 2
     assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in net.parameters()]
     assert [p.stride() for p in found.parameters()] == [p.stride() for p in net.parameters()]
-    inputs = torch.randn(2, 3, 8, 8)
-    assert torch.equal(found(inputs), copy.deepcopy(net)(inputs))
+    inputs = torch.randn(2, channels, 8, 8).to(memory_format=torch.channels_last)
+    received = unpack(pack(inputs), copy=False)
+    assert received.stride() == inputs.stride()
+    assert torch.equal(found(received), copy.deepcopy(net)(inputs))
     found(inputs).sum().backward()
     torch.optim.SGD(found.parameters(), lr=0.1).step()
     assert not torch.equal(found[2].weight, net[2].weight)
