@@ -69,7 +69,12 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> t
     inputs: list[Tensor] = []
     targets: list[int] = []
     for place in range(checked_length(items, what)):
-        value, target = read(items[place], f"item {place} of the {what}")
+        try:
+            item = items[place]
+        except Exception as error:  # of the user's own code, which may not say which file it has read
+            error.add_note(f"while item {place} of the {what} was read")
+            raise
+        value, target = read(item, f"item {place} of the {what}")
         if place == 0:
             checked_length(items, what, value.nbytes)
         if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):

@@ -126,6 +126,9 @@ class WorkerPool:
                 while expected in own.done:
                     expected += 1
                     yield own.done.pop(expected - 1)
+        except (self._ray.exceptions.RayError, OSError):  # of a call of Ray, such as a put
+            self._services.check(now=True)
+            raise
         finally:  # stopped early: jobs of this run that workers still have are dropped
             for seat in [] if self._services.lost else list(self._seats):
                 if any(run is own for run, _, _ in seat.jobs.values()):

@@ -40,6 +40,21 @@ def test_a_picture_is_read_as_it_looks(kind):
     assert np.array_equal(inputs[0].numpy(), expected)
 
 
+def test_an_item_that_cannot_be_read_is_named():
+    class Damaged(Dataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, place):
+            if place == 3:
+                raise OSError("image file is truncated")
+            return torch.zeros(2), 0
+
+    with pytest.raises(OSError, match="truncated") as caught:
+        read_dataset(Damaged(), "test set")
+    assert caught.value.__notes__ == ["while item 3 of the test set was read"]
+
+
 class Endless(Dataset):
     """A data set that begins again whenever it is at its end."""
 

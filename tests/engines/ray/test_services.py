@@ -46,7 +46,7 @@ class DeadRay(FakeRay):
         pytest.fail("a call of a dead Ray")
 
 
-@pytest.mark.parametrize("how", ["no reply", "error"])
+@pytest.mark.parametrize("how", ["no reply", "error", "error of a put"])
 def test_a_run_ends_when_ray_has_died_and_calls_it_no_more(listener, monkeypatch, how):
     engine, _ = fake_ray_engine(monkeypatch)
     ray, services = DeadRay(), Services({"raylet": listener.getsockname()}, own=True)
@@ -62,14 +62,22 @@ def test_a_run_ends_when_ray_has_died_and_calls_it_no_more(listener, monkeypatch
         if ray.calls < 3:
             return FakeRay.wait(ray, references, num_returns, timeout)
         listener.close()
-        services._last = float("-inf")  # a second later
-        return ([], references) if how == "no reply" else FakeRay.wait(ray, references, num_returns, timeout)
+        if how == "no reply":
+            services._last = float("-inf")  # a second later
+            return [], references
+        return FakeRay.wait(ray, references, num_returns, timeout)
 
     def get(reference):
-        if listener.fileno() < 0:
+        if listener.fileno() < 0 and how == "error":
             raise ray.exceptions.RayError("the worker died")
         return reference.compute()
 
+    def put(value):
+        if listener.fileno() < 0:
+            raise BrokenPipeError("no raylet")
+        return FakeRay.put(ray, value)
+
+    monkeypatch.setattr(ray, "put", put)
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray_engine, "Cluster", cluster)
