@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import stat
+import time
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 DECODER = 2
 """Number of the rules by which files become pixels: caches of other rules are made again."""
+
+DAY = 86_400
+"""Seconds after which a half-written file has no writer any more."""
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -216,6 +220,9 @@ def _write_cache(cache: Path, pixels: Pixels, listing: str) -> None:
     content = {"listing": listing, "decoder": DECODER, "shape": pixels.shape, "crc32": zlib.crc32(pixels.data)}
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
+        for orphan in cache.parent.glob(f"{cache.stem}.*.tmp"):  # of runs that were killed
+            if time.time() - orphan.stat().st_mtime > DAY:
+                orphan.unlink(missing_ok=True)
         # Each file appears whole or not at all. The notes are written last; their checksum ties them to the pixels.
         with temporary.open("wb") as file:
             np.save(file, pixels)

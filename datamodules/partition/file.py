@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
-from pfl_lightning.datamodules.partition.storage import SPLITS, read_partition, write_partition
+from pfl_lightning.datamodules.partition.storage import SPLITS, PartitionContent, read_partition, write_partition
 
 
 class FromFile(Partitioner):
@@ -57,7 +57,8 @@ class FromFile(Partitioner):
 
     def __init__(self, path: str) -> None:
         self.path = str(path)
-        parts, views = read_partition(Path(path))
+        content = read_partition(Path(path))
+        parts, views = content.parts, content.views
         if "train" not in parts:
             raise PartitionError(f"{path}: expected index lists named 'train', found {sorted(parts) or 'nothing'}")
         super().__init__(max(len(parts["train"]), 1))
@@ -75,6 +76,7 @@ class FromFile(Partitioner):
             )
         self._parts = parts
         self._views = views
+        self._num_samples = content.num_samples
         if views and len(views) != self.num_clients:
             raise PartitionError(
                 f"{path}: 'train' has {self.num_clients} clients, 'rotations' or 'label_maps' {len(views)}: give one "
@@ -84,6 +86,11 @@ class FromFile(Partitioner):
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Training indices of the file, checked against the labels, see :meth:`Partitioner.partition`."""
         num_samples = len(check_labels(labels))
+        if self._num_samples not in (None, num_samples):
+            raise PartitionError(
+                f"{self.path} divides a data set of {self._num_samples} samples, this one has {num_samples}: give the "
+                "file of this data set, or make it again with `pfl partition` or save_partition"
+            )
         for name in ("train", "validation"):
             self._check_range(name, num_samples, "training set")
         everything = np.concatenate([*self._parts["train"], *self._parts.get("validation", [])])
@@ -173,6 +180,7 @@ def save_partition(
     validation: Sequence[npt.NDArray[Any]] | None = None,
     views: Sequence[ClientView] | None = None,
     unlabeled: Sequence[npt.NDArray[Any]] | None = None,
+    num_samples: int | None = None,
 ) -> None:
     """Write index lists to a file that :class:`FromFile` reads back unchanged.
 
@@ -183,15 +191,17 @@ def save_partition(
         validation: One array of validation indices per client, if there are any.
         views: View of each client; None if every client sees the samples as stored.
         unlabeled: One array of indices of unlabeled samples per client, if there are any.
+        num_samples: Number of samples of the data set that ``train`` counts: the file is then refused for another one.
 
     Raises:
         ValueError: If the file name ends in something else.
     """
     given = zip(SPLITS, (train, validation, test, unlabeled), strict=True)
-    write_partition(Path(path), {name: part for name, part in given if part is not None}, views or [])
+    parts = {name: [np.asarray(own, dtype=np.int64) for own in part] for name, part in given if part is not None}
+    write_partition(Path(path), PartitionContent(parts, views or (), num_samples))
 
 
-def _check_lists(where: str, lists: list[Ints]) -> None:
+def _check_lists(where: str, lists: Sequence[Ints]) -> None:
     for client, own in enumerate(lists):
         if len(own) and own.min() < 0:
             raise PartitionError(f"{where} of client {client} has a negative index {own.min()}: indices count from 0")

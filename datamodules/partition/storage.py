@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,37 +22,65 @@ from pfl_lightning.datamodules.partition.base import PartitionError
 SPLITS = ("train", "validation", "test", "unlabeled")
 CHECKSUM = "checksum"
 
+NUM_SAMPLES = "num_samples"
+
 _PER_BYTE = 8
 """Bytes of memory that a byte of a text file may take as Python's numbers."""
 
 
-def write_partition(path: Path, parts: Mapping[str, Sequence[npt.NDArray[Any]]], views: Sequence[ClientView]) -> None:
+@dataclass(frozen=True)
+class PartitionContent:
+    """Content of a partition file.
+
+    Attributes:
+        parts: One array of indices per client, by split.
+        views: View of each client; empty if every client sees the samples as stored.
+        num_samples: Number of samples of the data set that ``train`` counts; None if the file does not say so.
+    """
+
+    parts: Mapping[str, Sequence[Ints]]
+    views: Sequence[ClientView] = ()
+    num_samples: int | None = None
+
+    def checksum(self) -> int:
+        """Checksum, the same for both kinds of files and on every machine."""
+        found = 0 if self.num_samples is None else crc32(f"{NUM_SAMPLES} {self.num_samples}".encode())
+        for name, array in views_to_arrays(self.views).items():
+            numbers = array.astype("<f8" if name == "rotations" else "<i8")
+            found = crc32(numbers.tobytes(), crc32(f"{name} {numbers.shape}".encode(), found))
+        for name in SPLITS:
+            for own in self.parts.get(name, ()):
+                found = crc32(own.astype("<i8").tobytes(), crc32(f"{name} {len(own)}".encode(), found))
+        return found
+
+
+def write_partition(path: Path, content: PartitionContent) -> None:
     """Write index lists and views with a checksum; the file appears whole or not at all.
 
     Args:
         path: The file, ``.npz`` or ``.json``; missing folders are created.
-        parts: One array of indices per client, by split.
-        views: View of each client; empty if every client sees the samples as stored.
+        content: The index lists and views.
 
     Raises:
         ValueError: If the file name ends in something else.
     """
     if path.suffix not in (".json", ".npz"):
         raise ValueError(f"a partition is saved as .npz or .json, got {path.name!r}: change the file name")
-    lists = {name: [np.asarray(own, dtype=np.int64) for own in part] for name, part in parts.items()}
-    seen = views_to_arrays(views)
-    checksum = _checksum(lists, views)
+    numbers = {CHECKSUM: content.checksum()}  # first: not lost where the end is
+    if content.num_samples is not None:
+        numbers[NUM_SAMPLES] = content.num_samples
+    seen = views_to_arrays(content.views)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         if path.suffix == ".json":
-            content: dict[str, Any] = {name: [own.tolist() for own in part] for name, part in lists.items()}
-            content |= {name: array.tolist() for name, array in seen.items()}
-            temporary.write_text(json.dumps(content | {CHECKSUM: checksum}) + "\n", encoding="utf-8")
+            lists: dict[str, Any] = {name: [own.tolist() for own in part] for name, part in content.parts.items()}
+            lists |= {name: array.tolist() for name, array in seen.items()}
+            temporary.write_text(json.dumps(lists | numbers) + "\n", encoding="utf-8")
         else:
-            arrays: dict[str, npt.NDArray[Any]] = {CHECKSUM: np.array(checksum), **seen}  # first: not lost at the end
-            for name, part in lists.items():
-                arrays[name] = np.concatenate(part) if part else np.empty(0, dtype=np.int64)
+            arrays: dict[str, npt.NDArray[Any]] = {name: np.array(number) for name, number in numbers.items()} | seen
+            for name, part in content.parts.items():
+                arrays[name] = np.concatenate(part)
                 arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
             with temporary.open("wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -61,8 +90,8 @@ def write_partition(path: Path, parts: Mapping[str, Sequence[npt.NDArray[Any]]],
             temporary.unlink(missing_ok=True)
 
 
-def read_partition(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]:
-    """Index lists of a file by split, and the clients' views; no views if the file has none.
+def read_partition(path: Path) -> PartitionContent:
+    """Read index lists and views.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -78,34 +107,22 @@ def read_partition(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]
         content = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
         read = _from_array if path.suffix == ".npz" else _from_lists
         parts = {name: read(content, name) for name in SPLITS if name in content}
-        views = views_from_arrays(content)
-        checksum = int(content[CHECKSUM]) if CHECKSUM in content else None
+        num_samples, checksum = (int(content[n]) if n in content else None for n in (NUM_SAMPLES, CHECKSUM))
+        found = PartitionContent(parts, views_from_arrays(content), num_samples)
     except Exception as error:  # reading damaged files raises errors of any class
         raise PartitionError(
             f"{path} is not a partition (index lists named train, validation, test), or damaged: {_words(error)}; "
             f"{_ADVICE}"
         ) from error
-    if checksum is not None and checksum != _checksum(parts, views):
+    if checksum is not None and checksum != found.checksum():
         raise PartitionError(
             f"{path} is damaged: its content does not fit its checksum; {_ADVICE}. If you have edited it yourself, "
             f"remove {CHECKSUM!r} from it"
         )
-    return parts, views
+    return found
 
 
 _ADVICE = "make it again with `pfl partition` or save_partition, or use an intact copy"
-
-
-def _checksum(parts: Mapping[str, Sequence[Ints]], views: Sequence[ClientView]) -> int:
-    """Checksum of the content, the same for both kinds of files and on every machine."""
-    found = 0
-    for name, array in views_to_arrays(views).items():
-        numbers = array.astype("<f8" if name == "rotations" else "<i8")
-        found = crc32(numbers.tobytes(), crc32(f"{name} {numbers.shape}".encode(), found))
-    for name in SPLITS:
-        for own in parts.get(name, ()):
-            found = crc32(own.astype("<i8").tobytes(), crc32(f"{name} {len(own)}".encode(), found))
-    return found
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -115,7 +132,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
     with arrays:
         infos = arrays.zip.infolist() if arrays.zip is not None else []
         check_memory("unpacked, it", sum(info.file_size for info in infos), "it is no partition")
-        known = {*SPLITS, *(f"{name}_sizes" for name in SPLITS), "rotations", "label_maps", CHECKSUM}
+        known = {*SPLITS, *(f"{name}_sizes" for name in SPLITS), "rotations", "label_maps", CHECKSUM, NUM_SAMPLES}
         return {name: arrays[name] for name in arrays.files if name in known}
 
 

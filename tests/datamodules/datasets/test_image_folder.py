@@ -154,6 +154,21 @@ def test_a_cache_of_an_earlier_version_is_made_again(folder, tmp_path, decoded):
     assert len(decoded) > 0
 
 
+def test_half_files_of_killed_runs_are_removed_after_a_day(folder, tmp_path):
+    make(folder, tmp_path).load()
+    (pixels,) = (tmp_path / "cache").glob("*.npy")
+    old, fresh, other = (
+        pixels.parent / name for name in (f"{pixels.stem}.11.tmp", f"{pixels.stem}.12.tmp", "x.13.tmp")
+    )
+    for path in (old, fresh, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    pixels.unlink()
+    make(folder, tmp_path).load()
+    assert [path.exists() for path in (old, fresh, other)] == [False, True, True]
+
+
 def test_a_full_disk_leaves_no_half_cache(folder, tmp_path, monkeypatch):
     def full(file, array):
         file.write(b"half")

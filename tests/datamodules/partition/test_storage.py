@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from pfl_lightning.datamodules import memory
+from pfl_lightning.datamodules import IID, Digits, memory
 from pfl_lightning.datamodules.partition import ClientView, FromFile, PartitionError, save_partition
 from pfl_lightning.datamodules.partition.storage import read_partition
 
@@ -20,19 +20,32 @@ ENDINGS = [".npz", ".json"]
 @pytest.fixture(params=ENDINGS)
 def path(request, tmp_path):
     found = tmp_path / f"parts{request.param}"
-    save_partition(found, TRAIN, TEST, views=VIEWS)
+    save_partition(found, TRAIN, TEST, views=VIEWS, num_samples=6)
     return found
 
 
 def content_of(path):
-    parts, views = read_partition(path)
-    lists = {name: [own.tolist() for own in part] for name, part in parts.items()}
-    return lists, [(view.rotation, tuple(view.label_map or ())) for view in views]
+    found = read_partition(path)
+    lists = {name: [own.tolist() for own in part] for name, part in found.parts.items()}
+    return lists, [(view.rotation, tuple(view.label_map or ())) for view in found.views], found.num_samples
 
 
 def test_what_is_written_fits_its_checksum(path):
-    assert content_of(path) == ({"train": [[0, 2, 5], [1, 3]], "test": [[0, 1], []]}, [(0, ()), (90, (1, 0))])
+    assert content_of(path) == ({"train": [[0, 2, 5], [1, 3]], "test": [[0, 1], []]}, [(0, ()), (90, (1, 0))], 6)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_of_another_data_set(path, tmp_path):
+    assert len(FromFile(str(path)).partition(np.zeros(6, int))) == 2
+    with pytest.raises(PartitionError, match=r"divides a data set of 6 samples, this one has 7: give the file of this"):
+        FromFile(str(path)).partition(np.zeros(7, int))
+    data = Digits(IID(3))
+    data.setup()
+    data.save_partition(tmp_path / "digits.npz")
+    assert read_partition(tmp_path / "digits.npz").num_samples == 1797
+    again = Digits(FromFile(str(tmp_path / "digits.npz")))
+    again.setup()
+    assert again.fingerprint == data.fingerprint
 
 
 def test_both_kinds_have_the_same_checksum(tmp_path):
