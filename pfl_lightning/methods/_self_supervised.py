@@ -29,7 +29,7 @@ class SelfSupervisedClient(FederatedClient):
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
-    shared = ("encoder.*", "objective.*")  # of an instance: what its objective shares
+    shared: tuple[str, ...] = ("encoder.*", "objective.*")  # an instance narrows it to what its objective shares
     batch_norm = "shared"
     evaluation = "knn"  # until a head is fitted
     loss_names: ClassVar[tuple[str, ...]] = ("self_supervised",)

@@ -3,7 +3,7 @@
 from _helpers.toy import tiny_encoder
 
 from pfl_lightning.cli.tables import methods_table
-from pfl_lightning.methods import METHODS, Calibre, FedEMA, PFLSSL
+from pfl_lightning.methods import METHODS, PFLSSL, Calibre, FedEMA
 
 SELF_SUPERVISED = (PFLSSL, Calibre, FedEMA)
 
