@@ -81,5 +81,5 @@ def test_a_checkpoint_between_training_and_validation_is_refused(tmp_path, cohor
     method = partial(FedPAC, lr=0.05, epochs=1)
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     run(method, 3, loop=FederatedLoop(cohort), callbacks=[saver], enable_checkpointing=True)
-    with pytest.raises(CheckpointError, match="not yet validated"):
+    with pytest.raises(CheckpointError, match="not all validated"):
         run(method, 4, loop=FederatedLoop(cohort), ckpt_path=str(tmp_path / "step=2.ckpt"))
