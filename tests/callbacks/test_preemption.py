@@ -1,5 +1,6 @@
 """A job that SLURM preempts and starts again goes on as if nothing had happened, with Lightning's own handlers."""
 
+import json
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from _helpers.slurm import SignalAt, enter_job
 from _helpers.toy import Toy, assert_same, whole_state
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from pfl_lightning import TrainerEngine
 from pfl_lightning.methods import FedPAC
 
 METHOD = partial(FedPAC, lr=0.05, epochs=1)
@@ -25,7 +27,7 @@ MOMENTS = [
 ]
 
 
-def fit(folder, *callbacks, rounds=4):
+def fit(folder, *callbacks, rounds=4, **options):
     """A run of a script that knows nothing of SLURM: Lightning finds the checkpoint of a job that was started again."""
     saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     return play(
@@ -35,14 +37,12 @@ def fit(folder, *callbacks, rounds=4):
         checkpoint=saver,
         more=callbacks,
         data=Toy(),
-        default_root_dir=folder,
         num_sanity_val_steps=1,
+        **{"default_root_dir": folder, **options},
     )
 
 
 def history(folder):
-    import json
-
     results = json.loads((folder / "results.json").read_text())
     return [entry["round"] for entry in results["history"]], results["accuracy"]
 
@@ -62,6 +62,18 @@ def test_a_signal_at_any_moment_finishes_the_round_and_the_job_goes_on_exactly(t
     assert_same(whole_state(resumed), whole_state(whole))
     assert history(tmp_path / "job") == history(tmp_path / "whole")
     assert history(tmp_path / "job")[0] == [0, 1, 2, 3]
+
+
+def test_trainers_of_clients_do_not_go_on_from_the_checkpoint_of_the_job(tmp_path, monkeypatch):
+    """A script's Trainer and those of its clients have one folder by default, the working directory."""
+    monkeypatch.chdir(tmp_path)
+    whole = fit("whole", engine=TrainerEngine())
+    enter_job(monkeypatch, tmp_path, then="kill -TERM $PPID")
+    with pytest.raises(SystemExit):
+        fit("job", SignalAt("on_train_batch_end", 1), engine=TrainerEngine(), default_root_dir=None)
+    assert list(tmp_path.glob("hpc_ckpt_*.ckpt"))
+    resumed = fit("job", engine=TrainerEngine(), default_root_dir=None)
+    assert_same(whole_state(resumed), whole_state(whole))
 
 
 def test_the_end_of_the_job_before_the_end_of_the_round_drops_the_round(tmp_path, monkeypatch):
