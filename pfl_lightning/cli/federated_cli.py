@@ -201,8 +201,8 @@ class FederatedCLI(LightningCLI):
             if number is None:
                 raise
             last = self.run_folder / "checkpoints" / "last.ckpt"
-            how = how_to_go_on(self._words, last) if subcommand == "fit" else ""
-            print(f"pfl: stopped by {number.name}. {how}", file=sys.stderr)
+            how = f" {how_to_go_on(self._words, last)}" if subcommand == "fit" else ""
+            print(f"pfl: stopped by {number.name}.{how}", file=sys.stderr)
             sys.exit(128 + number)
 
     def before_personalize(self) -> None:
