@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 
+from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
@@ -104,6 +105,11 @@ class FederatedLoop(L.Callback):
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let TensorBoard forget rounds that an interrupted run logged and that are played again."""
+        if self.rounds:
+            purge_curves(trainer.loggers, self.rounds)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say if the run so far evaluated others."""
         if self.eval_cohort != self._eval_cohort_before:
@@ -173,18 +179,15 @@ class FederatedLoop(L.Callback):
         progress.increment_ready()
         progress.increment_completed()
 
-    # From a checkpoint between the last client and the validation Lightning does not go on as if nothing had happened:
-    # it skips that validation and the start of the next round. Until then the round counts as unfinished.
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The round is over once its models are evaluated."""
-        self._in_round = self._in_round and not self._aggregated
-
+    # From a checkpoint between the last client and the end of the validation Lightning does not go on as if nothing had
+    # happened: it skips the rest, and the start of the next round. Until then the round counts as unfinished.
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The round is over, evaluated or not."""
         self._in_round = self._in_round and not self._aggregated
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log what the validation found against the round."""
+        """Log what the validation found against the round, which is over."""
+        self._in_round = self._in_round and not self._aggregated
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
             for logger in trainer.loggers:
@@ -212,7 +215,7 @@ class FederatedLoop(L.Callback):
         if state_dict["in_round"]:
             raise CheckpointError(
                 f"the checkpoint was written in the middle of a round, after {state_dict['rounds']} rounds: not all of "
-                "its clients had trained, or the new models were not yet validated; resume from one that was written "
+                "its clients had trained, or the new models were not all validated; resume from one that was written "
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]

@@ -19,12 +19,15 @@ from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.parser import CLIParser, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.personalize import personalization_table, write_personalization
 from pfl_lightning.cli.runs import RunFolder
+from pfl_lightning.cli.slurm import SlurmCommand
+from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO, BestRound
+from pfl_lightning.state.best_round import BestRound
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 __all__ = ["FederatedCLI"]
 
@@ -39,6 +42,7 @@ class FederatedCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         if args is None or isinstance(args, list):
             args = expand_engine_option(sys.argv[1:] if args is None else args)
+        self._words = [*args] if isinstance(args, list) else []
         super().__init__(
             Federation,
             FederatedDataModule,
@@ -105,8 +109,12 @@ class FederatedCLI(LightningCLI):
         apply_engine_option(config)
         runs = RunFolder(Path(config.run_dir))
         self.run_folder = runs.next()
+        self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":
             return
+        if self.subcommand == "fit" and self._slurm is not None:
+            began = self._slurm.checkpoint_to_go_on_from(runs)
+            config.ckpt_path = str(began) if began is not None else config.ckpt_path
         if config.ckpt_path is not None:
             checkpoint = runs.find_checkpoint(config.ckpt_path)
             config.ckpt_path, self.run_folder = str(checkpoint), runs.run_of(checkpoint) or self.run_folder
@@ -126,7 +134,10 @@ class FederatedCLI(LightningCLI):
         if self.subcommand is None:
             return super().instantiate_trainer(**kwargs)
         config, folder = self.config[self.subcommand].trainer, self.run_folder
-        kwargs["default_root_dir"] = config.default_root_dir or str(folder.parent)
+        # Lightning goes on from any checkpoint of SLURM's that it finds there: it must not be another run's.
+        kwargs["default_root_dir"] = config.default_root_dir or str(
+            folder if self.subcommand == "fit" else folder.parent
+        )
         if self.subcommand == "export":
             kwargs["logger"] = False
         elif config.logger is None and self.subcommand != "partition":
@@ -172,7 +183,7 @@ class FederatedCLI(LightningCLI):
             elif isinstance(callback, InspectionCallback):
                 callback.dirpath = callback.dirpath or str(folder / "inspection")
             elif isinstance(callback, SaveConfig):
-                callback.folder = folder
+                callback.folder, callback.slurm = folder, self._slurm
         if self.config[self.subcommand].trainer.enable_checkpointing is not False:
             # save_last of ModelCheckpoint follows the best round: it writes only when a best round is written.
             callbacks.append(
@@ -180,6 +191,19 @@ class FederatedCLI(LightningCLI):
                     folder / "checkpoints", "last", enable_version_counter=False, save_on_train_epoch_end=True
                 )
             )
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run it; a stop from outside has the exit code of its signal (130 and 143), and says how to go on."""
+        try:
+            super()._run_subcommand(subcommand)
+        except (SystemExit, KeyboardInterrupt) as error:
+            number = stopping_signal(error)
+            if number is None:
+                raise
+            last = self.run_folder / "checkpoints" / "last.ckpt"
+            how = f" {how_to_go_on(self._words, last)}" if subcommand == "fit" else ""
+            print(f"pfl: stopped by {number.name}.{how}", file=sys.stderr)
+            sys.exit(128 + number)
 
     def before_personalize(self) -> None:
         """Take the personalization of the config, or else Calibre's."""

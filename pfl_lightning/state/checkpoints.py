@@ -1,4 +1,4 @@
-"""Checkpoints of a federation: checked before loading, written atomically, and kept for the best round."""
+"""Checkpoints of a federation: checked before loading, and written atomically."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 
-__all__ = ["AtomicCheckpointIO", "BestRound", "check_fits"]
+__all__ = ["AtomicCheckpointIO", "check_fits"]
 
 
 def check_fits(
@@ -122,20 +120,3 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return super().load_checkpoint(path, where, weights_only)
         found: dict[str, Any] = torch.load(path, map_location=where, mmap=True, weights_only=weights_only)
         return found
-
-
-class BestRound(ModelCheckpoint):
-    """ModelCheckpoint of the best round, which saves nothing where its metric does not exist.
-
-    The metric is missing where no client has a validation part: the share may be zero, or the clients too small.
-    """
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save if the round was validated."""
-        if self.monitor in trainer.callback_metrics:
-            super().on_train_epoch_end(trainer, pl_module)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save if the round was validated."""
-        if self.monitor in trainer.callback_metrics:
-            super().on_validation_end(trainer, pl_module)

@@ -6,8 +6,11 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pfl_lightning.engines.ray.services import Services
@@ -113,7 +116,8 @@ class Cluster:
             ) from error
 
     def _init(self, **options: Any) -> None:
-        self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
+        with _signals_kept_from_children():
+            self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
     def close(self) -> None:
         """Disconnect; a Ray instance that was started here is shut down."""
@@ -123,6 +127,22 @@ class Cluster:
             for process in orphans:
                 with contextlib.suppress(Exception):  # it has ended
                     process.kill()
+
+
+@contextmanager
+def _signals_kept_from_children() -> Iterator[None]:
+    """Block a job scheduler's signals in the processes that are started here.
+
+    SLURM sends them to all processes of a job. They are for the Trainer, and would kill Ray.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # one that came meanwhile arrives now
 
 
 def gpu_share(gpus: float, workers: int) -> float:
