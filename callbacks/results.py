@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import explain_full_disk, replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 
 __all__ = ["ResultsWriter"]
@@ -90,7 +90,8 @@ class ResultsWriter(L.Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = self.folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
-            trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
+            with explain_full_disk(folder / "partition.npz", partial=folder / "partition.npz"):
+                trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the results."""
@@ -113,7 +114,8 @@ class ResultsWriter(L.Callback):
         folder = self.folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.results(trainer, pl_module), indent=2) + "\n"
-        _write_atomically(folder / "results.json", text)
+        with replace_file(folder / "results.json") as temporary:
+            temporary.write_text(text)
         self._write_clients(folder / "clients.csv", pl_module)
 
     def results(self, trainer: L.Trainer, federation: Federation) -> dict[str, Any]:
@@ -159,8 +161,7 @@ class ResultsWriter(L.Callback):
 
     def _write_clients(self, path: Path, federation: Federation) -> None:
         columns = [f"{part}_accuracy_{name}" for name in CHOICES for part in ("test", "validation")]
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
+        with replace_file(path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["client", "train_samples", "validation_samples", "test_samples", *columns])
             for client in range(federation.personal.num_clients):
@@ -171,7 +172,6 @@ class ResultsWriter(L.Callback):
                     for accuracies in (chosen.test, chosen.validation) if chosen else ({}, {}):
                         row.append(accuracies.get(client, ""))
                 writer.writerow(row)
-        os.replace(temporary, path)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -187,9 +187,3 @@ class ResultsWriter(L.Callback):
         """Restore what was seen before the checkpoint."""
         self.chosen = {name: _Chosen(**entry) for name, entry in state_dict["chosen"].items()}
         self.history = [dict(entry) for entry in state_dict["history"]]
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import replace_file
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.export import export_clients
 
@@ -101,5 +102,5 @@ class SaveConfig(SaveConfigCallback):
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, path, skip_none=False, multifile=self.multifile)
+        with replace_file(path) as temporary:
+            self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile)
