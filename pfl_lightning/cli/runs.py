@@ -102,11 +102,22 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
         RunLockedError: Another process trains this run.
         DiskFullError: The disk became full, and no file of the run was named.
     """
-    folder = known or runs.new()
+    folder = known
     try:
-        with RunLock(folder) if lock else nullcontext(), explain_full_disk(folder):
+        with explain_full_disk(folder or runs.base):
+            folder = folder or runs.new()
+            held = RunLock(folder) if lock else None
+        with held or nullcontext(), explain_full_disk(folder):
+            if held is not None and held.is_held:
+                _remove_half_written(folder)
             yield folder
     finally:
-        if known is None:
+        if known is None and folder is not None:
             with suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Remove what a killed process had not finished; while the folder is locked, nobody else writes there."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
+        path.unlink(missing_ok=True)

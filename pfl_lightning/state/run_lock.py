@@ -57,9 +57,13 @@ class RunLock:
                 self._close()  # whoever held it has removed the file in between
             elif self._descriptor is None:
                 return
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         HELD.add(self)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError:  # a full disk
+            self.release()
+            raise
 
     def _lock(self) -> int | None:
         """Descriptor of the locked file; ``None`` where the file system has no locks."""
@@ -85,6 +89,11 @@ class RunLock:
             return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
         except FileNotFoundError:
             return False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is a lock: some file systems have none."""
+        return self._descriptor is not None
 
     def _warn(self, reason: str) -> None:
         warnings.warn(

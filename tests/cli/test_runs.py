@@ -13,8 +13,8 @@ import torch
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
-from pfl_lightning.cli.runs import RunFolder
-from pfl_lightning.errors import CheckpointError, RunLockedError
+from pfl_lightning.cli.runs import RunFolder, run_folder
+from pfl_lightning.errors import CheckpointError, DiskFullError, RunLockedError
 from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 from pfl_lightning.state.run_lock import RunLock
 
@@ -203,6 +203,28 @@ def test_a_run_is_locked_while_it_is_trained_and_can_be_evaluated_meanwhile(monk
     fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=2)
     assert locked[-1] == 1
     assert not (run / ".lock").exists()
+
+
+def test_half_written_files_of_a_killed_process_are_removed_but_only_under_the_lock(tmp_path, monkeypatch):
+    run = tmp_path / "version_0"
+    (run / "checkpoints").mkdir(parents=True)
+    half = [run / ".results.json.tmp", run / "checkpoints" / ".best-round-1.ckpt.tmp"]
+    for path in half:
+        path.touch()
+    with run_folder(RunFolder(tmp_path), run, lock=False):
+        assert all(path.exists() for path in half)
+    with run_folder(RunFolder(tmp_path), run, lock=True):
+        assert not any(path.exists() for path in half)
+    assert run.is_dir()
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
+    def full(path, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(DiskFullError, match=f"{tmp_path / 'runs'} cannot be written"):
+        run_folder(RunFolder(tmp_path / "runs"), None, lock=True).__enter__()
 
 
 @pytest.mark.parametrize("wanted", ["last", "best"])

@@ -193,6 +193,12 @@ def test_checksums_are_written_even_where_torch_writes_none(tmp_path):
     assert read_checkpoint(tmp_path / "x.ckpt") == content
 
 
+def test_a_path_that_is_not_local_is_left_to_lightning():
+    content = {"state_dict": {}, "pytorch-lightning_version": "2"}
+    AtomicCheckpointIO().save_checkpoint(content, "memory://run/x.ckpt")
+    assert AtomicCheckpointIO().load_checkpoint("memory://run/x.ckpt") == content
+
+
 class Plugin(TorchCheckpointIO):
     """A user's own."""
 
