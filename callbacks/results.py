@@ -14,9 +14,11 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.errors import RunLockedError
 from pfl_lightning.federation import Federation
 from pfl_lightning.files import explain_full_disk, replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
+from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
 __all__ = ["ResultsWriter"]
 
@@ -46,6 +48,8 @@ class ResultsWriter(L.Callback):
     may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are test
     accuracies in [0, 1], of the clients that were evaluated; the others have empty fields in ``clients.csv``.
 
+    The folder is locked during a fit: of two processes that would overwrite each other's results the second is refused.
+
     Args:
         dirpath: Folder for ``results.json`` and ``clients.csv``; ``None`` is the logger's folder, or else the Trainer's
             ``default_root_dir``.
@@ -55,6 +59,7 @@ class ResultsWriter(L.Callback):
         self.dirpath = dirpath
         self.chosen: dict[str, _Chosen] = {}
         self.history: list[dict[str, float]] = []
+        self._lock: RunLock | None = None
 
     # ------------------------------------------------------------------ after every round
 
@@ -86,10 +91,15 @@ class ResultsWriter(L.Callback):
     # ------------------------------------------------------------------ at the end
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the partition beside the results."""
+        """Lock the folder against other processes, and save the partition beside the results.
+
+        Raises:
+            RunLockedError: Another process is writing its results there.
+        """
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = self.folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock = None if is_locked_here(folder) else RunLock(folder)  # the command line has locked its run
             with explain_full_disk(folder / "partition.npz", partial=folder / "partition.npz"):
                 trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 
@@ -99,8 +109,21 @@ class ResultsWriter(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write what there is, so that a run that ends early leaves its results."""
-        if self.history and isinstance(pl_module, Federation) and pl_module.is_set_up:
-            self.write(trainer, pl_module)
+        try:
+            refused = isinstance(exception, RunLockedError)  # the folder is somebody else's
+            if self.history and not refused and isinstance(pl_module, Federation) and pl_module.is_set_up:
+                self.write(trainer, pl_module)
+        finally:
+            self._unlock()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let others write to the folder."""
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def folder(self, trainer: L.Trainer) -> Path:
         """Where the results go."""

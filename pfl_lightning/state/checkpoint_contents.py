@@ -13,6 +13,9 @@ __all__ = ["CONTENTS", "content_fault", "describe_contents", "saved_bytes"]
 CONTENTS = "pfl_lightning_contents"
 """Key of the description in a checkpoint."""
 
+EXTRA = {"encoders", "fixed", "method", "partition", "personal", "round", "seed"}
+"""What a federation saves beside tensors, since the first version."""
+
 NESTED = (Tensor, Mapping, list, tuple)
 
 
@@ -43,6 +46,9 @@ def content_fault(checkpoint: Mapping[str, Any]) -> str | None:
     state = checkpoint.get("state_dict")
     if not isinstance(state, Mapping) or not isinstance(state.get("_extra_state"), Mapping):
         return "is not of a Federation: it has no clients' states"
+    missing = sorted(EXTRA - state["_extra_state"].keys())
+    if missing:
+        return f"is incomplete: state_dict/_extra_state/{missing[0]} is missing"
     expected = checkpoint.get(CONTENTS)
     if expected is None:
         return None

@@ -16,7 +16,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "RunLock"]
+__all__ = ["LOCK_NAME", "RunLock", "is_locked_here"]
 
 LOCK_NAME = ".lock"
 
@@ -75,7 +75,7 @@ class RunLock:
             os.close(descriptor)
             raise RunLockedError(
                 f"the run {self._path.parent} is being trained by {holder}: wait until it ends, or stop it, before you "
-                "go on with it; a fit without --ckpt_path starts a run of its own"
+                "go on with it, or let this one write to another folder (pfl fit without --ckpt_path does)"
             ) from error
         except OSError as error:
             os.close(descriptor)
@@ -122,6 +122,12 @@ class RunLock:
 
 
 HELD: WeakSet[RunLock] = WeakSet()
+
+
+def is_locked_here(folder: str | Path) -> bool:
+    """Whether this process itself holds the lock of a folder."""
+    path = Path(folder).resolve() / LOCK_NAME
+    return any(lock.is_held and lock._path.resolve() == path for lock in HELD)
 
 
 def _forget_in_child() -> None:
