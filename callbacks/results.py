@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +16,13 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import explain_full_disk, replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
+from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
-__all__ = ["ResultsWriter", "write_atomically"]
+__all__ = ["ResultsWriter"]
 
 Accuracies = Mapping[int, float]
 CHOICES = ("last", "validation_selected", "best_test")
@@ -50,6 +52,8 @@ class ResultsWriter(L.Callback):
     may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are test
     accuracies in [0, 1], of the clients that were evaluated; the others have empty fields in ``clients.csv``.
 
+    The folder is locked during a fit: of two processes that would overwrite each other's results the second is refused.
+
     Args:
         dirpath: Folder for ``results.json`` and ``clients.csv``; ``None`` is the logger's folder, or else the Trainer's
             ``default_root_dir``.
@@ -60,6 +64,7 @@ class ResultsWriter(L.Callback):
         self.chosen: dict[str, _Chosen] = {}
         self.history: list[dict[str, float]] = []
         self._playing = self._finished = False
+        self._lock: RunLock | None = None
 
     # ------------------------------------------------------------------ after every round
 
@@ -91,11 +96,17 @@ class ResultsWriter(L.Callback):
     # ------------------------------------------------------------------ at the end
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the partition beside the results."""
+        """Lock the folder against other processes, and save the partition beside the results.
+
+        Raises:
+            RunLockedError: Another process is writing its results there.
+        """
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = self.folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
-            trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
+            self._lock = None if is_locked_here(folder) else RunLock(folder)  # the command line has locked its run
+            with explain_full_disk(folder / "partition.npz", partial=folder / "partition.npz"):
+                trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From now on there may be results to write."""
@@ -108,13 +119,24 @@ class ResultsWriter(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write what there is, so that a run that ends early leaves its results."""
-        if not self._playing or not _loop(trainer).rounds:
-            return
-        self._playing = False
         try:
-            self.write(trainer, pl_module)
-        except OSError as error:  # the exception itself is what must be seen
+            refused = isinstance(exception, RunLockedError)  # the folder is somebody else's
+            if self._playing and not refused and _loop(trainer).rounds:
+                self._playing = False
+                self.write(trainer, pl_module)
+        except (OSError, FederationError) as error:  # the exception itself is what must be seen
             warnings.warn(f"the results could not be written: {error}", stacklevel=2)
+        finally:
+            self._unlock()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let others write to the folder."""
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def folder(self, trainer: L.Trainer) -> Path:
         """Where the results go."""
@@ -127,11 +149,11 @@ class ResultsWriter(L.Callback):
         assert isinstance(pl_module, Federation)
         folder = self.folder(trainer)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps(self.results(trainer, pl_module), indent=2) + "\n"
-            write_atomically(folder / "results.json", text)
-            write_atomically(folder / "clients.csv", self._clients(pl_module))
-        except OSError as error:
+            for name, content in (("results.json", text), ("clients.csv", self._clients(pl_module))):
+                with replace_file(folder / name) as temporary:
+                    temporary.write_text(content, newline="")
+        except (OSError, DiskFullError) as error:
             error.add_note(f"the results belong in {folder}; resuming the run from its last checkpoint writes them")
             raise
 
@@ -211,14 +233,3 @@ class ResultsWriter(L.Callback):
 
 def _loop(trainer: L.Trainer) -> FederatedLoop:
     return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file such that a kill or a full disk leaves the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, newline="")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.parser import CLIParser, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.personalize import personalization_table, write_personalization
-from pfl_lightning.cli.runs import RunFolder
+from pfl_lightning.cli.runs import RunFolder, run_folder
 from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import fit_table
@@ -43,21 +44,23 @@ class FederatedCLI(LightningCLI):
         if args is None or isinstance(args, list):
             args = expand_engine_option(sys.argv[1:] if args is None else args)
         self._words = [*args] if isinstance(args, list) else []
-        super().__init__(
-            Federation,
-            FederatedDataModule,
-            subclass_mode_data=True,
-            trainer_class=FederatedTrainer,
-            trainer_defaults={"log_every_n_steps": 1},
-            save_config_callback=SaveConfig,
-            seed_everything_default=0,
-            parser_class=CLIParser,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={"description": DESCRIPTION},
-            args=args,
-            run=run,
-        )
+        self._held = ExitStack()  # the run's folder
+        with self._held:
+            super().__init__(
+                Federation,
+                FederatedDataModule,
+                subclass_mode_data=True,
+                trainer_class=FederatedTrainer,
+                trainer_defaults={"log_every_n_steps": 1},
+                save_config_callback=SaveConfig,
+                seed_everything_default=0,
+                parser_class=CLIParser,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                parser_kwargs={"description": DESCRIPTION},
+                args=args,
+                run=run,
+            )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -108,17 +111,19 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         apply_engine_option(config)
         runs = RunFolder(Path(config.run_dir))
-        self.run_folder = runs.next()
         self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":
+            self.run_folder = runs.base / "partition"  # nothing is written there
             return
+        known = None
         if self.subcommand == "fit" and self._slurm is not None:
             began = self._slurm.checkpoint_to_go_on_from(runs)
             config.ckpt_path = str(began) if began is not None else config.ckpt_path
         if config.ckpt_path is not None:
             checkpoint = runs.find_checkpoint(config.ckpt_path)
-            config.ckpt_path, self.run_folder = str(checkpoint), runs.run_of(checkpoint) or self.run_folder
-        elif self.subcommand != "fit":
+            config.ckpt_path, known = str(checkpoint), runs.run_of(checkpoint)
+        self.run_folder = self._held.enter_context(run_folder(runs, known, lock=self.subcommand == "fit"))
+        if config.ckpt_path is None and self.subcommand != "fit":
             does = "exports" if self.subcommand == "export" else "evaluates"
             warnings.warn(
                 f"pfl {self.subcommand} without --ckpt_path {does} a model that was not trained", stacklevel=2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,8 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from pfl_lightning.callbacks.results import write_atomically
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 
@@ -53,7 +52,6 @@ def write_personalization(federation: Federation, personalization: Personalizati
 
     Both name the clients whose personalization failed, which are evaluated without it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
         "method": federation.method_name,
         "seed": federation.seed,
@@ -63,14 +61,15 @@ def write_personalization(federation: Federation, personalization: Personalizati
     }
     for name, (number, found) in _summaries(federation).items():
         content[name] = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
+    with replace_file(folder / "personalized.json") as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
     novel, failed = set(federation.data.novel), set(federation.finetune_failures)
-    table = io.StringIO(newline="")
-    writer = csv.writer(table)
-    columns = ["client", "novel", "personalized", "train_samples", "test_samples", "test_accuracy", "test_loss"]
-    writer.writerow(columns)
-    for client, score in federation.test_scores.items():
-        samples = len(federation.data.client_data(client).train)
-        what = [int(client in novel), int(client not in failed)]
-        writer.writerow([client, *what, samples, score.num_samples, score.accuracy, score.loss])
-    write_atomically(folder / "personalized.json", json.dumps(content, indent=2) + "\n")
-    write_atomically(folder / "personalized.csv", table.getvalue())
+    with replace_file(folder / "personalized.csv") as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        columns = ["client", "novel", "personalized", "train_samples", "test_samples", "test_accuracy", "test_loss"]
+        writer.writerow(columns)
+        for client, score in federation.test_scores.items():
+            samples = len(federation.data.client_data(client).train)
+            what = [int(client in novel), int(client not in failed)]
+            row = [client, *what, samples, score.num_samples, score.accuracy, score.loss]
+            writer.writerow(row)

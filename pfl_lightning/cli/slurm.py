@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pfl_lightning.callbacks.preemption import slurm_job
-from pfl_lightning.callbacks.results import write_atomically
 from pfl_lightning.cli.runs import RunFolder
+from pfl_lightning.files import replace_file
 
 __all__ = ["SlurmCommand"]
 
@@ -37,7 +37,8 @@ class SlurmCommand:
 
     def record(self, run: Path) -> None:
         """Write into a run's folder that it is this command's."""
-        write_atomically(run / FILE, json.dumps(asdict(self), indent=2) + "\n")
+        with replace_file(run / FILE) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     def checkpoint_to_go_on_from(self, runs: RunFolder) -> Path | None:
         """The last round of the run that this command began before SLURM started its job again, if it did."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import replace_file
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.export import export_clients
 
@@ -110,9 +110,7 @@ class SaveConfig(SaveConfigCallback):
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile, overwrite=True)
-        os.replace(temporary, path)
+        with replace_file(path) as temporary:
+            self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile)
         if self.slurm is not None:
             self.slurm.record(self.folder)

@@ -27,6 +27,7 @@ from pfl_lightning.state.architectures import (
     as_assignment,
     build_clients,
 )
+from pfl_lightning.state.checkpoints import use_atomic_files
 from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
 
@@ -97,6 +98,7 @@ class Federation(EvaluationHooks, SavedState):
             raise ConfigurationError(
                 f"a federation runs in one process; the Trainer has {self.trainer.world_size}. Use devices=1"
             )
+        use_atomic_files(self.trainer)
         if not self.is_set_up:
             self._build(self.data)
         elif self.personal.num_clients != self.data.num_clients:

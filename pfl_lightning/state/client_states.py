@@ -140,7 +140,7 @@ class ClientStates:
         """Restore what :meth:`state_dict` returned, from memory or disk.
 
         Raises:
-            CheckpointError: Another number of clients, other names or other shapes.
+            CheckpointError: Another number of clients, other names or other shapes, or rows are missing.
             FederationError: The memory or the disk is full.
         """
         if state["num_clients"] != self.num_clients:
@@ -155,9 +155,26 @@ class ClientStates:
                 f"the checkpoint's personal state has shapes {found}, this federation's has {shapes}; "
                 "use the method and the encoder that the checkpoint was made with"
             )
+        clients = state["written"].tolist()
+        self._check_rows(clients, state["rows"])
         self.initial = {name: state["initial"][name].to(own.dtype, copy=True) for name, own in self.initial.items()}
         self._write(state["rows"])
-        self._row_of = {client: row for row, client in enumerate(state["written"].tolist())}
+        self._row_of = {client: row for row, client in enumerate(clients)}
+
+    def _check_rows(self, clients: Sequence[int], rows: State) -> None:
+        """Refuse rows that do not belong to the clients one by one: what is missing would be uninitialized memory."""
+        if len(set(clients)) < len(clients) or not set(clients) <= set(range(self.num_clients)):
+            raise CheckpointError(
+                f"the checkpoint is damaged: the clients that have stored states are {clients[:20]}, expected "
+                f"different numbers from 0 to {self.num_clients - 1}"
+            )
+        for name, own in self.initial.items():
+            found, expected = tuple(rows[name].shape) if name in rows else None, (len(clients), *own.shape)
+            if found != expected:
+                raise CheckpointError(
+                    f"the checkpoint is incomplete: the clients' stored {name} has shape {found}, expected {expected}; "
+                    "use another checkpoint"
+                )
 
     # A file and its map cannot be copied as they are.
     def __getstate__(self) -> dict[str, Any]:
