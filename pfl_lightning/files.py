@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pfl_lightning.errors import DiskFullError
+from pfl_lightning.errors import DiskFullError, FederationError
 
 __all__ = ["explain_full_disk", "replace_file", "size_text"]
 
@@ -46,7 +46,7 @@ def explain_full_disk(
     try:
         yield
     except (OSError, RuntimeError) as error:
-        reason = None if isinstance(error, DiskFullError) else _full(error)
+        reason = None if isinstance(error, FederationError) else _full(error)  # one that says where already
         if reason is None:
             raise
         size = needed() if needed else partial.stat().st_size + 1 if partial and partial.is_file() else 0

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pfl_lightning.errors import DiskFullError
+from pfl_lightning.errors import DiskFullError, FederationError
 from pfl_lightning.files import explain_full_disk, replace_file
 
 
@@ -48,6 +48,13 @@ def test_the_error_is_found_behind_that_of_a_writer(tmp_path):
     error = RuntimeError("unexpected pos 704 vs 598")
     error.__cause__ = no_space()
     with pytest.raises(DiskFullError, match="free in"), explain_full_disk(tmp_path / "not" / "there"):
+        raise error
+
+
+def test_an_error_that_says_what_to_do_is_not_replaced(tmp_path):
+    error = FederationError("the clients' state cannot be stored in /scratch")
+    error.__cause__ = no_space()
+    with pytest.raises(FederationError, match="cannot be stored in /scratch"), explain_full_disk(tmp_path):
         raise error
 
 
