@@ -11,12 +11,15 @@ import lightning as L
 import numpy as np
 
 from pfl_lightning.engines import FitResult
-from pfl_lightning.errors import CheckpointError, ConfigurationError
+from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
 
 __all__ = ["FederatedLoop"]
+
+MOST_UNDONE = 3
+"""Rounds in a row that may end in a server that is not finite; then the run fails."""
 
 
 class FederatedLoop(L.Callback):
@@ -54,6 +57,7 @@ class FederatedLoop(L.Callback):
         self.eval_cohort = self._eval_cohort_before = eval_cohort
         self.traffic = Traffic()
         self.rounds, self.seconds = 0, 0.0
+        self.undone = 0  # rounds in a row
         self._start = 0.0
         self._in_round = False
         self._aggregated = True
@@ -140,8 +144,19 @@ class FederatedLoop(L.Callback):
         assert self._round is not None
         if not (trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches):
             return
-        self._round.close(self.min_clients)
-        self._count_server_step(trainer)
+        growth = self._round.close(self.min_clients)
+        self.undone = 0 if growth.fault is None else self.undone + 1
+        if self.undone >= MOST_UNDONE:
+            raise FederationError(
+                f"round {trainer.current_epoch}: {self.undone} rounds in a row had to be undone; the last: "
+                f"{growth.fault}. Lower the learning rate, clip the gradient, or look for clients with very large "
+                "updates"
+            )
+        # Without an optimizer `trainer.global_step` would stay 0, and ModelCheckpoint saves nothing while it does not
+        # move: it counts rounds.
+        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
@@ -162,16 +177,6 @@ class FederatedLoop(L.Callback):
         self._evaluate_all(trainer)
         if isinstance(pl_module, Federation):
             pl_module.stop_engine()
-
-    @staticmethod
-    def _count_server_step(trainer: L.Trainer) -> None:
-        """Let ``trainer.global_step`` count rounds.
-
-        Without an optimizer it would stay 0, and ModelCheckpoint saves nothing while it does not move.
-        """
-        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        progress.increment_ready()
-        progress.increment_completed()
 
     # From a checkpoint between the last client and the validation Lightning does not go on as if nothing had happened:
     # it skips that validation and the start of the next round. Until then the round counts as unfinished.
@@ -199,6 +204,7 @@ class FederatedLoop(L.Callback):
             "eval_cohort": self.eval_cohort,
             "rounds": self.rounds,
             "seconds": self.seconds,
+            "undone": self.undone,
             "up": dict(self.traffic.up),
             "down": dict(self.traffic.down),
         }
@@ -216,6 +222,7 @@ class FederatedLoop(L.Callback):
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
+        self.undone = state_dict.get("undone", 0)
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
 
