@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 
+from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
@@ -34,6 +35,8 @@ class FederatedLoop(L.Callback):
         min_clients: The run fails when fewer updates than this can be aggregated in a round.
         eval_cohort: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
+        stop_on_divergence: Whether the run ends after a round in which the training diverges; see
+            :class:`~pfl_lightning.callbacks.divergence.DivergenceGuard`, which warns in any case.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class FederatedLoop(L.Callback):
         full_participation_in_last_round: bool = False,
         min_clients: int = 1,
         eval_cohort: int | float = 1.0,
+        stop_on_divergence: bool = False,
     ) -> None:
         _check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
         _check_number_of_clients(
@@ -58,6 +62,7 @@ class FederatedLoop(L.Callback):
         self.traffic = Traffic()
         self.rounds, self.seconds = 0, 0.0
         self.undone = 0  # rounds in a row
+        self.stop_on_divergence, self.guard = stop_on_divergence, DivergenceGuard()
         self._start = 0.0
         self._in_round = False
         self._aggregated = True
@@ -162,10 +167,18 @@ class FederatedLoop(L.Callback):
         self._aggregated = True
         metrics = self._round.metrics()
         pl_module.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
+        if (exceeded or growth.factor > MOST_GROWTH) and isinstance(pl_module, Federation):
+            self._report(trainer, pl_module, self.guard.exceeded(metrics, growth, pl_module))
         metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
         metrics |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.current_epoch)
+
+    def _report(self, trainer: L.Trainer, federation: Federation, what: str | None) -> None:
+        if what is not None:
+            self.guard.report(what, trainer.current_epoch, federation)
+            trainer.should_stop = trainer.should_stop or self.stop_on_divergence
 
     @property
     def results(self) -> list[FitResult]:
@@ -192,8 +205,10 @@ class FederatedLoop(L.Callback):
         """Log what the validation found against the round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
+            summary = pl_module.evaluation.summary
             for logger in trainer.loggers:
-                logger.log_metrics(pl_module.evaluation.summary, step=trainer.current_epoch)
+                logger.log_metrics(summary, step=trainer.current_epoch)
+            self._report(trainer, pl_module, self.guard.falls(summary, pl_module))
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -205,6 +220,7 @@ class FederatedLoop(L.Callback):
             "rounds": self.rounds,
             "seconds": self.seconds,
             "undone": self.undone,
+            "guard": self.guard.state_dict(),
             "up": dict(self.traffic.up),
             "down": dict(self.traffic.down),
         }
@@ -223,6 +239,8 @@ class FederatedLoop(L.Callback):
             )
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
         self.undone = state_dict.get("undone", 0)
+        if "guard" in state_dict:
+            self.guard.load_state_dict(state_dict["guard"])
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
 

@@ -79,6 +79,7 @@ class Calibre(SelfSupervisedClient):
     )
 
     loss_names = ("self_supervised", "prototype_meta", "prototype_contrastive")
+    paper_batch_size = 128
 
     cluster_noise: Tensor
 

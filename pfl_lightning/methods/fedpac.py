@@ -78,6 +78,7 @@ class FedPAC(FederatedClient):
         "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", "Xu et al.", "ICLR", 2023
     )
     batch_norm = "shared"
+    paper_batch_size = 50
     loss_names = ("cross_entropy", "alignment")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)
