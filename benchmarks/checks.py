@@ -3,8 +3,9 @@
     python benchmarks/checks.py --root data/cifar10
     python benchmarks/checks.py --encoder resnet18 --clients 2 --epochs 1
 
-The workload is that of FedPAC's Table 1: 600 images a client, the paper's CNN, 5 epochs, batches of 50. Without ``--root``
-(a folder with train/<class>/*), the images are random ones of the same shape; the time does not depend on them.
+The workload is that of FedPAC's Table 1: 600 images a client, the paper's CNN, 5 epochs, batches of 50. Without
+``--root`` (a folder with train/<class>/*), the images are random ones of the same shape; the time does not depend on
+them.
 
 The checks are timed where they run, inside the rounds of one run, so that the ratio does not depend on how two runs
 differ: checks of updates, snapshots of the server before each update and the comparison of the server with itself after

@@ -15,7 +15,7 @@ from pfl_lightning.state.snapshot import Growth
 
 __all__ = ["DivergenceGuard"]
 
-LOSS, CROSS_ENTROPY = "train/loss", "train/cross_entropy"
+LOSS = "train/loss"
 
 MOST_GROWTH = 100.0
 """Factor by which the server's weights may grow in a round."""
@@ -35,9 +35,9 @@ class DivergenceGuard:
 
     It warns of a mean loss of more than ten times that of the first round; of a cross entropy of more than ten times
     that of guessing, or a hundred times in an evaluation; of weights on the server that grow by a factor of more than a
-    hundred in a round; of an accuracy that was better than that of guessing and falls to it for three evaluated rounds in
-    a row; and of an encoder that gives all samples the same features, which is looked for when the accuracy has been that
-    of guessing for as long.
+    hundred in a round; of an accuracy that was better than that of guessing and falls to it for three evaluated rounds
+    in a row; and of an encoder that gives all samples the same features, which is looked for when the accuracy has been
+    that of guessing for as long.
 
     Attributes:
         limits: Largest values of a round's metrics, by name, up to which nothing need be looked at.
@@ -59,14 +59,14 @@ class DivergenceGuard:
             self.limits = {LOSS: LOSS_GROWTH * max(abs(metrics.get(LOSS, 1.0)), 1.0)}
             model: Any = federation.models[0]
             if model.step_module is model:  # a loss of the package, and not of a user's module
-                self.limits[CROSS_ENTROPY] = LOSS_GROWTH * max(math.log(model.num_classes), 1.0)
+                guessing = max(math.log(model.num_classes), 1.0)
+                terms = [name for name in model.loss_names if name.endswith("cross_entropy")]
+                self.limits |= {f"train/{name}": LOSS_GROWTH * guessing for name in terms}
         for name, limit in self.limits.items():
             value = metrics.get(name, 0.0)
             if value > limit:
-                kind = "mean loss" if name == LOSS else "mean cross entropy"
-                usual = f"that of the first round was {limit / LOSS_GROWTH:.3g}, or less"
-                guessing = f"guessing has {limit / LOSS_GROWTH:.3g}, or less"
-                return f"the {kind} is {value:.3g}, and {usual if name == LOSS else guessing}"
+                whose = "that of the first round was" if name == LOSS else "guessing has"
+                return f"the mean of {name} is {value:.3g}, and {whose} {limit / LOSS_GROWTH:.3g}, or less"
         if growth.factor > MOST_GROWTH:
             return f"{growth.name} on the server has grown by a factor of {growth.factor:.3g} in this round"
         return None
@@ -79,6 +79,8 @@ class DivergenceGuard:
             federation: The federation.
         """
         model: Any = federation.models[0]
+        if model.num_classes < 2:  # a user's module without classes
+            return None
         guessing, chance = max(math.log(model.num_classes), 1.0), 1 / model.num_classes
         loss = max(summary.get("loss/mean", 0.0), summary.get("test_loss/mean", 0.0))
         if loss > EVALUATED_LOSS * guessing and model.step_module is model:

@@ -174,9 +174,10 @@ class Message:
         changed: dict[str, Any] = {}
         for declared in fields(self):
             value = getattr(self, declared.name)
-            if "schema" in declared.metadata and value is not None:
-                whole = isinstance(value, Tensor)
-                changed[declared.name] = change(value) if whole else {n: change(t) for n, t in value.items()}
+            if "schema" in declared.metadata and isinstance(value, Tensor):
+                changed[declared.name] = change(value)
+            elif "schema" in declared.metadata and isinstance(value, Mapping):  # what else there is, the check refuses
+                changed[declared.name] = {n: change(t) if isinstance(t, Tensor) else t for n, t in value.items()}
         return replace(self, **changed)
 
     def bytes_by_kind(self) -> dict[str, int]:

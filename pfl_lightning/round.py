@@ -14,7 +14,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import ClientError, FederationError, InvalidMessageError
-from pfl_lightning.messages import ClientUpdate, Message
+from pfl_lightning.messages import LARGEST, ClientUpdate, Message, magnitude
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.snapshot import Growth, Snapshot
@@ -126,6 +126,10 @@ class Round:
             if not all(isinstance(n, Integral) for n in numbers) or numbers != (result.client, self.number):
                 reason = f"the update calls itself that of client {numbers[0]!r}, round {numbers[1]!r}"
                 raise InvalidMessageError(result.client, self.number, reason)
+            for name, tensor in result.personal.items():  # which is finite, as the engine has seen
+                if magnitude(tensor) > max(LARGEST, 1e3 * magnitude(self.clients.stored(result.client)[name])):
+                    reason = f"{name}, which it keeps, holds values of up to {magnitude(tensor):.1e}, expected at most "
+                    raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
             self.traffic.count(self.traffic.up, update)
             server.check(update)
             if type(server).receive not in WHOLE:

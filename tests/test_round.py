@@ -6,11 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.toy import CLIENTS, assert_same, for_toy, run, whole_state
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from pfl_lightning import TrainerEngine, VectorizedEngine
 from pfl_lightning.errors import FederationError, InvalidMessageError
-from pfl_lightning.methods import DCPFL, Calibre, FedAvg, FedGH, FedPAC, FedProto
+from pfl_lightning.methods import DCPFL, Calibre, FedAvg, FedGH, FedPAC, FedPer, FedProto
 from pfl_lightning.server import AveragingAggregator
 
 BAD = 2
@@ -71,6 +73,17 @@ def test_a_client_that_lies_is_left_out_and_named(change, reason):
     assert reason in line
 
 
+@pytest.mark.parametrize("engine", [VectorizedEngine, TrainerEngine, None], ids=["vmap", "trainer", "ray"])
+@pytest.mark.parametrize("lie", ["another client", "nothing", "a text", "1e30", "sparse", "int64", "no weights"])
+def test_a_client_that_lies_is_left_out_by_every_engine(lie, engine, monkeypatch):
+    change, reason = LIES[lie]
+    made = [fake_ray_engine(monkeypatch)[0] if engine is None else engine() for _ in range(2)]
+    got, said = play(partial(lying(FedAvg, change), lr=0.05, epochs=1), engine=made[0])
+    expected, _ = play(partial(FedAvg, lr=0.05, epochs=1), cohorts=[GOOD], engine=made[1])
+    assert_same(whole_state(got), whole_state(expected), atol=1e-6)
+    assert ["client 2, round 0" in line and reason in line for line in said] == [True], said
+
+
 STATISTICS = {
     "negative counts": (FedPAC, lambda u: replace(u, counts=-u.counts), "expected at least 0"),
     "counts beyond the samples": (FedPAC, lambda u: replace(u, counts=u.counts + 10**9), "add up to num_samples"),
@@ -93,6 +106,20 @@ def test_statistics_that_lie_are_left_out(method, change, reason):
     expected, _ = play(for_toy(method, epochs=1), 2, cohorts=[GOOD])
     assert_same(whole_state(got), whole_state(expected))
     assert ["client 2, round 0" in line and reason in line for line in said] == [True], said
+
+
+def test_absurd_numbers_that_stay_with_the_client_are_refused_alike():
+    class Lying(FedPer):
+        def make_update(self, context, before):
+            if context.client == BAD:
+                with torch.no_grad():
+                    self.head.bias[0] = -1e30
+            return super().make_update(context, before)
+
+    got, said = play(partial(Lying, epochs=1))
+    expected, _ = play(partial(FedPer, epochs=1), cohorts=[GOOD])
+    assert_same(whole_state(got), whole_state(expected))
+    assert "client 2, round 0: head.bias, which it keeps, holds values of up to 1.0e+30, expected at most" in said[0]
 
 
 # ---------------------------------------------------------------------- errors in receive

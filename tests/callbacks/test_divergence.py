@@ -36,7 +36,7 @@ def federation(method=FedAvg, batch_size=4, engine=None):
 def test_dualfed_with_small_batches_says_what_the_paper_has():
     _, said = play(partial(DualFed, epochs=5, lr=1.0), 3)
     assert len(said) == 1, said
-    assert said[0].startswith("round 0: the training diverges: the mean cross entropy is ")
+    assert said[0].startswith("round 0: the training diverges: the mean of train/cross_entropy is ")
     assert "batch_size 256, as in the paper: with batches of 4 a round takes up to 64 times as many steps" in said[0]
     assert "contrastive=2 in place of 40, unless the encoder has pretrained weights; an lr below 1; " in said[0]
     assert "gradient_clip_val=1.0 of the engine. FederatedLoop(stop_on_divergence=True) ends such runs" in said[0]
@@ -58,7 +58,7 @@ def test_the_loss_explodes():
     assert guard.exceeded({"train/loss": 140.0, "train/cross_entropy": 2.0}, STILL, of) is None
     assert guard.limits == {"train/loss": 1400.0, "train/cross_entropy": 10 * math.log(CLASSES)}
     assert guard.exceeded({"train/loss": 1300.0}, STILL, of) is None
-    expected = "the mean loss is 3e+03, and that of the first round was 140, or less"
+    expected = "the mean of train/loss is 3e+03, and that of the first round was 140, or less"
     assert guard.exceeded({"train/loss": 3e3}, STILL, of) == expected
 
 
