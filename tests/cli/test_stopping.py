@@ -233,7 +233,7 @@ def test_a_disk_that_is_full_when_the_run_fails_does_not_hide_why(tmp_path, monk
     send("on_train_batch_end", 1, 0, signals=("SIGTERM",))
     with (
         pytest.raises(SystemExit, match="143"),
-        pytest.warns(UserWarning, match="results could not be written: .*No space"),
+        pytest.warns(UserWarning, match="could not be written: .*No space"),
     ):
         main(words(tmp_path))
 
