@@ -16,6 +16,7 @@ from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
 
 _SPLITS = ("train", "validation", "test", "unlabeled")
+_VIEWS = ("rotations", "label_maps")
 
 
 class FromFile(Partitioner):
@@ -213,11 +214,13 @@ def _read(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]:
         if path.suffix == ".npz":
             with np.load(path) as arrays:
                 content = {name: arrays[name] for name in arrays.files}
+            _check_names(content)
             return {name: _from_array(content, name) for name in _SPLITS if name in content}, views_from_arrays(content)
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(content, dict):
                 raise ValueError(f"expected an object, got a {type(content).__name__}")
+            _check_names(content)
             parts = {name: [_to_ints(own) for own in content[name]] for name in _SPLITS if name in content}
             return parts, views_from_arrays(content)
     except (ValueError, TypeError, OSError, EOFError, OverflowError) as error:
@@ -225,6 +228,15 @@ def _read(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]:
             f"{path} is not a partition (index lists named train, validation, test): {error}"
         ) from error
     raise PartitionError(f"{path}: expected a file that ends in .npz or .json")
+
+
+def _check_names(content: dict[str, Any]) -> None:
+    """Refuse lists under unknown names: of a split ``tests`` nothing would be used, and test samples drawn instead."""
+    known = {*_SPLITS, *(f"{name}_sizes" for name in _SPLITS), *_VIEWS}
+    lists = {name for name, value in content.items() if isinstance(value, list) or getattr(value, "ndim", 0) > 0}
+    unknown = sorted(lists - known)
+    if unknown:
+        raise ValueError(f"unknown {', '.join(map(repr, unknown))}, known are {', '.join((*_SPLITS, *_VIEWS))}")
 
 
 def _from_array(content: dict[str, npt.NDArray[Any]], name: str) -> list[Ints]:

@@ -59,10 +59,14 @@ def main(args: list[str] | None = None) -> None:
             OTHER_COMMANDS[words[0]](words[1:])
         else:
             FederatedCLI(args=args)
-    except (FederationError, MisconfigurationException, ValueError, OSError) as error:
+    except (FederationError, MisconfigurationException, ValueError, OSError, RecursionError, MemoryError) as error:
         if os.environ.get("PFL_DEBUG"):
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        if isinstance(error, RecursionError):
+            error = RecursionError("lists or mappings are nested too deeply, or within themselves: check the config")
+        if isinstance(error, MemoryError):
+            error = MemoryError(f"out of memory: {str(error) or 'lower sizes in the config'}")
         sys.exit(f"pfl: {shorten(str(error))}{notes}\n(PFL_DEBUG=1 shows where)")
     return None
 
