@@ -12,10 +12,14 @@ _FRAME = (
     *("Subclass types expect", "a class path (str)", "a dict with class_path", "a dict without class_path"),
     "a dict with parameters accepted by the base class",
 )
-_TYPE = re.compile(r"Expected an? (?P<type>.+?)(?:\. Got value: (?P<value>.*))?")
+_TYPE = re.compile(r"Expected an? (?P<type>.+?)(?:\. Got value:(?: (?P<value>.*))?)?")
 _CLASS = re.compile(r"dot import path string: (?P<value>.*)|path but (?P<path>.*) either .*")
 _INTERNAL = re.compile(r"\.? Got value: (?:Namespace|NestedArg)\(.*", re.DOTALL)
 _LONGEST_VALUE, _LONGEST_WORD = 120, 300
+# What Python says of a list, a number or a text where the parser looks into a mapping.
+_NO_SPEC = re.compile(r"unhashable type: .*|argument of type .* is not iterable|'\w+' object has no attribute '\w+'")
+_NO_MAPPING = re.compile(r"functools\.partial\(.* argument after \*\* must be a mapping, not \w+")
+_MAPPING = "init_args must be a mapping of options"
 _WITHIN = re.compile(r"(?:NestedArg|Namespace)\(.*\bval='?(?P<value>.*?)'?\)")
 
 
@@ -30,7 +34,7 @@ def shorten(message: str) -> str:
         message: A message.
     """
     if "\n" not in message or not (_KEY in message or _UNION in message):
-        return clip(_plain(message))
+        return clip(_NO_MAPPING.sub(_MAPPING, _INTERNAL.sub("", message)))
     complaints: list[tuple[int, str]] = []
     given = ""
     for line in message.splitlines():
@@ -57,7 +61,9 @@ def clip(message: str) -> str:
 
 def _plain(text: str) -> str:
     """Without the parser's own objects, and with the names of classes alone."""
-    text = text.replace("'str' object has no attribute 'keys'", "init_args must be a mapping of options, got a text")
+    text = re.sub(r"'\w+' object has no attribute 'keys'", _MAPPING, text)
+    text = _NO_SPEC.sub("class_path must be an import path, and init_args a mapping of options", text)
+    text = text.replace('in "<unicode string>", line', "in line")
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", _INTERNAL.sub("", text))
     return re.sub(rf"( Got value: .{{{_LONGEST_VALUE}}}).+", r"\1 ...", text)
 
@@ -68,7 +74,12 @@ def _joined(complaints: list[str], given: str) -> str:
     others = [text for text, found in zip(complaints, types, strict=True) if found is None]
     if others:
         said = (re.sub(r"^Type .* expects a function or a callable class: ", "", text) for text in others)
-        return "; ".join(dict.fromkeys(_plain(text).replace("..", ".") for text in said))
+        plain = list(dict.fromkeys(_plain(text).replace("..", ".") for text in said))
+        # "No subclass" is said without the value, too; and where Python says it, nothing says of what.
+        plain = [text for text in plain if not any(other != text and other.startswith(text) for other in plain)]
+        made = re.search(r"class_path='(?:\w+\.)*(\w+)'", given)
+        where = f"{made[1]} cannot be made of its options: " if made and " not supported between " in plain[0] else ""
+        return where + "; ".join(plain)
     found = [match for match in types if match is not None]
     expected = dict.fromkeys(_type_name(match["type"]) for match in found)
     return f"expected {' or '.join(expected)}, got {_value(given, found)}"
@@ -91,9 +102,12 @@ def _value(given: str, types: list[re.Match[str]]) -> str:
 
 def _whole_value(given: str, types: list[re.Match[str]]) -> str:
     classes = [match for match in (_CLASS.fullmatch(match["type"]) for match in types) if match]
-    named = [match["value"] for match in types] + [match["value"] or match["path"] for match in classes]
-    if given and not given.startswith(("NestedArg(", "Namespace(")):
-        return given
+    named = [match["value"] for match in types if "NoneType" not in match["type"]]
+    named += [match["value"] or match["path"] for match in classes]
+    objects = ("NestedArg(", "Namespace(")
+    readable = [value for value in (*named, given) if value and not value.startswith(objects)]
+    if readable:
+        return readable[0]
     known = next((value for value in named if value), given)
     within = _WITHIN.fullmatch(known)
     return within["value"] if within else known

@@ -54,7 +54,7 @@ def _options(message: str) -> str | None:
         return ""
     cls = pkgutil.resolve_name(path[1])
     options = _arguments(cls)
-    near = difflib.get_close_matches(wrong[1], options, n=1)
+    near = difflib.get_close_matches(wrong[1], options - {wrong[1]}, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
 
