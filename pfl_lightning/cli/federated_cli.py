@@ -159,6 +159,9 @@ class FederatedCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
+        processes = trainer.num_nodes * trainer.num_devices
+        if processes > 1:  # it would wait for the others before anything of a federation is asked
+            raise ConfigurationError(f"a federation runs in one process; the Trainer has {processes}. Use devices=1")
         trainer.callbacks.append(ArchitectureTable())  # type: ignore[attr-defined]
         self._place(trainer, folder)
         return trainer

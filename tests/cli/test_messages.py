@@ -22,6 +22,9 @@ WRONG = {
     "--model.method.init_args.nope 3": "model.method: Option 'nope' is not accepted",
     "--model.method.init_args.lr many": "model.method.lr: expected float, got many",
     "--model.method.init_args.lr -1": "lr must be a finite number of at least 0, got -1.0",
+    "--trainer.accelerator cpu --trainer.num_nodes 2": (
+        "a federation runs in one process; the Trainer has 2. Use devices=1"
+    ),
     "--personalize.lr 1e30": "personalize.lr must be at most 1e+06, got 1e+30",
     "--engine fast": "engine: expected one of ['sequential', 'vectorized', 'ray', 'trainer'] or null, got fast",
     "--personalize yes": "personalize: expected a class or null, got yes",
