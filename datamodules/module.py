@@ -21,7 +21,7 @@ from pfl_lightning.datamodules.clients.loaded import LoadedData
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.datamodules.partition.base import LARGEST_SIZE, Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
 
 RECENT = 1000
@@ -112,8 +112,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or eval_batch_size < 1:
-            raise ValueError(f"batch sizes must be at least 1, got {batch_size} and {eval_batch_size}")
+        if not (1 <= batch_size <= LARGEST_SIZE and 1 <= eval_batch_size <= LARGEST_SIZE):
+            raise ValueError(f"batch sizes must be from 1 to {LARGEST_SIZE}, got {batch_size} and {eval_batch_size}")
+        if test_samples_per_client is not None and not 1 <= test_samples_per_client <= LARGEST_SIZE:
+            raise ValueError(
+                f"test_samples_per_client must be from 1 to {LARGEST_SIZE}, or null, got {test_samples_per_client}"
+            )
         if not 0.0 <= validation_share < 1.0:
             raise ValueError(f"validation_share must be from 0 to below 1, got {validation_share}")
         if not 0.0 < test_share < 1.0:

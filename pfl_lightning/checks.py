@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from numbers import Integral
 
-__all__ = ["check_at_least", "check_choice", "check_number", "check_whole"]
+__all__ = ["check_at_least", "check_choice", "check_learning_rate", "check_number", "check_whole"]
+
+LARGEST_WHOLE = 2**31 - 1
+"""Sizes and counts above it are slips of the keyboard, and would overflow in arithmetic of 64 bits."""
+
+LARGEST_LR = 1e6
+"""Learning rates above it turn weights into infinities within a step."""
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
@@ -47,8 +53,30 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
         raise ValueError(f"{name} must be a finite number {bound} {least:g}, got {value}")
 
 
+def check_learning_rate(name: str, value: float, strict: bool = False) -> None:
+    """Refuse a learning rate that is not finite, negative, or absurdly large.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        strict: Whether 0 is refused, too.
+
+    Raises:
+        ValueError: The message names the argument, the bound and the value.
+
+    Example:
+        >>> from pfl_lightning.checks import check_learning_rate
+        >>> check_learning_rate("lr", 1e30)
+        Traceback (most recent call last):
+        ValueError: lr must be at most 1e+06, got 1e+30
+    """
+    check_number(name, value, strict=strict)
+    if value > LARGEST_LR:
+        raise ValueError(f"{name} must be at most {LARGEST_LR:g}, got {value:g}")
+
+
 def check_at_least(name: str, value: int, least: int) -> None:
-    """Refuse a number that is too small.
+    """Refuse a number that is too small, or larger than any size or count.
 
     Raises:
         ValueError: The message names the argument, the least value and the value.
@@ -59,15 +87,18 @@ def check_at_least(name: str, value: int, least: int) -> None:
         Traceback (most recent call last):
         ValueError: epochs must be at least 1, got 0
     """
-    if value < least:
+    if not value >= least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > LARGEST_WHOLE:
+        raise ValueError(f"{name} must be at most {LARGEST_WHOLE}, got {value}")
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number, or is too small.
+    """Refuse what is not a whole number, is too small, or larger than any size or count.
 
     Raises:
         ValueError: Names the argument, the least value and the value.
     """
-    if not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    check_at_least(name, int(value), least)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pfl_lightning.checks import check_at_least, check_choice, check_number
+from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 
 __all__ = ["Personalization", "Phase"]
 
@@ -88,7 +88,7 @@ class Personalization:
         check_choice("personalize.train", self.train, ("linear", "head", "all"))
         check_at_least("personalize.epochs", self.epochs, 1)
         check_at_least("personalize.batch_size", self.batch_size, 1)
-        check_number("personalize.lr", self.lr, strict=True)
+        check_learning_rate("personalize.lr", self.lr, strict=True)
         check_number("personalize.momentum", self.momentum)
         check_number("personalize.weight_decay", self.weight_decay)
 

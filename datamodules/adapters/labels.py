@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from pfl_lightning.data import LABEL_KEYS
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.memory import checked_length
 
-__all__ = ["classes_of"]
+__all__ = ["classes_of", "names_of_classes"]
 
 
 def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None) -> Ints | None:
@@ -54,6 +54,40 @@ def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None
     if isinstance(dataset, TensorDataset):
         return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
     return _from_items(dataset)
+
+
+def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: Iterable[Ints]) -> tuple[str, ...]:
+    """Names of the classes: those that are given, else the data set's ``classes``, else numbers.
+
+    Args:
+        given: A name for each class, if the user gives them.
+        dataset: The training set.
+        sets: Classes of the items of each set.
+
+    Raises:
+        ValueError: If a label is beyond the data set's classes, or labels without names leave out most of their
+            classes: one wrong label would make the model as wide as itself.
+
+    Example:
+        >>> names_of_classes(None, ["rain", "goal"], [np.array([0, 1, 1])])
+        ('0', '1')
+    """
+    present = np.unique(np.concatenate(list(sets)))
+    highest = int(present[-1])
+    names: Any = getattr(dataset, "classes", None) if given is None else given
+    if not hasattr(names, "__len__"):
+        if 2 * len(present) < highest + 1:
+            raise ValueError(
+                f"labels go up to {highest}, and {highest + 1 - len(present)} of the {highest + 1} classes from 0 have "
+                "no item: correct the labels, number the classes without gaps, or name them all (class_names)"
+            )
+        names = range(highest + 1)
+    elif given is None and len(names) <= highest:
+        raise ValueError(
+            f"the data set names {len(names)} classes, and has an item of class {highest}: correct the labels, "
+            "or name all classes (class_names)"
+        )
+    return tuple(str(name) for name in names)
 
 
 def _items(dataset: Any) -> Iterator[Any]:

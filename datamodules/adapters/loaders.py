@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSource, ItemSplit
-from pfl_lightning.datamodules.adapters.labels import classes_of
+from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
@@ -191,19 +191,10 @@ class FromLoaders(FederatedDataModule):
         return Samples(
             torch.arange(len(self._classes["train"])),
             torch.from_numpy(self._classes["train"]),
-            self._names(),
+            names_of_classes(self.given_names, self._sources["train"].dataset, self._classes.values()),
             places,
             None if tested is None else torch.from_numpy(tested),
         )
-
-    def _names(self) -> tuple[str, ...]:
-        highest = max(int(classes.max()) for classes in self._classes.values())
-        names: Any = self.given_names
-        if names is None:
-            names = getattr(self._sources["train"].dataset, "classes", None)
-            if names is None or not hasattr(names, "__len__") or len(names) <= highest:
-                names = range(highest + 1)
-        return tuple(str(name) for name in names)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

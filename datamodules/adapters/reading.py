@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from pfl_lightning.datamodules.adapters.labels import names_of_classes
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
 from pfl_lightning.datamodules.memory import checked_length
@@ -30,11 +31,9 @@ def read_datasets(train: Dataset[Any], test: Dataset[Any] | None, class_names: S
     """
     inputs, targets = read_dataset(train, "training set")
     test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set")
-    highest = int(max(targets.max(), -1 if test_targets is None else test_targets.max()))
-    names = class_names if class_names is not None else getattr(train, "classes", None)
-    if names is None or (class_names is None and len(names) <= highest):
-        names = range(highest + 1)
-    return Samples(inputs, targets, tuple(str(name) for name in names), test_inputs, test_targets)
+    sets = [found.numpy() for found in (targets, test_targets) if found is not None]
+    names = names_of_classes(class_names, train, sets)
+    return Samples(inputs, targets, names, test_inputs, test_targets)
 
 
 def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> tuple[Tensor, Tensor]:

@@ -222,8 +222,8 @@ class RandomRotation(Augmentation):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not 0 <= self.degrees < math.inf:
-            raise ValueError(f"degrees must be finite and at least 0, got {self.degrees}")
+        if not 0 <= self.degrees <= 360:
+            raise ValueError(f"degrees must be from 0 to 360, got {self.degrees}")
         if self.interpolation not in ("nearest", "bilinear"):
             raise ValueError(f"interpolation must be 'nearest' or 'bilinear', got {self.interpolation!r}")
 

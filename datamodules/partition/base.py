@@ -14,6 +14,10 @@ from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts
 from pfl_lightning.seeding import DataStream
 
+MOST_CLIENTS = 10_000_000
+LARGEST_SIZE = 2**31 - 1
+"""Bounds of what a rule takes for a number, so that no product of two overflows."""
+
 _PLAIN_VIEW = ClientView()  # one object, however many clients have it
 
 
@@ -52,9 +56,11 @@ class Partitioner(ABC):
     """True if the rule depends on classes; a rule with False also divides data without classes."""
 
     def __init__(self, num_clients: int, seed: int = 0) -> None:
-        if int(num_clients) != num_clients or num_clients < 1:
+        if not isinstance(num_clients, int | np.integer) or num_clients < 1:
             raise ValueError(f"num_clients must be a whole number of at least 1, got {num_clients!r}")
-        if int(seed) != seed or seed < 0:
+        if num_clients > MOST_CLIENTS:
+            raise ValueError(f"num_clients must be at most {MOST_CLIENTS}, got {num_clients}")
+        if not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
         self.num_clients = int(num_clients)
         self.seed = int(seed)
@@ -246,6 +252,8 @@ def check_sizes(samples_per_client: int | list[int], num_clients: int) -> Ints:
     sizes = np.asarray(samples_per_client)
     if not np.issubdtype(sizes.dtype, np.integer) or sizes.ndim > 1 or (sizes < 1).any():
         raise ValueError(f"samples_per_client must be whole numbers of at least 1, got {samples_per_client}")
+    if (sizes > LARGEST_SIZE).any():
+        raise ValueError(f"samples_per_client must be at most {LARGEST_SIZE}, got {samples_per_client}")
     if sizes.ndim == 1 and len(sizes) != num_clients:
         raise ValueError(
             f"samples_per_client lists {len(sizes)} sizes for {num_clients} clients: give one size per client"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from pfl_lightning.datamodules.memory import check_memory
 from pfl_lightning.datamodules.partition.base import PartitionError
 
 SPLITS = ("train", "validation", "test", "unlabeled")
+VIEWS = ("rotations", "label_maps")
 CHECKSUM = "checksum"
-
 NUM_SAMPLES = "num_samples"
 
 _PER_BYTE = 8
@@ -132,8 +132,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
     with arrays:
         infos = arrays.zip.infolist() if arrays.zip is not None else []
         check_memory("unpacked, it", sum(info.file_size for info in infos), "it is no partition")
-        known = {*SPLITS, *(f"{name}_sizes" for name in SPLITS), "rotations", "label_maps", CHECKSUM, NUM_SAMPLES}
-        return {name: arrays[name] for name in arrays.files if name in known}
+        _check_names(arrays.files)
+        return {name: arrays[name] for name in arrays.files}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -141,7 +141,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"expected an object, got a {type(content).__name__}")
+    _check_names(name for name, value in content.items() if isinstance(value, list))  # a note does no harm
     return content
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Refuse lists under unknown names: of a split ``tests`` nothing would be used, and test samples drawn instead."""
+    known = {*SPLITS, *VIEWS, *(f"{name}_sizes" for name in SPLITS), CHECKSUM, NUM_SAMPLES}
+    given = set(names)
+    unknown = sorted(given - known)
+    if unknown and given & set(SPLITS):  # or else it is a file of something else
+        raise ValueError(f"unknown {', '.join(map(repr, unknown))}, known are {', '.join((*SPLITS, *VIEWS))}")
 
 
 def _from_lists(content: Mapping[str, Any], name: str) -> list[Ints]:

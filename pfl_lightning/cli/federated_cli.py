@@ -17,6 +17,7 @@ from rich.console import Console
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter
 from pfl_lightning.callbacks.inspection import InspectionCallback
+from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.cli.parser import CLIParser, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.personalize import personalization_table, write_personalization
 from pfl_lightning.cli.runs import RunFolder, run_folder
@@ -24,7 +25,9 @@ from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig
+from pfl_lightning.cli.yaml_keys import refuse_repeated_keys
 from pfl_lightning.datamodules import FederatedDataModule
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.best_round import BestRound
@@ -43,6 +46,7 @@ class FederatedCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         if args is None or isinstance(args, list):
             args = expand_engine_option(sys.argv[1:] if args is None else args)
+        refuse_repeated_keys()
         self._words = [*args] if isinstance(args, list) else []
         self._held = ExitStack()  # the run's folder
         with self._held:
@@ -105,7 +109,8 @@ class FederatedCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run's folder: that of the checkpoint, or a new one."""
+        """Check what the config names; choose the run's folder: that of the checkpoint, or a new one."""
+        check_names(self.config if self.subcommand is None else self.config[self.subcommand])
         if self.subcommand is None:
             return
         config = self.config[self.subcommand]
@@ -134,6 +139,23 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "export":
             config.output = config.output or str(self.run_folder / "clients")
 
+    def _parse_ckpt_path(self) -> None:
+        """Take no options from a checkpoint: those of the config count, and it is read later, with checks."""
+
+    def instantiate_classes(self) -> None:
+        """Make what the config names.
+
+        Raises:
+            ConfigurationError: A class cannot be made from its arguments.
+        """
+        try:
+            super().instantiate_classes()
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError) as error:
+            reason = str(error) or "out of memory"
+            raise ConfigurationError(
+                f"what the config names cannot be made from its arguments: {type(error).__name__}: {reason}"
+            ) from error
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Make the Trainer, which writes all files of a run to the run's folder, whatever the logger."""
         if self.subcommand is None:
@@ -153,6 +175,9 @@ class FederatedCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
+        processes = trainer.num_nodes * trainer.num_devices
+        if processes > 1:  # it would wait for the others before anything of a federation is asked
+            raise ConfigurationError(f"a federation runs in one process; the Trainer has {processes}. Use devices=1")
         trainer.callbacks.append(ArchitectureTable())  # type: ignore[attr-defined]
         self._place(trainer, folder)
         return trainer

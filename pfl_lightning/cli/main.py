@@ -38,6 +38,12 @@ def print_methods(args: list[str]) -> None:
     return None
 
 
+REPORTED = (
+    *(FederationError, MisconfigurationException, ValueError, OSError),
+    *(RecursionError, MemoryError, OverflowError),
+)
+"""Errors that are told in a sentence, without a traceback."""
+
 OTHER_COMMANDS = {"methods": print_methods, "compare": compare, "tensorboard": tensorboard}
 """Subcommands that need no Trainer."""
 
@@ -61,10 +67,16 @@ def main(args: list[str] | None = None) -> None:
             FederatedCLI(args=args)
     except KeyboardInterrupt:  # outside of the Trainer, which the CLI answers for
         sys.exit(130)
-    except (FederationError, MisconfigurationException, ValueError, OSError) as error:
+    except REPORTED as error:
         if os.environ.get("PFL_DEBUG"):
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        if isinstance(error, RecursionError):
+            error = RecursionError("lists or mappings are nested too deeply, or within themselves: check the config")
+        if isinstance(error, MemoryError):
+            error = MemoryError(f"out of memory: {str(error) or 'lower sizes in the config'}")
+        if isinstance(error, OverflowError):
+            error = OverflowError(f"a number in the config is too large: {error}")
         sys.exit(f"pfl: {shorten(str(error))}{notes}\n(PFL_DEBUG=1 shows where)")
     return None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Sequence
@@ -27,43 +27,50 @@ def _subclasses(module: Any, base: type) -> list[str]:
     return [n for n, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
 
 
-def _choices(message: str) -> str:
-    """Known names for the option that the message is about."""
+def _choices(option: str) -> str:
+    """Known names for the option that an error is about."""
     known = {
         "model.method": ("methods", [method.__name__ for method in methods.METHODS]),
         "model.encoder": ("encoders", encoder_names()),
         "model.engine": ("engines", _subclasses(engines, engines.Engine)),
-        "partition": ("partitions", _subclasses(datamodules, datamodules.Partitioner)),
+        "data.partition": ("partitions", _subclasses(datamodules, datamodules.Partitioner)),
         "data": ("data modules", _subclasses(datamodules, datamodules.FederatedDataModule)),
     }
-    for key, (kind, names) in known.items():
-        if f'"{key}' in message or f"'{key}" in message or f"{key}:" in message:
-            return f"known {kind}: {', '.join(names)}"
-    return ""
+    if option not in known:
+        return ""
+    kind, names = known[option]
+    return f"known {kind}: {', '.join(names)}"
 
 
-def _options(message: str) -> str:
-    """The options of the class whose option was misspelt."""
+def _options(message: str) -> str | None:
+    """The options of the class whose option was misspelt; ``None`` if that is not what the error is about."""
     wrong = re.search(r"(?:[Oo]ption|[Kk]ey|Nested key) '([\w.]+)' is not (?:accepted|expected)", message)
-    paths = re.findall(r"class_path[= :]+'([\w.]+)'", message)
-    if not wrong or not paths:
+    if not wrong:
+        return None
+    before = re.search(r"class_path '([\w.]+)':\s*$", message[: wrong.start()])
+    after = re.match(r"\.? Got value: \w*[({]'?class_path'?[=:] ?'([\w.]+)'", message[wrong.end() :])
+    path = before or after
+    if not path:
         return ""
-    module, _, name = paths[-1].rpartition(".")
-    cls = getattr(importlib.import_module(module), name, None)
-    if cls is None:
-        return ""
-    options: set[str] = set()
-    for base in cls.__mro__:  # as far as each passes options on to the next
-        if "__init__" not in vars(base) or not base.__module__.startswith("pfl_lightning"):
-            continue
-        parameters = inspect.signature(base.__init__).parameters
-        options |= {name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
-            break
-    options -= {"self", "encoder", "num_classes"}
-    near = difflib.get_close_matches(wrong.group(1), options, n=1)
+    cls = pkgutil.resolve_name(path[1])
+    options = _arguments(cls)
+    near = difflib.get_close_matches(wrong[1], options - {wrong[1]}, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}options of {name}: {', '.join(sorted(options))}"
+    return f"{hint}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
+
+
+def _arguments(cls: type) -> set[str]:
+    """Arguments of a class, as far as each of its bases passes options on to the next."""
+    options: set[str] = set()
+    packages = {"pfl_lightning", cls.__module__.partition(".")[0]}
+    for base in inspect.getmro(cls):
+        if "__init__" not in vars(base) or base.__module__.partition(".")[0] not in packages:
+            continue
+        parameters = inspect.signature(base).parameters.values()
+        options |= {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break
+    return options - {"encoder", "num_classes", "input_shape", "params"}  # given by the federation
 
 
 ENGINES = {
@@ -118,7 +125,10 @@ class CLIParser(LightningArgumentParser):
         """Print the error and the known choices, and exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        hint = _options(message) or _choices(message)
-        message = "\n".join(filter(None, (shorten(message), hint)))
+        short = shorten(message)
+        hint = _options(message)
+        if hint is None:
+            hint = _choices(short.partition(": ")[0])
+        message = "\n".join(filter(None, (short, hint)))
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help)\n")
         self.exit(2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from pfl_lightning.checks import check_at_least, check_choice
+from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 from pfl_lightning.client.context import Batch, Citation, FitContext
 from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
 from pfl_lightning.data import FitData, SplitSource
@@ -100,6 +100,11 @@ class FederatedClient(DeclaredParts, PhaseLosses):
         self.eval_model = eval_model or type(self).eval_model
         check_at_least("epochs", epochs, 1)
         check_at_least("fine_tune_epochs", fine_tune_epochs, 1)
+        check_learning_rate("lr", lr)
+        check_number("momentum", momentum)
+        check_number("weight_decay", weight_decay)
+        if fine_tune_lr is not None:
+            check_learning_rate("fine_tune_lr", fine_tune_lr)
         self.num_classes = num_classes
         self.assemble(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs

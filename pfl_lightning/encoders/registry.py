@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from pfl_lightning.import_paths import stands_for
+
 EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 
 
@@ -144,12 +146,18 @@ def _path(encoder: type[nn.Module]) -> tuple[str, str]:
     return encoder.__module__, encoder.__qualname__
 
 
-def _imported(path: str) -> type[nn.Module] | None:
+def _imported(path: str) -> Any:
+    """What an import path names, which must be an encoder: nothing else is ever called."""
     module, _, name = path.rpartition(".")
     try:
-        found: type[nn.Module] | None = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # whatever a module does when it is imported
         raise ValueError(f"the encoder {path!r} cannot be imported: {error}") from error
+    if found is not None and not stands_for(found, nn.Module):
+        raise ValueError(
+            f"{path!r} is no encoder: expected a subclass of torch.nn.Module, or a function that is declared to return "
+            "one (def make(input_shape) -> nn.Module)"
+        )
     return found
 
 

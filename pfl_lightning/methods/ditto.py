@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.checks import check_at_least, check_learning_rate, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import proximal_term
 from pfl_lightning.options import ClientOptions, Unpack
@@ -47,6 +47,8 @@ class Ditto(FederatedClient):
         check_number("lam (lambda)", lam)
         if personal_epochs is not None:
             check_at_least("personal_epochs", personal_epochs, 1)
+        if personal_lr is not None:
+            check_learning_rate("personal_lr", personal_lr)
         self.lam, self.personal_lr = lam, personal_lr
         self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
         self.global_model = self.copy_network()

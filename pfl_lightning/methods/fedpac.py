@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_at_least, check_learning_rate, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.functional import (
     ClassStatistics,
@@ -97,6 +97,11 @@ class FedPAC(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)
+        check_at_least("head_epochs", head_epochs, 0)
+        check_learning_rate("head_lr", head_lr)
+        check_number("threshold", threshold)
+        if threshold >= 1:
+            raise ValueError(f"threshold must be below 1, the sum of a client's combination weights, got {threshold}")
         self.alignment, self.combination, self.threshold = alignment, combination, threshold
         self.head_epochs, self.head_lr = head_epochs, head_lr
         self.shared = ("encoder.*", "head.*") if combination else ("encoder.*",)

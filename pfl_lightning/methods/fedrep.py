@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from pfl_lightning.checks import check_at_least, check_learning_rate
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.options import ClientOptions, Unpack
 
@@ -37,6 +38,9 @@ class FedRep(FederatedClient):
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
+        check_at_least("head_epochs", head_epochs, 0)
+        if head_lr is not None:
+            check_learning_rate("head_lr", head_lr)
         self.head_epochs, self.head_lr = head_epochs, head_lr
 
     def phases(self) -> tuple[Phase, ...]:

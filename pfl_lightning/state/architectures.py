@@ -86,9 +86,10 @@ def build_clients(
 def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> nn.Module:
     try:
         return build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
-    except TypeError as error:
+    except (OverflowError, RuntimeError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
         raise ConfigurationError(
-            f"the encoder {encoder_label(make)} could not be made for inputs of shape {input_shape}: {error}; an "
+            f"the encoder {encoder_label(make)} could not be made for inputs of shape {input_shape}: {reason}; an "
             "encoder is a class or function that takes input_shape and gives a module with out_features"
         ) from error
 

@@ -97,7 +97,10 @@ MISTAKES = {
     "an unknown name": (["small_cnn", "mpl"], "unknown encoder 'mpl', did you mean 'mlp'"),
     "an empty list": ([], "needs at least one encoder"),
     "a list as text": ("small_cnn, mlp", "a list of encoders is written as"),
-    "what makes no encoder": (["torch.nn.functional.relu", "mlp"], "relu.*could not be made"),
+    "what makes no encoder": (
+        ["torch.nn.functional.relu", "mlp"],
+        "relu' is no encoder: expected a subclass of torch.nn.Module",
+    ),
     "shares that do not sum to one": (
         {**CHOICES["by share"], "init_args": {"encoders": ["small_cnn", "mlp"], "shares": [0.5, 0.6]}},
         "must sum to 1",

@@ -56,6 +56,7 @@ def test_without_test_lists_test_splits_are_drawn(tmp_path):
         ({"train": [[0.5]]}, "whole numbers"),
         ({"train": [["a"]]}, "whole numbers"),
         ({"train": 3}, "not a partition"),
+        ({"train": [[0]], "tests": [[1]]}, "unknown 'tests', known are train, validation, test"),
         ([[1]], "not a partition|expected index lists"),
     ],
 )
