@@ -83,4 +83,4 @@ def _check_kind(image: Any, most: int | None) -> None:
 
 def _words(error: Exception) -> str:
     text = str(error).strip()
-    return text if isinstance(error, OSError | ValueError) and text else f"{type(error).__name__} {text}".rstrip()
+    return text if isinstance(error, OSError | ValueError) and text else f"{type(error).__name__}: {text}"

@@ -181,4 +181,4 @@ def _to_ints(values: Any) -> Ints:
 
 
 def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__} {error}".rstrip()
+    return str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
