@@ -36,12 +36,15 @@ class RunFolder:
         versions = self.versions()
         number = int(versions[-1].name.removeprefix("version_")) + 1 if versions else 0
         while True:
+            self.base.mkdir(parents=True, exist_ok=True)
             path = self.base / f"version_{number}"
             try:
-                path.mkdir(parents=True)
+                path.mkdir()
                 return path
             except FileExistsError:
                 number += 1
+            except FileNotFoundError:  # a run that was refused has just removed the empty folder
+                continue
 
     def run_of(self, checkpoint: Path) -> Path | None:
         """Folder of the run that a checkpoint is from; ``None`` for a checkpoint elsewhere."""
@@ -102,7 +105,7 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
         RunLockedError: Another process trains this run.
         DiskFullError: The disk became full, and no file of the run was named.
     """
-    folder = known
+    folder, first = known, not runs.base.exists()
     try:
         with explain_full_disk(folder or runs.base):
             folder = folder or runs.new()
@@ -115,6 +118,8 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
         if known is None and folder is not None:
             with suppress(OSError):  # not empty
                 folder.rmdir()
+                if first:
+                    runs.base.rmdir()
 
 
 def _remove_half_written(folder: Path) -> None:
