@@ -56,8 +56,8 @@ def magnitude(tensor: Tensor) -> float:
     if tensor.numel() == 0:
         return 0.0
     real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    if real.dtype not in COMPARED:  # such as float8
-        real = real.double()
+    if real.dtype not in COMPARED or real.device.type == "mps":  # such as float8
+        real = real.cpu().double()
     smallest, largest = torch.stack(real.aminmax()).tolist()  # one pass and one wait for the device
     return float(max(largest, -smallest))
 
