@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 
@@ -190,6 +190,19 @@ class Round:
         elif self.number < CHECKED_ROUNDS:
             self.server.check_unsaved()
         return growth
+
+    def drop(self) -> None:
+        """Drop the local fits under way; the server forgets what it has received, unless the round is closed.
+
+        Otherwise the sums of an interrupted round would count in the first round of a next fit.
+        """
+        # The loop keeps the round: a suspended engine would keep clients on the device until the next one.
+        fits, self.fits = self.fits, iter(())
+        if isinstance(fits, Generator):
+            fits.close()
+        if self._before is not None:
+            self._before.restore()
+            self._before = self._last = None
 
     def metrics(self) -> dict[str, float]:
         """Training metrics of the round, by the name under which they are logged.

@@ -4,13 +4,14 @@ import warnings
 from dataclasses import replace
 from functools import partial
 
+import lightning as L
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
-from _helpers.toy import CLIENTS, assert_same, for_toy, run, whole_state
+from _helpers.toy import CLIENTS, SEED, Toy, assert_same, for_toy, quiet_trainer, run, tiny_encoder, whole_state
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pfl_lightning import TrainerEngine, VectorizedEngine
+from pfl_lightning import FederatedLoop, Federation, TrainerEngine, VectorizedEngine
 from pfl_lightning.errors import FederationError, InvalidMessageError
 from pfl_lightning.methods import DCPFL, Calibre, FedAvg, FedGH, FedPAC, FedPer, FedProto
 from pfl_lightning.server import AveragingAggregator
@@ -237,3 +238,20 @@ def test_the_last_checkpoint_is_never_a_spoiled_one(tmp_path):
     tensors = [tensor for tensor in saved.values() if isinstance(tensor, torch.Tensor)]
     assert tensors
     assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+class Stumble(L.Callback):
+    """Fails after the second client of a round."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            raise RuntimeError("stumbled")
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedPAC])
+def test_what_an_interrupted_round_has_received_does_not_count_in_a_next_fit(method):
+    federation = Federation(partial(method, lr=0.05), tiny_encoder, seed=SEED)
+    with pytest.raises(RuntimeError, match="stumbled"):
+        quiet_trainer(1, FederatedLoop(), Stumble()).fit(federation, Toy())
+    quiet_trainer(1, FederatedLoop()).fit(federation, Toy())
+    assert_same(whole_state(federation), whole_state(run(partial(method, lr=0.05))))

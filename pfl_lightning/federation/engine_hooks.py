@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -83,10 +83,7 @@ class EngineHooks(FederationRounds):
     def stop_engine(self) -> None:
         """Drop the local fits and evaluations under way and release the engine's resources."""
         if self._current_round is not None:
-            # The loop keeps the round: its suspended engine would keep clients on the device until the next one.
-            fits, self._current_round.fits = self._current_round.fits, iter(())
-            if isinstance(fits, Generator):
-                fits.close()
+            self._current_round.drop()
             self._current_round = None
         self.evaluation.stop()
         self.engine.stop()
