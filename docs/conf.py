@@ -20,7 +20,7 @@ extensions = [
     "generated_pages",  # docs/_ext: the API reference and the page of hyper-parameters
     "docstrings",  # docs/_ext: cross-references, formulas in plain text
 ]
-exclude_patterns = ["_ext", "architecture.md"]
+exclude_patterns = ["_ext"]
 
 html_theme = "furo"
 html_title = f"pfl_lightning {version}"

@@ -67,7 +67,7 @@ class IID(Partitioner):
 
 
 class DominantClasses(Partitioner):
-    """Clients of equal size with a few dominant classes each (FedPAC, ICLR 2023, section 5.1 and appendix B.2).
+    """Clients of equal size with a few dominant classes each (FedPAC, ICLR 2023, section 6.1 and appendix B.2).
 
     A share of every client's samples is spread evenly over all classes, the rest evenly over the dominant classes of
     its group. Groups are contiguous blocks of clients, as in the paper's figures: client k of m belongs to group

@@ -1,4 +1,4 @@
-"""The convolutional networks of DC-PFL (IJCAI 2024), section 5.1, which it takes from FedGH (ACM MM 2023)."""
+"""The convolutional networks of DC-PFL (IJCAI 2024), sections 6.1 and 6.2: networks as in FedGH (ACM MM 2023)."""
 
 from __future__ import annotations
 

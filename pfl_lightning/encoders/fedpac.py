@@ -1,4 +1,4 @@
-"""The convolutional networks of FedPAC (ICLR 2023), section 5.1 and appendix."""
+"""The convolutional networks of FedPAC (ICLR 2023), section 6.1 and appendix B.1."""
 
 from __future__ import annotations
 

@@ -13,13 +13,22 @@ from pfl_lightning.errors import ClientError, ConfigurationError
 __all__ = ["explained", "needs_no_trainer"]
 
 
-def explained(error: Exception, client: FederatedClient, phase: Phase, context: FitContext) -> Exception:
+def explained(
+    error: Exception, client: FederatedClient, phase: Phase, context: FitContext, trainer_given: bool
+) -> Exception:
     """Return the error with the advice that it needs, or as it is.
 
     Batch normalization cannot train on a batch of one sample, and a module may ask for a Trainer that is not there.
+
+    Args:
+        error: The error.
+        client: The client that trained.
+        phase: The phase that it was in.
+        context: The client, the round and the data.
+        trainer_given: Whether the engine gives modules a Trainer.
     """
     if _misses_trainer(error):
-        return _no_trainer(client.step_module)
+        return _not_attached(client.step_module, context) if trainer_given else _no_trainer(client.step_module)
     if not str(error).startswith("Expected more than 1 value per channel"):
         return error
     count, size = context.data.num_samples, context.data.batch_size
@@ -50,6 +59,15 @@ def needs_no_trainer(module: nn.Module) -> Iterator[None]:
 
 def _misses_trainer(error: Exception) -> bool:
     return "not attached to a `Trainer`" in str(error)
+
+
+def _not_attached(module: nn.Module, context: FitContext) -> ConfigurationError:
+    name = type(module).__name__
+    return ConfigurationError(
+        f"client {context.client}, round {context.round}: a LightningModule inside {name} uses self.trainer, which "
+        f"Lightning gives to {name} and to modules that are attributes of it, not to modules in lists or dictionaries, "
+        f"or inside a plain nn.Module: make it an attribute of {name}, or pass it what it needs"
+    )
 
 
 def _no_trainer(module: nn.Module) -> ConfigurationError:

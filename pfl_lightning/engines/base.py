@@ -44,6 +44,9 @@ class Engine(ABC):
     clients_per_batch: int = 1
     """Number of clients that are taken at once."""
 
+    gives_trainer: bool = False
+    """Whether modules have a Trainer while they train."""
+
     def __init__(self, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm") -> None:
         if gradient_clip_algorithm not in ("norm", "value"):
             raise ValueError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}")
@@ -126,7 +129,7 @@ class Engine(ABC):
         try:
             found = self.run_phase(client, phase, context, environment, purpose)
         except (ValueError, RuntimeError) as error:
-            better = explained(error, client, phase, context)
+            better = explained(error, client, phase, context, self.gives_trainer)
             if better is error:
                 raise
             raise better from error

@@ -35,6 +35,8 @@ class TrainerEngine(Engine):
         callbacks: Callbacks of the inner Trainer; each phase of a local fit gets fresh copies.
     """
 
+    gives_trainer = True
+
     def __init__(
         self,
         gradient_clip_val: float | None = None,

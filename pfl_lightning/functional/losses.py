@@ -34,7 +34,7 @@ def alignment_loss(
         present: (C,) bool, False for classes without a prototype; their rows may hold anything, NaN included, and
             their samples contribute zero to value and gradient. None: every class has a prototype.
         norm: "mse" for the mean of (1/d) ||f(x) - c_y||^2 (FedPAC, eq. 3); "l2" for the mean of ||f(x) - c_y||_2
-            (DC-PFL, eqs. 3 and 4), whose gradient is taken as zero at distance zero.
+            (DC-PFL, eq. 3), whose gradient is taken as zero at distance zero.
 
     Returns:
         A scalar. The mean is over all N samples, also those whose class is not present, so that the weight of a sample
@@ -69,7 +69,7 @@ def alignment_loss(
         # Selected, not multiplied by zero: NaN times zero is NaN, and so would be the gradient.
         difference = torch.where(present[labels].unsqueeze(-1), difference, 0.0)
     squares = difference.square().sum(dim=-1)  # ||f(x) - c_y||^2, (N,)
-    # FedPAC (3), or DC-PFL (3) and (4)
+    # FedPAC (3) without lambda, or DC-PFL (3)
     distances = squares / features.shape[-1] if norm == "mse" else safe_sqrt(squares)
     return distances.sum() / max(features.shape[0], 1)
 

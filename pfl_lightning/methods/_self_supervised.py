@@ -29,6 +29,7 @@ class SelfSupervisedClient(FederatedClient):
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
+    shared: tuple[str, ...] = ("encoder.*", "objective.*")  # an instance narrows it to what its objective shares
     batch_norm = "shared"
     evaluation = "knn"  # until a head is fitted
     loss_names: ClassVar[tuple[str, ...]] = ("self_supervised",)

@@ -46,8 +46,8 @@ class Calibre(SelfSupervisedClient):
     The stage "train": Algorithm 1 on the clients, then an average with weights by the divergence rates. The head is
     each client's own and does not train in this stage.
 
-    Ablations (Table I): ``alpha_n=0`` leaves out L_n, ``alpha_p=0`` L_p, ``aggregation="samples"`` the weights by
-    divergence; all three leave :class:`~pfl_lightning.methods.PFLSSL`.
+    Ablations: ``alpha_n=0`` leaves out L_n, ``alpha_p=0`` L_p (Table I); ``aggregation="samples"``, which the paper
+    does not ablate, the weights by divergence; all three leave :class:`~pfl_lightning.methods.PFLSSL`.
 
     A client's samples without labels train like the others, and count in its divergence rate and number of samples.
 
@@ -118,7 +118,7 @@ class Calibre(SelfSupervisedClient):
         self.register_buffer("cluster_noise", noise, persistent=False)
 
     def configure_aggregator(self, num_clients: int) -> AveragingAggregator:
-        """The mean with weights by divergence (IV-B), or by samples."""
+        """The mean with weights by divergence (section I), or by samples."""
         if self.aggregation == "samples":
             return AveragingAggregator(self, num_clients)
         return DivergenceAwareAggregator(self, num_clients)
@@ -186,10 +186,11 @@ class Calibre(SelfSupervisedClient):
 
 
 class DivergenceAwareAggregator(AveragingAggregator):
-    """Mean of the clients' shared state, w_k proportional to 1 / divergence_k (section IV-B).
+    """Mean of the clients' shared state, w_k proportional to 1 / divergence_k.
 
-    The weights are those of :func:`~pfl_lightning.functional.inverse_divergence_weights`. Only updates with a rate of
-    zero, which wait for the smallest positive one of the cohort, are kept until the end of the round.
+    The paper only calls the rate a weighting factor (section I). The weights are those of
+    :func:`~pfl_lightning.functional.inverse_divergence_weights`. Only updates with a rate of zero, which wait for the
+    smallest positive one of the cohort, are kept until the end of the round.
 
     Args:
         client: See :class:`~pfl_lightning.server.Aggregator`.

@@ -68,7 +68,7 @@ class FedPAC(FederatedClient):
         combination: Whether heads are combined by the server (4); otherwise they stay on the clients.
         head_epochs: Epochs of the head, before the encoder's ``epochs``.
         head_lr: Learning rate of the head.
-        threshold: Combination weights below it are set to zero.
+        threshold: Combination weights below it are set to zero (published implementation: 1e-3; the paper has no cut).
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`; ``epochs`` is the encoder's.
     """
 
@@ -135,7 +135,7 @@ class FedPAC(FederatedClient):
         return received
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy and lambda R_k (3)."""
+        """Cross entropy and R_k (3), which includes lambda."""
         terms = super().loss_terms(features, labels)
         if self.alignment > 0 and self.uses("alignment"):
             distance = alignment_loss(features, labels, self.centroids.means, self.centroids.present)

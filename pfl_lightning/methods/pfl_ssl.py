@@ -13,7 +13,7 @@ __all__ = ["PFLSSL"]
 
 
 class PFLSSL(SelfSupervisedClient):
-    """Clients train an encoder by a self-supervised objective; encoder and projector are averaged (section III-B).
+    """Clients train an encoder by a self-supervised objective (section III-B); encoder and projector are averaged.
 
     The baselines of Calibre: pFL-SimCLR, pFL-BYOL, pFL-SimSiam, pFL-MoCoV2, and likewise SwAV and SMoG. The head is
     each client's own and does not train in this stage.

@@ -4,9 +4,10 @@
 ``tensors``                              ``select_state``, ``load_state`` and ``TensorDict``: parts of a state by name
 ``architectures``                        client modules for the encoders of a federation
 ``clients``                              ``Clients``: modules and stored states of a federation
-``client_states``, ``clients``           per-client state stores, of one or several architectures
+``client_states``                        per-client state stores, of one or several architectures
 ``row_storage``                          their arrays, in memory or in a file
 ``checkpoints``, ``export``              checkpoints of a federation, and clients' models as plain files
+``unsaved``                              ``UnsavedState``: content of a server that no checkpoint saves
 =======================================  ==========================================================================
 
 Stores larger than ``client_state_memory_gb`` go to files in ``spill_dir`` (``spill_to_disk``).

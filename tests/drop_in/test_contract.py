@@ -221,6 +221,25 @@ def test_sequential_engine_says_what_it_does_not_take(module, options, message):
         run_project(method, module=module(), engine=SequentialEngine(), **options)
 
 
+class AsksInside(Net):
+    """The module in a list, to which Lightning gives no Trainer, asks for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.helpers = torch.nn.ModuleList([L.LightningModule()])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * (1 + self.helpers[0].trainer.current_epoch)
+
+
+def test_advice_about_a_missing_trainer_is_for_the_engine_in_use():
+    with pytest.raises(ConfigurationError, match=r"inside AsksInside uses self\.trainer") as caught:
+        run_project(FedAvg, module=AsksInside(), engine=TrainerEngine())
+    assert "use TrainerEngine" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="SequentialEngine has no Trainer: use TrainerEngine"):
+        run_project(FedAvg, module=AsksInside(), engine=SequentialEngine())
+
+
 def test_sequential_engine_says_that_it_counts_no_epochs():
     class Counting(Net):
         def training_step(self, batch, batch_idx):

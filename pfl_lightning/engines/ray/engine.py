@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class RayEngine(Engine):
-    """Engine that trains and evaluates clients in worker processes of Ray (``pip install 'pfl-lightning[ray]'``).
+    """Engine that trains and evaluates clients in worker processes of Ray (``pip install -e ".[ray]"``).
 
     A worker gets the data and the architectures once. For a local fit it gets the broadcast and the client's stored
     state, and returns the update and the new state. Tensors that the server sends to all clients are sent to every

@@ -45,7 +45,7 @@ class VectorizedEngine(VectorizedEvaluation):
 
     The results are those of :class:`~pfl_lightning.engines.SequentialEngine` up to rounding. Where the forward pass is
     random (dropout), they are equally distributed, but the draws are others, and they depend on which clients are
-    trained together. (So are those of the model that ``Federation.client`` fine-tunes, alone.)
+    trained together. (So are those of the model that ``Federation.client_model`` fine-tunes, alone.)
 
     An evaluation fine-tunes clients together, where their method does so, and vectorizes ``forward`` over pieces of
     their parts of ``eval_batch_size`` samples at most; what is equal for all clients is not stacked. Smaller pieces are

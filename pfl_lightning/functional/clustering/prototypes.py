@@ -164,7 +164,7 @@ def divergence_rate(
     starts: int = 10,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Divergence rate of a client (Calibre, section IV-B): the mean distance of its encodings to their prototypes.
+    """Divergence rate of a client (Calibre, section I): the mean distance of its encodings to their prototypes.
 
     K-means on all encodings; the mean over clusters of the mean Euclidean distance of a cluster's members to its
     centroid. A cluster without members, as there are where fewer than `num_clusters` encodings differ, is left out.
@@ -197,7 +197,9 @@ def divergence_rate(
 
 
 def inverse_divergence_weights(divergences: Tensor | Sequence[float]) -> Tensor:
-    """Weights of a cohort's clients, in inverse proportion to their divergence rates (Calibre, section IV-B).
+    """Weights of a cohort's clients, in inverse proportion to their divergence rates (Calibre).
+
+    The paper only calls the rate "a weighting factor during the server aggregation" (section I).
 
     A rate of zero, for which the formula says infinity, counts as the smallest positive one of the cohort: no client
     then outweighs another whose rate is as good, and a client whose encoder has collapsed, or who has no more samples
