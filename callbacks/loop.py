@@ -10,13 +10,18 @@ from typing import Any
 import lightning as L
 import numpy as np
 
+from pfl_lightning.callbacks.curves import purge_curves
+from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.engines import FitResult
-from pfl_lightning.errors import CheckpointError, ConfigurationError
+from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
 
 __all__ = ["FederatedLoop"]
+
+MOST_UNDONE = 3
+"""Rounds in a row that may end in a server that is not finite; then the run fails."""
 
 
 class FederatedLoop(L.Callback):
@@ -31,6 +36,8 @@ class FederatedLoop(L.Callback):
         min_clients: The run fails when fewer updates than this can be aggregated in a round.
         eval_cohort: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
+        stop_on_divergence: Whether the run ends after a round in which the training diverges; see
+            :class:`~pfl_lightning.callbacks.divergence.DivergenceGuard`, which warns in any case.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class FederatedLoop(L.Callback):
         full_participation_in_last_round: bool = False,
         min_clients: int = 1,
         eval_cohort: int | float = 1.0,
+        stop_on_divergence: bool = False,
     ) -> None:
         _check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
         _check_number_of_clients(
@@ -54,6 +62,8 @@ class FederatedLoop(L.Callback):
         self.eval_cohort = self._eval_cohort_before = eval_cohort
         self.traffic = Traffic()
         self.rounds, self.seconds = 0, 0.0
+        self.undone = 0  # rounds in a row
+        self.stop_on_divergence, self.guard = stop_on_divergence, DivergenceGuard()
         self._start = 0.0
         self._in_round = False
         self._aggregated = True
@@ -104,6 +114,11 @@ class FederatedLoop(L.Callback):
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let TensorBoard forget rounds that an interrupted run logged and that are played again."""
+        if self.rounds:
+            purge_curves(trainer.loggers, self.rounds)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say if the run so far evaluated others."""
         if self.eval_cohort != self._eval_cohort_before:
@@ -140,17 +155,36 @@ class FederatedLoop(L.Callback):
         assert self._round is not None
         if not (trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches):
             return
-        self._round.close(self.min_clients)
-        self._count_server_step(trainer)
+        growth = self._round.close(self.min_clients)
+        self.undone = 0 if growth.fault is None else self.undone + 1
+        if self.undone >= MOST_UNDONE:
+            raise FederationError(
+                f"round {trainer.current_epoch}: {self.undone} rounds in a row had to be undone; the last: "
+                f"{growth.fault}. Lower the learning rate, clip the gradient, or look for clients with very large "
+                "updates"
+            )
+        # Without an optimizer `trainer.global_step` would stay 0, and ModelCheckpoint saves nothing while it does not
+        # move: it counts rounds.
+        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
         metrics = self._round.metrics()
         pl_module.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
+        if (exceeded or growth.factor > MOST_GROWTH) and isinstance(pl_module, Federation):
+            self._report(trainer, pl_module, self.guard.exceeded(metrics, growth, pl_module))
         metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
         metrics |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.current_epoch)
+
+    def _report(self, trainer: L.Trainer, federation: Federation, what: str | None) -> None:
+        if what is not None:
+            self.guard.report(what, trainer.current_epoch, federation)
+            trainer.should_stop = trainer.should_stop or self.stop_on_divergence
 
     @property
     def results(self) -> list[FitResult]:
@@ -163,32 +197,21 @@ class FederatedLoop(L.Callback):
         if isinstance(pl_module, Federation):
             pl_module.stop_engine()
 
-    @staticmethod
-    def _count_server_step(trainer: L.Trainer) -> None:
-        """Let ``trainer.global_step`` count rounds.
-
-        Without an optimizer it would stay 0, and ModelCheckpoint saves nothing while it does not move.
-        """
-        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        progress.increment_ready()
-        progress.increment_completed()
-
-    # From a checkpoint between the last client and the validation Lightning does not go on as if nothing had happened:
-    # it skips that validation and the start of the next round. Until then the round counts as unfinished.
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The round is over once its models are evaluated."""
-        self._in_round = self._in_round and not self._aggregated
-
+    # From a checkpoint between the last client and the end of the validation Lightning does not go on as if nothing had
+    # happened: it skips the rest, and the start of the next round. Until then the round counts as unfinished.
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The round is over, evaluated or not."""
         self._in_round = self._in_round and not self._aggregated
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log what the validation found against the round."""
+        """Log what the validation found against the round, which is over."""
+        self._in_round = self._in_round and not self._aggregated
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
+            summary = pl_module.evaluation.summary
             for logger in trainer.loggers:
-                logger.log_metrics(pl_module.evaluation.summary, step=trainer.current_epoch)
+                logger.log_metrics(summary, step=trainer.current_epoch)
+            self._report(trainer, pl_module, self.guard.falls(summary, pl_module))
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -199,6 +222,8 @@ class FederatedLoop(L.Callback):
             "eval_cohort": self.eval_cohort,
             "rounds": self.rounds,
             "seconds": self.seconds,
+            "undone": self.undone,
+            "guard": self.guard.state_dict(),
             "up": dict(self.traffic.up),
             "down": dict(self.traffic.down),
         }
@@ -212,10 +237,13 @@ class FederatedLoop(L.Callback):
         if state_dict["in_round"]:
             raise CheckpointError(
                 f"the checkpoint was written in the middle of a round, after {state_dict['rounds']} rounds: not all of "
-                "its clients had trained, or the new models were not yet validated; resume from one that was written "
+                "its clients had trained, or the new models were not all validated; resume from one that was written "
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
+        self.undone = state_dict.get("undone", 0)
+        if "guard" in state_dict:
+            self.guard.load_state_dict(state_dict["guard"])
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
 

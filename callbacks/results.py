@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import explain_full_disk, replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
+from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
 __all__ = ["ResultsWriter"]
 
@@ -40,11 +44,15 @@ class _Chosen:
 
 
 class ResultsWriter(L.Callback):
-    """Keeps the accuracies of every client and writes them when the fit ends.
+    """Keeps the accuracies of every client and writes them when the fit ends, in whatever way.
+
+    After a kill that leaves no time for it they are written when the run is resumed, even if no round is left to play.
 
     Three choices are kept apart: the last evaluated round; the round of the highest mean validation accuracy (what one
     may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are test
     accuracies in [0, 1], of the clients that were evaluated; the others have empty fields in ``clients.csv``.
+
+    The folder is locked during a fit: of two processes that would overwrite each other's results the second is refused.
 
     Args:
         dirpath: Folder for ``results.json`` and ``clients.csv``; ``None`` is the logger's folder, or else the Trainer's
@@ -55,6 +63,8 @@ class ResultsWriter(L.Callback):
         self.dirpath = dirpath
         self.chosen: dict[str, _Chosen] = {}
         self.history: list[dict[str, float]] = []
+        self._playing = self._finished = False
+        self._lock: RunLock | None = None
 
     # ------------------------------------------------------------------ after every round
 
@@ -86,20 +96,47 @@ class ResultsWriter(L.Callback):
     # ------------------------------------------------------------------ at the end
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the partition beside the results."""
+        """Lock the folder against other processes, and save the partition beside the results.
+
+        Raises:
+            RunLockedError: Another process is writing its results there.
+        """
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = self.folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
-            trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
+            self._lock = None if is_locked_here(folder) else RunLock(folder)  # the command line has locked its run
+            with explain_full_disk(folder / "partition.npz", partial=folder / "partition.npz"):
+                trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the results."""
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """From now on there may be results to write."""
+        self._playing, self._finished = True, False
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the results, also where a finished run was resumed and there was nothing to train."""
+        self._playing, self._finished = False, True
         self.write(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write what there is, so that a run that ends early leaves its results."""
-        if self.history and isinstance(pl_module, Federation) and pl_module.is_set_up:
-            self.write(trainer, pl_module)
+        try:
+            refused = isinstance(exception, RunLockedError)  # the folder is somebody else's
+            if self._playing and not refused and _loop(trainer).rounds:
+                self._playing = False
+                self.write(trainer, pl_module)
+        except (OSError, FederationError) as error:  # the exception itself is what must be seen
+            warnings.warn(f"the results could not be written: {error}", stacklevel=2)
+        finally:
+            self._unlock()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let others write to the folder."""
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def folder(self, trainer: L.Trainer) -> Path:
         """Where the results go."""
@@ -111,17 +148,22 @@ class ResultsWriter(L.Callback):
             return
         assert isinstance(pl_module, Federation)
         folder = self.folder(trainer)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.results(trainer, pl_module), indent=2) + "\n"
-        _write_atomically(folder / "results.json", text)
-        self._write_clients(folder / "clients.csv", pl_module)
+        try:
+            text = json.dumps(self.results(trainer, pl_module), indent=2) + "\n"
+            for name, content in (("results.json", text), ("clients.csv", self._clients(pl_module))):
+                with replace_file(folder / name) as temporary:
+                    temporary.write_text(content, newline="")
+        except (OSError, DiskFullError) as error:
+            error.add_note(f"the results belong in {folder}; resuming the run from its last checkpoint writes them")
+            raise
 
     def results(self, trainer: L.Trainer, federation: Federation) -> dict[str, Any]:
         """The content of ``results.json``."""
-        loop = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+        loop = _loop(trainer)
         up, down = loop.traffic.up, loop.traffic.down
         return {
             "method": federation.method_name,
+            "finished": self._finished,
             "rounds": loop.rounds,
             "num_clients": federation.personal.num_clients,
             "novel_clients": list(federation.data.novel),
@@ -157,21 +199,21 @@ class ResultsWriter(L.Callback):
         chosen = self.chosen[name]
         return {"round": chosen.round, **self.summaries()[name].as_dict(), "num_clients": len(chosen.test)}
 
-    def _write_clients(self, path: Path, federation: Federation) -> None:
+    def _clients(self, federation: Federation) -> str:
+        """The content of ``clients.csv``."""
         columns = [f"{part}_accuracy_{name}" for name in CHOICES for part in ("test", "validation")]
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["client", "train_samples", "validation_samples", "test_samples", *columns])
-            for client in range(federation.personal.num_clients):
-                parts = federation.data.client_data(client)
-                row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test)]
-                for name in CHOICES:
-                    chosen = self.chosen.get(name)
-                    for accuracies in (chosen.test, chosen.validation) if chosen else ({}, {}):
-                        row.append(accuracies.get(client, ""))
-                writer.writerow(row)
-        os.replace(temporary, path)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(["client", "train_samples", "validation_samples", "test_samples", *columns])
+        for client in range(federation.personal.num_clients):
+            parts = federation.data.client_data(client)
+            row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test)]
+            for name in CHOICES:
+                chosen = self.chosen.get(name)
+                for accuracies in (chosen.test, chosen.validation) if chosen else ({}, {}):
+                    row.append(accuracies.get(client, ""))
+            writer.writerow(row)
+        return text.getvalue()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -189,7 +231,5 @@ class ResultsWriter(L.Callback):
         self.history = [dict(entry) for entry in state_dict["history"]]
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+def _loop(trainer: L.Trainer) -> FederatedLoop:
+    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]

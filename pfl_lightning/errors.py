@@ -12,7 +12,15 @@ class ConfigurationError(FederationError, ValueError):
 
 
 class CheckpointError(FederationError):
-    """A checkpoint does not fit the federation that loads it."""
+    """A checkpoint is damaged, or does not fit the federation that loads it."""
+
+
+class DiskFullError(FederationError):
+    """A file does not fit on its disk."""
+
+
+class RunLockedError(FederationError):
+    """A run's folder is in use by another process."""
 
 
 class ClientError(FederationError):

@@ -17,13 +17,49 @@ from torch import Tensor
 
 from pfl_lightning.errors import InvalidMessageError
 
-__all__ = ["Broadcast", "ClientUpdate", "FieldSchema", "Message", "State", "statistics_field", "weight_field"]
+__all__ = [
+    "LARGEST",
+    "Broadcast",
+    "ClientUpdate",
+    "FieldSchema",
+    "Message",
+    "State",
+    "magnitude",
+    "statistics_field",
+    "weight_field",
+]
 
 State = Mapping[str, Tensor]
 """A named part of a model's state: parameter or buffer names to tensors."""
 
 WEIGHTS = "weights"
 STATISTICS = "statistics"
+
+LARGEST = 1e12
+"""Numbers beyond it, positive or negative, are refused like NaN, and so are numbers of samples: no training that goes
+well comes near it, and sums of squares of smaller numbers are finite in single precision."""
+
+_FLOATS, _WHOLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16), (torch.int64, torch.int32, torch.int16)
+COMPARED = frozenset((*_FLOATS, *_WHOLE, torch.int8, torch.uint8, torch.bool))
+"""Types for which torch finds the extremes; others are converted."""
+
+
+def magnitude(tensor: Tensor) -> float:
+    """Largest absolute value of a dense tensor; NaN if there is one, and 0 without any number.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.messages import magnitude
+        >>> magnitude(torch.tensor([1.0, -3.0])), magnitude(torch.tensor([float("nan"), 1.0])), magnitude(torch.ones(0))
+        (3.0, nan, 0.0)
+    """
+    if tensor.numel() == 0:
+        return 0.0
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    if real.dtype not in COMPARED or real.device.type == "mps":  # such as float8
+        real = real.cpu().double()
+    smallest, largest = torch.stack(real.aminmax()).tolist()  # one pass and one wait for the device
+    return float(max(largest, -smallest))
 
 
 @dataclass(frozen=True)
@@ -36,25 +72,28 @@ class FieldSchema:
             ``"C d"`` is a row of features for each class; C (number of classes), d (width of the features) and m
             (number of clients) are the federation's, other symbols are free. ``""`` is a scalar, ``None`` any shape.
         dtype: Type of the numbers; ``None`` for any.
+        floating: Whether the numbers must be of a floating-point type, whichever.
         when: Name of an attribute of the server. While it is true the field must be given, otherwise it must be
             ``None``. A field without it must be given unless it has a default.
         at_least: Smallest number allowed; ``None`` for no bound.
         below: Symbol of a size which all numbers are smaller than; ``None`` for no bound.
         ascending: Whether there is at least one number, and each is larger than the one before.
+        total: Name of an attribute of the message which the numbers add up to at most, such as ``"num_samples"`` for
+            class counts; ``None`` for no bound.
     """
 
     kind: str
     shape: str | None = None
     dtype: torch.dtype | None = None
+    floating: bool = False
     when: str | None = None
     at_least: float | None = None
     below: str | None = None
     ascending: bool = False
+    total: str | None = None
 
     def range_error(self, value: Tensor, sizes: Mapping[str, int]) -> str | None:
         """Expected range of the numbers; ``None`` if ``value``, finite, lies in it."""
-        if self.at_least is None and self.below is None and not self.ascending:
-            return None
         least = -math.inf if self.at_least is None else self.at_least
         limit = math.inf if self.below is None else sizes[self.below]
         good = bool((value >= least).all()) and bool((value < limit).all())
@@ -119,9 +158,10 @@ class Message:
             value = getattr(self, declared.name)
             if isinstance(value, Tensor):
                 yield declared.name, schema.kind, value
-            elif value is not None:
+            elif isinstance(value, Mapping):  # what else there is, the check refuses
                 for name, tensor in value.items():
-                    yield f"{declared.name}.{name}", schema.kind, tensor
+                    if isinstance(tensor, Tensor):
+                        yield f"{declared.name}.{name}", schema.kind, tensor
 
     def to(self, device: torch.device) -> Self:
         """The message with its content on a device; itself if all of it is there."""
@@ -134,9 +174,10 @@ class Message:
         changed: dict[str, Any] = {}
         for declared in fields(self):
             value = getattr(self, declared.name)
-            if "schema" in declared.metadata and value is not None:
-                whole = isinstance(value, Tensor)
-                changed[declared.name] = change(value) if whole else {n: change(t) for n, t in value.items()}
+            if "schema" in declared.metadata and isinstance(value, Tensor):
+                changed[declared.name] = change(value)
+            elif "schema" in declared.metadata and isinstance(value, Mapping):  # what else there is, the check refuses
+                changed[declared.name] = {n: change(t) if isinstance(t, Tensor) else t for n, t in value.items()}
         return replace(self, **changed)
 
     def bytes_by_kind(self) -> dict[str, int]:
@@ -160,12 +201,16 @@ class Message:
         """Raise an :class:`~pfl_lightning.errors.InvalidMessageError` that names the client and the round."""
         raise InvalidMessageError(self.client, self.round, reason)
 
-    def check_content(self, sizes: Mapping[str, int], holds: Callable[[str], bool]) -> None:
+    def check_content(
+        self, sizes: Mapping[str, int], holds: Callable[[str], bool], sent: Callable[[], Message] | None = None
+    ) -> None:
         """Refuse content that differs from the fields' declarations: every tensor is read once.
 
         Args:
             sizes: What the symbols of shapes stand for, as far as known.
             holds: Tells of a declared condition (:attr:`FieldSchema.when`) whether it is true.
+            sent: Gives the message that this one answers. What it holds itself beyond :data:`LARGEST`, such as the mask
+                of an attention, may come back.
 
         Raises:
             InvalidMessageError: Names the client, the round, the field, what was expected and what came.
@@ -182,35 +227,57 @@ class Message:
                 expected = value is not None or (declared.default is MISSING and declared.default_factory is MISSING)
             if expected != (value is not None):
                 self.refuse(f"{name} is {'missing' if expected else 'not expected'}")
-            if isinstance(value, Tensor):
-                self._check_tensor(name, value, schema, sizes)
-            elif value is not None:
+            if schema.shape is not None and isinstance(value, Tensor):
+                self._check_shape(name, value, schema.shape, sizes)
+            if isinstance(value, Mapping):
                 for key, tensor in value.items():
-                    self._check_finite(f"{name}.{key}", tensor)
+                    self._check_tensor(f"{name}.{key}", tensor, schema, sizes, sent)
+            elif value is not None:
+                self._check_tensor(name, value, schema, sizes, sent)
 
-    def _check_tensor(self, name: str, value: Tensor, schema: FieldSchema, sizes: dict[str, int]) -> None:
-        if schema.shape is not None:
-            got, symbols = tuple(value.shape), schema.shape.split()
-            if len(got) == len(symbols):
-                for symbol, size in zip(symbols, got, strict=True):
-                    sizes.setdefault(symbol, int(symbol) if symbol.isdecimal() else size)
-            expected = tuple(sizes.get(symbol, symbol) for symbol in symbols)
-            if got != expected:
-                self.refuse(f"{name} has shape {got}, expected {str(expected).replace(chr(39), '')}")
+    def _check_shape(self, name: str, value: Tensor, shape: str, sizes: dict[str, int]) -> None:
+        got, symbols = tuple(value.shape), shape.split()
+        if len(got) == len(symbols):
+            for symbol, size in zip(symbols, got, strict=True):
+                sizes.setdefault(symbol, int(symbol) if symbol.isdecimal() else size)
+        expected = tuple(sizes.get(symbol, symbol) for symbol in symbols)
+        if got != expected:
+            self.refuse(f"{name} has shape {got}, expected {str(expected).replace(chr(39), '')}")
+
+    def _check_tensor(
+        self, name: str, value: Any, schema: FieldSchema, sizes: Mapping[str, int], sent: Callable[[], Message] | None
+    ) -> None:
+        if not isinstance(value, Tensor):
+            self.refuse(f"{name} is a {type(value).__name__}, expected a tensor")
+        if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_quantized:
+            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+            self.refuse(f"{name} is a tensor of the kind {kind}, expected a dense one; send tensor.to_dense()")
         if schema.dtype is not None and value.dtype != schema.dtype:
             self.refuse(f"{name} has dtype {value.dtype}, expected {schema.dtype}")
-        self._check_finite(name, value)
+        if schema.floating and not value.is_floating_point():
+            self.refuse(f"{name} has dtype {value.dtype}, expected a floating-point one")
+        if not magnitude(value) <= LARGEST:
+            self._refuse_unless_sent(name, value, sent)
+        if (schema.at_least, schema.below, schema.ascending, schema.total) == (None, None, False, None):
+            return
         wanted = schema.range_error(value, sizes)
+        if wanted is None and schema.total is not None and float(value.double().sum()) > getattr(self, schema.total):
+            wanted = f"numbers that add up to {schema.total}, {getattr(self, schema.total)}, at most"
         if wanted is not None:
             shown = value.tolist() if value.numel() <= 20 else f"from {value.min().item()} to {value.max().item()}"
             self.refuse(f"{name} is {shown}, expected {wanted}")
 
-    def _check_finite(self, name: str, tensor: Tensor) -> None:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            count = int((~torch.isfinite(tensor)).sum())
+    def _refuse_unless_sent(self, name: str, value: Tensor, sent: Callable[[], Message] | None) -> None:
+        """Refuse NaN, infinity, and numbers beyond :data:`LARGEST`; not where the server sent such numbers itself."""
+        remedy = "lower the learning rate, clip the gradient, or look at this client's data"
+        count = int((~torch.isfinite(value)).sum())
+        if count:
+            self.refuse(f"{name} holds {count} non-finite values of {value.numel()}; {remedy}")
+        own = name.partition(".")[2]
+        before = {} if sent is None else {name: tensor for name, _, tensor in sent().tensors()}
+        if own not in before or not magnitude(value) <= 1e3 * magnitude(before[own]):
             self.refuse(
-                f"{name} holds {count} non-finite values of {tensor.numel()}; "
-                "lower the learning rate, clip the gradient, or look at this client's data"
+                f"{name} holds values of up to {magnitude(value):.1e}, expected at most {LARGEST:.0e}; {remedy}"
             )
 
 

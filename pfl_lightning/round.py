@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 
 import numpy as np
 
@@ -12,12 +13,16 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.errors import FederationError
-from pfl_lightning.messages import Message
-from pfl_lightning.server import CHECKED_ROUNDS, Aggregator
+from pfl_lightning.errors import ClientError, FederationError, InvalidMessageError
+from pfl_lightning.messages import LARGEST, ClientUpdate, Message, magnitude
+from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator
 from pfl_lightning.state.clients import Clients
+from pfl_lightning.state.snapshot import Growth, Snapshot
 
 __all__ = ["Round", "Traffic"]
+
+WHOLE = (AveragingAggregator.receive,)
+"""What receives an update as a whole or not at all, so that nothing need be restored when it fails."""
 
 
 class Traffic:
@@ -62,6 +67,8 @@ class Round:
     traffic: Traffic
     results: list[FitResult] = field(default_factory=list)
     fits: Iterator[FitResult] = field(init=False, repr=False)
+    _before: Snapshot | None = field(default=None, init=False, repr=False)
+    _last: Snapshot | None = field(default=None, init=False, repr=False)
 
     def broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
         """Send each client what the server has for it, when its turn comes."""
@@ -101,42 +108,88 @@ class Round:
         """Take over a client's update and its personal state.
 
         The personal state was read after ``make_update``, which may still change it. A refused update leaves the
-        client as it was before the round, so the state is stored only after the server has taken the update.
+        client as it was before the round, so the state is stored only after the server has taken the update. Whatever
+        goes wrong when the server takes it leaves the server as it was before the update.
 
         Returns:
             Why the client is left out of the aggregation; ``None`` when it is not.
         """
-        if result.update is None:
+        update, server, before = result.update, self.server, None
+        if update is None and result.error is not None:
             return result.error
-        self.traffic.count(self.traffic.up, result.update)
+        self._before = self._before or Snapshot(server)
         try:
-            self.server.check(result.update)
-            self.server.receive(result.update)
-        except FederationError as refused:
+            if not isinstance(update, ClientUpdate):
+                reason = f"make_update returned {type(update).__name__}, expected {server.update_class.__name__}"
+                raise InvalidMessageError(result.client, self.number, reason)
+            numbers = (update.client, update.round)
+            if not all(isinstance(n, Integral) for n in numbers) or numbers != (result.client, self.number):
+                reason = f"the update calls itself that of client {numbers[0]!r}, round {numbers[1]!r}"
+                raise InvalidMessageError(result.client, self.number, reason)
+            for name, tensor in result.personal.items():  # which is finite, as the engine has seen
+                if magnitude(tensor) > max(LARGEST, 1e3 * magnitude(self.clients.stored(result.client)[name])):
+                    reason = f"{name}, which it keeps, holds values of up to {magnitude(tensor):.1e}, expected at most "
+                    raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
+            self.traffic.count(self.traffic.up, update)
+            server.check(update)
+            if type(server).receive not in WHOLE:
+                before = self._last = Snapshot(server, self._last or self._before)
+            server.receive(update)
+        except Exception as error:
+            if before is not None:
+                before.restore()
+            if isinstance(error, ClientError):
+                return error
+            reason = f"the server cannot take its update ({type(error).__name__}: {error})"
+            refused = InvalidMessageError(result.client, self.number, reason)
+            refused.__cause__ = error
             return refused
         self.clients.personal.set(result.client, result.personal)
         return None
 
-    def close(self, min_clients: int = 1) -> None:
-        """Let the server aggregate.
+    def close(self, min_clients: int = 1) -> Growth:
+        """Let the server aggregate; where that fails or ends in numbers that are not finite, the round is undone.
+
+        The server then is as it was before the round, with a warning. Clients keep what they have stored: it comes
+        from what the server had sent before.
 
         Args:
             min_clients: Least number of updates to aggregate.
 
+        Returns:
+            How the server's numbers have changed, or why the round was undone.
+
         Raises:
             FederationError: The round has fewer updates; it names the errors of the clients.
         """
-        errors = [str(result.error) for result in self.results if result.error is not None]
+        errors = [result.error for result in self.results if result.error is not None]
         count = len(self.results) - len(errors)
         if count < min_clients:
             more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
             raise FederationError(
                 f"round {self.number}: {count} of {len(self.results)} updates can be aggregated, min_clients is "
-                f"{min_clients}. {'; '.join(errors[:3])}{more}"
+                f"{min_clients}. {'; '.join(map(str, errors[:3]))}{more}"
+            ) from (errors[0] if errors else None)
+        before, self._before, self._last = self._before, None, None
+        try:
+            self.server.aggregate()
+            growth = Growth(None, 1.0, "") if before is None else before.growth(self.server)
+        except Exception as error:
+            if before is not None:
+                before.restore()
+            if isinstance(error, FederationError) or self.number == 0 or before is None:  # most likely an error in code
+                raise
+            growth = Growth(f"the aggregation fails ({type(error).__name__}: {error})", 1.0, "")
+        if growth.fault is not None and before is not None:
+            before.restore()
+            warnings.warn(
+                f"round {self.number} is undone: {growth.fault}. The server is again as it was before the round; lower "
+                "the learning rate, clip the gradient, or look for clients with very large updates",
+                stacklevel=2,
             )
-        self.server.aggregate()
-        if self.number < CHECKED_ROUNDS:
+        elif self.number < CHECKED_ROUNDS:
             self.server.check_unsaved()
+        return growth
 
     def metrics(self) -> dict[str, float]:
         """Training metrics of the round, by the name under which they are logged.

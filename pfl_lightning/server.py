@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage
-from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate
 from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
@@ -72,10 +73,11 @@ class Aggregator(nn.Module):
         width = getattr(client.encoder, "out_features", None)  # a user's own LightningModule shows none
         if width is not None:
             self.sizes["d"] = int(width)
-        self.expected_weights = {
-            n: t.shape for n, t in select_state(client, client.shared_names(), clone=False).items()
+        self.expected_weights: dict[str, Tensor | torch.Size] = {
+            n: t.to("meta") for n, t in select_state(client, client.shared_names(), clone=False).items()
         }
-        """Names and shapes of the weights in an update: the client's shared state, unless a subclass says otherwise."""
+        """Weights in an update, each by a tensor of its shape and dtype without content, or by its shape alone: the
+        client's shared state, unless a subclass says otherwise."""
         self.aggregation_weights: AggregationWeights | None = None
         """Weights of the last aggregation, for inspection; ``None`` before it, and without any."""
         self.seed = 0
@@ -101,7 +103,7 @@ class Aggregator(nn.Module):
     def check(self, update: ClientUpdate) -> None:
         """Refuse an update that differs from what :attr:`update_class` declares; called once, before :meth:`receive`.
 
-        This is where updates are scanned for NaN and infinity, and nowhere else.
+        This is where updates are scanned for NaN, infinity and absurd numbers, and nowhere else.
 
         Raises:
             InvalidMessageError: Names the client, the round, the field, what was expected and what came.
@@ -114,16 +116,30 @@ class Aggregator(nn.Module):
                 f"{type(self).__name__} takes a {self.update_class.__name__}, got a {type(update).__name__}; "
                 f"a server of such updates has update_class = {type(update).__name__}"
             )
-        if update.num_samples < 1:  # it has no weight in any mean
-            update.refuse(f"num_samples is {update.num_samples}, expected at least 1")
-        name, got, expected = f"{type(update).__name__}.weights", update.weights, self.expected_weights
-        missing, surplus = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+        count, name = update.num_samples, f"{type(update).__name__}.weights"
+        if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= LARGEST:
+            large = isinstance(count, int) and count.bit_length() > 64  # which Python may refuse to print
+            shown = "a number of many digits" if large else repr(count)[:60]
+            update.refuse(f"num_samples is {shown}, expected at least 1, at most {LARGEST:.0e}, and a whole number")
+        got, expected = update.weights, self.expected_weights
+        if not isinstance(got, Mapping):
+            update.refuse(f"{name} is a {type(got).__name__}, expected names to tensors")
+        missing, surplus = sorted(expected.keys() - got.keys()), sorted(map(str, got.keys() - expected.keys()))
         if missing or surplus:
             update.refuse(f"{name}: missing {missing}, unexpected {surplus}")
-        for key, shape in expected.items():
-            if got[key].shape != shape:
-                update.refuse(f"{name}[{key!r}] has shape {tuple(got[key].shape)}, expected {tuple(shape)}")
-        update.check_content(self.sizes, lambda condition: bool(getattr(self, condition)))
+        for key, like in expected.items():
+            tensor, shape = got[key], like.shape if isinstance(like, Tensor) else like
+            if not isinstance(tensor, Tensor):
+                update.refuse(f"{name}[{key!r}] is a {type(tensor).__name__}, expected a tensor")
+            if tensor.shape != shape:
+                update.refuse(f"{name}[{key!r}] has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+            if isinstance(like, Tensor) and tensor.dtype != like.dtype:
+                update.refuse(f"{name}[{key!r}] has dtype {tensor.dtype}, expected {like.dtype}")
+        update.check_content(
+            self.sizes,
+            lambda condition: bool(getattr(self, condition)),
+            lambda: self.broadcast(update.client, update.round),
+        )
 
     def receive(self, update: ClientUpdate) -> None:
         """Take one client's update, which :meth:`check` has passed.

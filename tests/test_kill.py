@@ -1,6 +1,6 @@
 """A process that is really killed in the middle of a round, and the command that goes on with it.
 
-The first test takes over 10 s: two runs are processes of their own, which import torch.
+The tests take over 10 s: two runs of each are processes of their own, which import torch.
 """
 
 import json
@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from _helpers.slurm import enter_job
 
 from pfl_lightning.cli import main
 
@@ -48,7 +50,15 @@ def content(run_dir):
     return state, results, (version / "clients.csv").read_text()
 
 
-def test_killed_in_the_middle_of_a_round_and_resumed(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    main(arguments(folder))
+    return content(folder)
+
+
+def test_killed_in_the_middle_of_a_round_and_resumed(tmp_path, whole):
     kill = [
         "--trainer.callbacks+=_helpers.kill.KillInRound",
         "--trainer.callbacks.round=2",
@@ -62,11 +72,31 @@ def test_killed_in_the_middle_of_a_round_and_resumed(tmp_path):
 
     resumed = start([*arguments(tmp_path / "killed"), "--ckpt_path", "last"])
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    main(arguments(tmp_path / "whole"))
+    assert_same(content(tmp_path / "killed"), whole)
 
-    (got, got_results, got_clients), (state, results, clients) = (
-        content(tmp_path / run) for run in ("killed", "whole")
-    )
+
+def test_preempted_in_the_middle_of_a_round_and_started_again(tmp_path, whole, monkeypatch):
+    """A job of SLURM: its signal, ``scontrol requeue``, SIGTERM, and the same command once more."""
+    signal_in_round = [
+        "--trainer.callbacks+=_helpers.slurm.SignalAt",
+        "--trainer.callbacks.hook=on_train_batch_end",
+        "--trainer.callbacks.round=2",
+    ]
+    command = [*arguments(tmp_path / "job"), *signal_in_round]
+    calls = enter_job(monkeypatch, tmp_path, then="kill -TERM $PPID")
+    preempted = start(command)
+    assert preempted.returncode == 128 + signal.SIGTERM, preempted.stderr[-3000:]
+    assert calls.read_text() == "requeue 17\n"
+    assert torch.load(tmp_path / "job" / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] >= 2
+
+    enter_job(monkeypatch, tmp_path, restarts=1)
+    again = start(command)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert_same(content(tmp_path / "job"), whole)
+
+
+def assert_same(run, whole):
+    (got, got_results, got_clients), (state, results, clients) = run, whole
     assert got["epoch"] == 3
     assert [entry["round"] for entry in got_results["history"]] == [0, 1, 2, 3]
     assert got_results == results

@@ -2,12 +2,13 @@
 
 from dataclasses import FrozenInstanceError, dataclass, fields
 
+import numpy as np
 import pytest
 import torch
 from _helpers.toy import for_toy, run, tiny_encoder
 from torch import Tensor
 
-from pfl_lightning import Aggregator, Broadcast, ClientUpdate
+from pfl_lightning import Aggregator, Broadcast, ClientUpdate, messages
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.messages import statistics_field, weight_field
 from pfl_lightning.methods import METHODS, FedAvg
@@ -62,7 +63,8 @@ class Declared(ClientUpdate):
 
     classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True)
     means: Tensor = statistics_field(shape="K d")
-    full: Tensor | None = statistics_field(shape="C 3", when="wanted")
+    full: Tensor | None = statistics_field(shape="C 3", floating=True, when="wanted")
+    counts: Tensor | None = statistics_field(shape="K", dtype=torch.int64, total="num_samples", default=None)
     spread: Tensor | None = statistics_field(shape="", at_least=0, default=None)
     by_name: dict[str, Tensor] | None = statistics_field(default=None)
 
@@ -76,8 +78,12 @@ class Server(Aggregator):
         client = FedAvg(tiny_encoder((6,)), 3)
         super().__init__(client, 5)
         self.sizes = {"C": 3, "d": 2}
-        self.expected_weights = {name: tensor.shape for name, tensor in STATE.items()}
+        self.expected_weights = {name: tensor.to("meta") for name, tensor in STATE.items()}
         self.wanted = wanted
+
+    def broadcast(self, client, round):
+        """Nothing that an update could repeat."""
+        return Broadcast(client=client, round=round)
 
 
 def declared(update_class=Declared, **changes):
@@ -139,6 +145,29 @@ BAD = {
     "negative": ({"classes": torch.tensor([-1, 0])}, r"classes is \[-1, 0\]"),
     "empty": ({"classes": torch.ones(0).long(), "means": torch.ones(0, 2)}, r"classes is \[\], expected ascending"),
     "below zero": ({"spread": torch.tensor(-0.5)}, "Declared.spread is -0.5, expected at least 0"),
+    "above the sum": (
+        {"counts": torch.tensor([4, 7])},
+        r"counts is \[4, 7\], expected numbers that add up to num_samples",
+    ),
+    "whole numbers": ({"full": torch.ones(3, 3).long()}, "full has dtype torch.int64, expected a floating-point one"),
+    "truth values": ({"full": torch.ones(3, 3) > 0}, "full has dtype torch.bool, expected a floating-point one"),
+    "absurd": (
+        {"means": poisoned((2, 2), 1e30)},
+        r"means holds values of up to 1\.0e\+30, expected at most 1e\+12; lower",
+    ),
+    "minus absurd": (
+        {"means": poisoned((2, 2), -1e18)},
+        r"means holds values of up to 1\.0e\+18, expected at most 1e\+12",
+    ),
+    "absurd by name": ({"by_name": {"a": poisoned(4, 1e18)}}, r"by_name.a holds values of up to 1\.0e\+18"),
+    "sparse": (
+        {"means": torch.ones(2, 2).to_sparse()},
+        "means is a tensor of the kind torch.sparse_coo, expected a dense",
+    ),
+    "meta": ({"means": torch.ones(2, 2, device="meta")}, "means is a tensor of the kind meta, expected a dense one"),
+    "no tensor": ({"means": [[1.0, 1.0]] * 2}, "means is a list, expected a tensor"),
+    "no tensor by name": ({"by_name": {"a": 3.0}}, "by_name.a is a float, expected a tensor"),
+    "complex nan": ({"by_name": {"a": poisoned(4, float("nan")) * 1j}}, "by_name.a holds 1 non-finite values"),
     "missing": ({"full": None}, "Declared.full is missing"),
     "always missing": ({"means": None}, "Declared.means is missing"),
     "no samples": ({"num_samples": 0}, "num_samples is 0, expected at least 1"),
@@ -149,6 +178,24 @@ BAD = {
     "more weights": (
         {"weights": {**STATE, "x": torch.ones(1)}},
         r"Declared.weights: missing \[\], unexpected \['x'\]",
+    ),
+    "no names": ({"weights": None}, "Declared.weights is a NoneType, expected names to tensors"),
+    "a list of weights": ({"weights": [1.0]}, "Declared.weights is a list, expected names to tensors"),
+    "weights that are no tensors": (
+        {"weights": {**STATE, "head.bias": [0.0] * 4}},
+        r"Declared.weights\['head.bias'\] is a list, expected a tensor",
+    ),
+    "dtype of weights": (
+        {"weights": {**STATE, "encoder.weight": torch.zeros(3, 2).long()}},
+        r"weights\['encoder.weight'\] has dtype torch.int64, expected torch.float32",
+    ),
+    "sparse weights": (
+        {"weights": {**STATE, "encoder.weight": torch.zeros(3, 2).to_sparse()}},
+        "weights.encoder.weight is a tensor of the kind torch.sparse_coo, expected a dense one",
+    ),
+    "absurd weights": (
+        {"weights": {**STATE, "encoder.weight": poisoned((3, 2), 1e30)}},
+        r"weights.encoder.weight holds values of up to 1.0e\+30, expected at most 1e\+12",
     ),
     "shape of weights": (
         {"weights": {**STATE, "head.bias": torch.ones(2, 2)}},
@@ -162,6 +209,37 @@ def test_an_update_that_differs_from_its_declaration_is_refused(changes, reason)
     with pytest.raises(InvalidMessageError, match=f"client 3, round 7: .*{reason}") as caught:
         Server().check(declared(**changes))
     assert (caught.value.client, caught.value.round) == (3, 7)
+
+
+NUMBERS = [float("nan"), float("inf"), 10.0, 10**400, 10**5000, 10**13, -3, "ten", None, True, torch.tensor(3), [3]]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=range(len(NUMBERS)))
+def test_a_number_of_samples_that_is_none_is_refused(number):
+    with pytest.raises(InvalidMessageError, match=r"client 3, round 7: num_samples is .*, expected at least 1"):
+        Server().check(declared(num_samples=number))
+
+
+def test_numbers_of_samples_of_numpy_pass():
+    assert refusal(declared(num_samples=np.int64(10))) is None
+
+
+def test_what_the_server_sent_may_come_back_however_large():
+    """The mask of an attention, say, which is part of the model's state."""
+
+    class Masked(Server):
+        def broadcast(self, client, round):
+            return Broadcast(client=client, round=round, weights={"encoder.weight": poisoned((3, 2), -3e38)})
+
+    Masked().check(declared(weights={**STATE, "encoder.weight": poisoned((3, 2), -3e38)}))
+    with pytest.raises(InvalidMessageError, match=r"head.bias holds 1 non-finite"):
+        Masked().check(declared(weights={**STATE, "head.bias": poisoned(4, float("inf")).half()}))
+
+
+def test_weights_may_be_expected_by_their_shapes_alone():
+    server = Server()
+    server.expected_weights = {name: tensor.shape for name, tensor in STATE.items()}
+    server.check(declared(weights={**STATE, "head.bias": torch.zeros(4)}))
 
 
 def test_a_field_that_the_server_does_not_want_is_refused():
@@ -181,13 +259,13 @@ def test_an_update_of_another_class_is_refused():
 
 
 def test_an_update_is_read_once(monkeypatch):
-    """Every floating-point tensor is scanned for NaN, and none of them twice."""
+    """Every tensor is scanned for NaN and absurd numbers, and none of them twice."""
     seen = []
-    original = torch.isfinite
-    monkeypatch.setattr(torch, "isfinite", lambda tensor: seen.append(id(tensor)) or original(tensor))
+    original = messages.magnitude
+    monkeypatch.setattr(messages, "magnitude", lambda tensor: seen.append(id(tensor)) or original(tensor))
     update = declared()
     Server().check(update)
-    assert sorted(seen) == sorted(id(t) for _, _, t in update.tensors() if t.is_floating_point())
+    assert sorted(seen) == sorted(id(t) for _, _, t in update.tensors())
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)

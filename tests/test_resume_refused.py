@@ -81,5 +81,24 @@ def test_a_checkpoint_between_training_and_validation_is_refused(tmp_path, cohor
     method = partial(FedPAC, lr=0.05, epochs=1)
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     run(method, 3, loop=FederatedLoop(cohort), callbacks=[saver], enable_checkpointing=True)
-    with pytest.raises(CheckpointError, match="not yet validated"):
+    with pytest.raises(CheckpointError, match="not all validated"):
         run(method, 4, loop=FederatedLoop(cohort), ckpt_path=str(tmp_path / "step=2.ckpt"))
+
+
+class _SaveInValidation(L.Callback):
+    """Saves after one client of the validation of a round."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_validation_batch_end(self, trainer, *_):
+        if trainer.current_epoch == 1 and not self.path.exists():
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_from_the_middle_of_a_validation_is_refused(tmp_path):
+    """Lightning would skip the rest of it and the start of the next round."""
+    path = tmp_path / "middle.ckpt"
+    run(partial(FedPAC, epochs=1), 2, loop=FederatedLoop(3), callbacks=[_SaveInValidation(path)])
+    with pytest.raises(CheckpointError, match="not all validated"):
+        run(partial(FedPAC, epochs=1), 3, loop=FederatedLoop(3), ckpt_path=str(path))

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from pfl_lightning.data import LABEL_KEYS
 from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.memory import checked_length
 
 __all__ = ["classes_of", "names_of_classes"]
 
@@ -90,7 +91,7 @@ def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: I
 
 
 def _items(dataset: Any) -> Iterator[Any]:
-    return (dataset[place] for place in range(len(dataset)))
+    return (dataset[place] for place in range(checked_length(dataset, "data set")))
 
 
 def _from_items(dataset: Dataset[Any]) -> Ints | None:

@@ -19,6 +19,7 @@ from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_class
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.memory import checked_length
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
@@ -236,7 +237,7 @@ class FromLoaders(FederatedDataModule):
 
 
 def _one_class(source: ItemSource) -> Ints:
-    return np.zeros(len(source.dataset), dtype=np.int64)
+    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
 
 
 def _loader_of(loader: Any, name: str) -> DataLoader[Any]:

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset, IterableDataset
 from pfl_lightning.datamodules.adapters.labels import names_of_classes
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
+from pfl_lightning.datamodules.memory import checked_length
+from pfl_lightning.datamodules.pictures import to_bytes
 
 
 def read_datasets(train: Dataset[Any], test: Dataset[Any] | None, class_names: Sequence[str] | None) -> Samples:
@@ -63,12 +65,17 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> t
         )
     items: Any = dataset
     read = _read_item if labeled else _read_unlabeled
-    if len(items) == 0:
-        raise ValueError(f"the {what} is empty")
     inputs: list[Tensor] = []
     targets: list[int] = []
-    for place in range(len(items)):
-        value, target = read(items[place], f"item {place} of the {what}")
+    for place in range(checked_length(items, what)):
+        try:
+            item = items[place]
+        except Exception as error:  # of the user's own code, which may not say which file it has read
+            error.add_note(f"while item {place} of the {what} was read")
+            raise
+        value, target = read(item, f"item {place} of the {what}")
+        if place == 0:
+            checked_length(items, what, value.nbytes)
         if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):
             raise ValueError(
                 f"item {place} of the {what} is {value.dtype} of shape {tuple(value.shape)}, item 0 "
@@ -130,6 +137,6 @@ def _read_input(value: Any, where: str) -> Tensor:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value))
     if hasattr(value, "getbands"):  # a PIL picture
-        pixels = np.array(value)
+        pixels = np.array(to_bytes(value))
         return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     raise TypeError(f"the input in {where} is a {type(value).__name__}, expected a picture, a tensor or an array")

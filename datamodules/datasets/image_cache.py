@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
+import stat
+import time
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -15,11 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from pfl_lightning.datamodules.memory import check_memory
+from pfl_lightning.datamodules.pictures import Pixels, decode_image
 
 log = logging.getLogger(__name__)
 
-Pixels = npt.NDArray[np.uint8]
+DECODER = 2
+"""Number of the rules by which files become pixels: caches of other rules are made again."""
+
+DAY = 86_400
+"""Seconds after which a half-written file has no writer any more."""
+
 _ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
@@ -58,6 +69,7 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
 
     Raises:
         FileNotFoundError: If there is no class folder, or a class folder has no images.
+        ValueError: If what is named as an image is no file but a folder, a pipe or a broken link.
     """
     names = list_folders(folder) if classes is None else list(classes)
     if not names:
@@ -79,9 +91,19 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
                 "remove the folder if the class is not wanted"
             )
         for entry in images:
-            stat = entry.stat()
-            files.append(ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns))
+            files.append(_image_file(entry, label))
     return files, names
+
+
+def _image_file(entry: os.DirEntry[str], label: int) -> ImageFile:
+    try:
+        found = entry.stat()
+        reason = "" if stat.S_ISREG(found.st_mode) else "it is no file but a folder, a pipe or a device"
+    except OSError as error:
+        reason = f"broken link, {error.strerror}" if entry.is_symlink() else str(error.strerror)
+    if reason:  # a pipe would be waited for without an end
+        raise ValueError(f"cannot read the image {entry.path}: {reason}; replace or remove it")
+    return ImageFile(entry.path, label, found.st_size, found.st_mtime_ns)
 
 
 def load_images(
@@ -104,7 +126,7 @@ def load_images(
     listing = fingerprint(files, root, image_size)
     name = hashlib.sha256(f"{root.resolve()}\0{image_size}{choice}".encode()).hexdigest()[:16]
     cache = cache_dir / f"{root.resolve().name}-{name}.npy"
-    pixels = _read_cache(cache, listing)
+    pixels = _read_cache(cache, listing, len(files))
     if pixels is None:
         pixels = decode_images(files, image_size)
         _write_cache(cache, pixels, listing)
@@ -122,10 +144,16 @@ def decode_images(files: list[ImageFile], image_size: int | None) -> Pixels:
         The pixels, shape (N, 3, H, W).
 
     Raises:
-        ValueError: If a file cannot be read, or sizes differ and ``image_size`` is None.
+        ValueError: If a file cannot be read, sizes differ and ``image_size`` is None, or memory is too small.
     """
     first = decode_image(files[0].path, image_size)
-    pixels = np.empty((len(files), *first.shape), dtype=np.uint8)
+    shape = (len(files), *first.shape)
+    check_memory(
+        f"{len(files)} images of {first.shape[2]} x {first.shape[1]} pixels, such as {files[0].path},",
+        math.prod(shape),
+        "set image_size to a smaller side",
+    )
+    pixels = np.empty(shape, dtype=np.uint8)
 
     def decode(start: int) -> None:
         for place in range(start, min(start + chunk, len(files))):
@@ -142,31 +170,6 @@ def decode_images(files: list[ImageFile], image_size: int | None) -> Pixels:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(decode, range(0, len(files), chunk)))
     return pixels
-
-
-def decode_image(path: str, image_size: int | None) -> Pixels:
-    """Decode one image as red, green and blue.
-
-    Args:
-        path: The file.
-        image_size: Side to which it is scaled, whatever its proportions; None to keep its size.
-
-    Returns:
-        The pixels, shape (3, H, W).
-
-    Raises:
-        ValueError: If the file cannot be read.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            colors = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"cannot read the image {path}: {error}; replace or remove the file") from error
-    if image_size is not None and colors.size != (image_size, image_size):
-        colors = colors.resize((image_size, image_size), Image.Resampling.BILINEAR)
-    return np.asarray(colors).transpose(2, 0, 1)
 
 
 def fingerprint(files: list[ImageFile], root: Path, image_size: int | None) -> str:
@@ -189,7 +192,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pfl_lightning"
 
 
-def _read_cache(cache: Path, listing: str) -> Pixels | None:
+def _read_cache(cache: Path, listing: str, num_images: int) -> Pixels | None:
     notes = cache.with_suffix(".json")
     if not (cache.is_file() and notes.is_file()):
         return None
@@ -198,26 +201,38 @@ def _read_cache(cache: Path, listing: str) -> Pixels | None:
         if expected["listing"] != listing:
             warnings.warn(f"the images have changed since {cache} was made: decoding them again", stacklevel=2)
             return None
+        if expected.get("decoder") != DECODER:
+            log.info("an earlier version has decoded the images in %s: decoding them again", cache)
+            return None
         pixels: Pixels = np.load(cache, allow_pickle=False)
+        if list(pixels.shape) != expected["shape"] or len(pixels) != num_images or pixels.dtype != np.uint8:
+            raise ValueError(f"{pixels.dtype} of shape {pixels.shape}, expected bytes of shape {expected['shape']}")
         if zlib.crc32(pixels.data) != expected["crc32"]:
             raise ValueError("the checksum does not fit")
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+    except Exception as error:  # reading damaged files raises errors of any class
         warnings.warn(f"the cache {cache} is damaged ({error}): decoding the images again", stacklevel=2)
         return None
     return pixels
 
 
 def _write_cache(cache: Path, pixels: Pixels, listing: str) -> None:
+    temporary = cache.with_name(f"{cache.stem}.{os.getpid()}.tmp")
+    content = {"listing": listing, "decoder": DECODER, "shape": pixels.shape, "crc32": zlib.crc32(pixels.data)}
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
+        for orphan in cache.parent.glob(f"{cache.stem}.*.tmp"):  # of runs that were killed
+            if time.time() - orphan.stat().st_mtime > DAY:
+                orphan.unlink(missing_ok=True)
         # Each file appears whole or not at all. The notes are written last; their checksum ties them to the pixels.
-        temporary = cache.with_name(f"{cache.stem}.{os.getpid()}.tmp")
         with temporary.open("wb") as file:
             np.save(file, pixels)
         temporary.replace(cache)
-        temporary.write_text(json.dumps({"listing": listing, "crc32": zlib.crc32(pixels.data)}), encoding="utf-8")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.replace(cache.with_suffix(".json"))
     except OSError as error:
         warnings.warn(f"cannot keep the decoded images in {cache.parent} ({error}): set cache_dir", stacklevel=2)
         return
+    finally:
+        with contextlib.suppress(OSError):  # such as on a full disk
+            temporary.unlink(missing_ok=True)
     log.info("decoded %d images, kept in %s", len(pixels), cache)

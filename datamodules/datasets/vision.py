@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -65,6 +66,7 @@ class CIFAR10(FederatedDataModule):
 
         Raises:
             FileNotFoundError: If torchvision finds no data set in the folder.
+            ValueError: If a file is damaged.
         """
         return _load_cifar("CIFAR10", self.root)
 
@@ -88,6 +90,7 @@ class CIFAR100(FederatedDataModule):
 
         Raises:
             FileNotFoundError: If torchvision finds no data set in the folder.
+            ValueError: If a file is damaged.
         """
         return _load_cifar("CIFAR100", self.root)
 
@@ -111,15 +114,16 @@ class FashionMNIST(FederatedDataModule):
 
         Raises:
             FileNotFoundError: If torchvision finds no data set in the folder.
+            ValueError: If a file is damaged.
         """
-        train, test = _open("FashionMNIST", self.root)
-        return Samples(
-            train.data.unsqueeze(1),
-            train.targets.long(),
-            tuple(train.classes),
-            test.data.unsqueeze(1),
-            test.targets.long(),
-        )
+        with _open("FashionMNIST", self.root) as (train, test):
+            return Samples(
+                train.data.unsqueeze(1),
+                train.targets.long(),
+                tuple(train.classes),
+                test.data.unsqueeze(1),
+                test.targets.long(),
+            )
 
 
 class EMNIST(FederatedDataModule):
@@ -157,8 +161,8 @@ class EMNIST(FederatedDataModule):
 
         Raises:
             FileNotFoundError: If torchvision finds no data set in the folder.
+            ValueError: If a file is damaged.
         """
-        train, test = _open("EMNIST", self.root, split=self.split)
         first = 1 if self.split == "letters" else 0
         names = string.ascii_lowercase if first else string.digits + string.ascii_uppercase + string.ascii_lowercase
 
@@ -166,33 +170,43 @@ class EMNIST(FederatedDataModule):
             images: Tensor = data.data.transpose(1, 2).contiguous().unsqueeze(1)
             return images
 
-        return Samples(
-            upright(train), train.targets.long() - first, tuple(names), upright(test), test.targets.long() - first
-        )
+        with _open("EMNIST", self.root, split=self.split) as (train, test):
+            return Samples(
+                upright(train), train.targets.long() - first, tuple(names), upright(test), test.targets.long() - first
+            )
 
 
 def _load_cifar(name: str, root: str) -> Samples:
-    train, test = _open(name, root)
+    with _open(name, root) as (train, test):
 
-    def tensors(data: Any) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(
-            data.targets, dtype=torch.int64
-        )
+        def tensors(data: Any) -> tuple[Tensor, Tensor]:
+            return torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(
+                data.targets, dtype=torch.int64
+            )
 
-    return Samples(*tensors(train), tuple(train.classes), *tensors(test))
+        return Samples(*tensors(train), tuple(train.classes), *tensors(test))
 
 
-def _open(name: str, root: str, **options: str) -> tuple[Any, Any]:
-    """Training and test set of torchvision; an error that explains the download if they are missing."""
+@contextmanager
+def _open(name: str, root: str, **options: str) -> Iterator[tuple[Any, Any]]:
+    """Training and test set of torchvision; what is wrong with them becomes an error that says where and what to do."""
     import torchvision
 
     make: Callable[..., Any] = getattr(torchvision.datasets, name)
+    arguments = "".join(f", {key}={value!r}" for key, value in options.items())
+    download = (
+        f'with: python -c "from torchvision.datasets import {name}; {name}({root!r}{arguments}, download=True)", or '
+        "set 'root' to where it is"
+    )
     try:
-        return make(root, train=True, download=False, **options), make(root, train=False, download=False, **options)
-    except RuntimeError as error:
-        arguments = "".join(f", {key}={value!r}" for key, value in options.items())
-        raise FileNotFoundError(
-            f"no {name} under {root!r} ({error}). Expected the folder that torchvision makes there; nothing is "
-            f'downloaded unasked. Get it once with: python -c "from torchvision.datasets import {name}; '
-            f"{name}({root!r}{arguments}, download=True)\", or set 'root' to where it is"
+        yield tuple(make(root, train=train, download=False, **options) for train in (True, False))  # type: ignore[misc]
+    except Exception as error:  # reading damaged files raises errors of any class
+        if isinstance(error, RuntimeError) and "not found" in str(error):  # or of another checksum, for CIFAR
+            raise FileNotFoundError(
+                f"no {name} under {root!r} ({error}). Expected the folder that torchvision makes there; nothing is "
+                f"downloaded unasked. Get it once {download}"
+            ) from error
+        raise ValueError(
+            f"{name} under {root!r} is damaged ({type(error).__name__}: {error}). Remove it there, and get it again "
+            f"{download}"
         ) from error

@@ -1,8 +1,7 @@
-"""Partition files: index lists that are read as a rule, or written."""
+"""Partition files as a rule: index lists that are read, checked and handed out, or written."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pfl_lightning.datamodules.clients.views import ClientView, views_from_arrays, views_to_arrays
-from pfl_lightning.datamodules.counting import Ints, split_by_sizes
+from pfl_lightning.datamodules.clients.views import ClientView
+from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
-
-_SPLITS = ("train", "validation", "test", "unlabeled")
-_VIEWS = ("rotations", "label_maps")
+from pfl_lightning.datamodules.partition.storage import SPLITS, PartitionContent, read_partition, write_partition
 
 
 class FromFile(Partitioner):
@@ -33,12 +30,15 @@ class FromFile(Partitioner):
     A file saved from clients with views (:class:`FeatureShift`, :class:`ConceptShift`) also has ``rotations`` (degrees,
     one per client) or ``label_maps`` (shape (clients, classes)), which are applied again.
 
+    A saved file has a ``checksum``, against which its content is checked. Remove it from a file that you edit; files
+    that you write yourself need none.
+
     Args:
         path: The file, ``.npz`` or ``.json``; :func:`save_partition` writes both.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        PartitionError: If the file is not such a partition.
+        PartitionError: If the file is not such a partition, or damaged.
 
     Example:
         >>> import tempfile
@@ -48,7 +48,7 @@ class FromFile(Partitioner):
         >>> path = Path(tempfile.mkdtemp()) / "partition.json"
         >>> save_partition(path, train=[np.array([0, 2]), np.array([1, 3])])
         >>> path.read_text()
-        '{"train": [[0, 2], [1, 3]]}\n'
+        '{"train": [[0, 2], [1, 3]], "checksum": 2489633417}\n'
         >>> [indices.tolist() for indices in FromFile(str(path)).partition(np.zeros(4, dtype=int))]
         [[0, 2], [1, 3]]
     """
@@ -57,7 +57,8 @@ class FromFile(Partitioner):
 
     def __init__(self, path: str) -> None:
         self.path = str(path)
-        parts, views = _read(Path(path))
+        content = read_partition(Path(path))
+        parts, views = content.parts, content.views
         if "train" not in parts:
             raise PartitionError(f"{path}: expected index lists named 'train', found {sorted(parts) or 'nothing'}")
         super().__init__(max(len(parts["train"]), 1))
@@ -75,6 +76,7 @@ class FromFile(Partitioner):
             )
         self._parts = parts
         self._views = views
+        self._num_samples = content.num_samples
         if views and len(views) != self.num_clients:
             raise PartitionError(
                 f"{path}: 'train' has {self.num_clients} clients, 'rotations' or 'label_maps' {len(views)}: give one "
@@ -84,6 +86,11 @@ class FromFile(Partitioner):
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Training indices of the file, checked against the labels, see :meth:`Partitioner.partition`."""
         num_samples = len(check_labels(labels))
+        if self._num_samples not in (None, num_samples):
+            raise PartitionError(
+                f"{self.path} divides a data set of {self._num_samples} samples, this one has {num_samples}: give the "
+                "file of this data set, or make it again with `pfl partition` or save_partition"
+            )
         for name in ("train", "validation"):
             self._check_range(name, num_samples, "training set")
         everything = np.concatenate([*self._parts["train"], *self._parts.get("validation", [])])
@@ -173,6 +180,7 @@ def save_partition(
     validation: Sequence[npt.NDArray[Any]] | None = None,
     views: Sequence[ClientView] | None = None,
     unlabeled: Sequence[npt.NDArray[Any]] | None = None,
+    num_samples: int | None = None,
 ) -> None:
     """Write index lists to a file that :class:`FromFile` reads back unchanged.
 
@@ -183,82 +191,17 @@ def save_partition(
         validation: One array of validation indices per client, if there are any.
         views: View of each client; None if every client sees the samples as stored.
         unlabeled: One array of indices of unlabeled samples per client, if there are any.
+        num_samples: Number of samples of the data set that ``train`` counts: the file is then refused for another one.
 
     Raises:
         ValueError: If the file name ends in something else.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    given = zip(_SPLITS, (train, validation, test, unlabeled), strict=True)
-    parts = {name: part for name, part in given if part is not None}
-    seen = views_to_arrays(views or [])
-    if target.suffix == ".json":
-        lists = {name: [np.asarray(own).tolist() for own in part] for name, part in parts.items()}
-        lists |= {name: array.tolist() for name, array in seen.items()}
-        target.write_text(json.dumps(lists) + "\n", encoding="utf-8")
-    elif target.suffix == ".npz":
-        arrays: dict[str, npt.NDArray[Any]] = dict(seen)
-        for name, part in parts.items():
-            arrays[name] = np.concatenate([np.asarray(own, dtype=np.int64) for own in part])
-            arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
-        np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
-    else:
-        raise ValueError(f"a partition is saved as .npz or .json, got {target.name!r}: change the file name")
+    given = zip(SPLITS, (train, validation, test, unlabeled), strict=True)
+    parts = {name: [np.asarray(own, dtype=np.int64) for own in part] for name, part in given if part is not None}
+    write_partition(Path(path), PartitionContent(parts, views or (), num_samples))
 
 
-def _read(path: Path) -> tuple[dict[str, list[Ints]], list[ClientView]]:
-    """Index lists of a file by split, and the clients' views; no views if the file has none."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no partition file at {path}: expected an .npz or .json file of index lists")
-    try:
-        if path.suffix == ".npz":
-            with np.load(path) as arrays:
-                content = {name: arrays[name] for name in arrays.files}
-            _check_names(content)
-            return {name: _from_array(content, name) for name in _SPLITS if name in content}, views_from_arrays(content)
-        if path.suffix == ".json":
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(content, dict):
-                raise ValueError(f"expected an object, got a {type(content).__name__}")
-            _check_names(content)
-            parts = {name: [_to_ints(own) for own in content[name]] for name in _SPLITS if name in content}
-            return parts, views_from_arrays(content)
-    except (ValueError, TypeError, OSError, EOFError, OverflowError) as error:
-        raise PartitionError(
-            f"{path} is not a partition (index lists named train, validation, test): {error}"
-        ) from error
-    raise PartitionError(f"{path}: expected a file that ends in .npz or .json")
-
-
-def _check_names(content: dict[str, Any]) -> None:
-    """Refuse lists under unknown names: of a split ``tests`` nothing would be used, and test samples drawn instead."""
-    known = {*_SPLITS, *(f"{name}_sizes" for name in _SPLITS), *_VIEWS}
-    lists = {name for name, value in content.items() if isinstance(value, list) or getattr(value, "ndim", 0) > 0}
-    unknown = sorted(lists - known)
-    if unknown:
-        raise ValueError(f"unknown {', '.join(map(repr, unknown))}, known are {', '.join((*_SPLITS, *_VIEWS))}")
-
-
-def _from_array(content: dict[str, npt.NDArray[Any]], name: str) -> list[Ints]:
-    array = content[name]
-    if f"{name}_sizes" in content:
-        sizes = _to_ints(content[f"{name}_sizes"])
-        if array.ndim != 1 or sizes.sum() != len(array) or (sizes < 0).any():
-            raise ValueError(f"{name!r} has shape {array.shape}, {name}_sizes adds up to {sizes.sum()}")
-        return split_by_sizes(_to_ints(array), sizes)
-    if array.ndim != 2:
-        raise ValueError(f"{name!r} should have shape (clients, samples), got {array.shape}")
-    return [_to_ints(row) for row in array]
-
-
-def _to_ints(values: Any) -> Ints:
-    array = np.asarray(values)
-    if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"expected a list of whole numbers, got {array.dtype} of shape {array.shape}")
-    return array.astype(np.int64)
-
-
-def _check_lists(where: str, lists: list[Ints]) -> None:
+def _check_lists(where: str, lists: Sequence[Ints]) -> None:
     for client, own in enumerate(lists):
         if len(own) and own.min() < 0:
             raise PartitionError(f"{where} of client {client} has a negative index {own.min()}: indices count from 0")

@@ -12,7 +12,6 @@ from pfl_lightning import Engine, Federation, SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, FromDatasets
 from pfl_lightning.methods import FedPer
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 # %% Data: ten thousand clients with ten samples each
 CLIENTS, SAMPLES, CLASSES = 10_000, 10, 4
@@ -35,7 +34,6 @@ def fit(engine: Engine, folder: str) -> tuple[Federation, float]:
     trainer = L.Trainer(
         max_epochs=2,
         callbacks=[FederatedLoop(cohort=50, eval_cohort=100)],
-        plugins=[AtomicCheckpointIO()],  # writes a checkpoint without gathering it in memory
         default_root_dir=folder,
         accelerator="cpu",
         logger=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,8 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     path = folder / "results.json"
     try:
         results = json.loads(path.read_text())
+        if not results.get("finished", True):
+            warnings.warn(f"{folder} is not finished: it has {results['rounds']} rounds", stacklevel=2)
         chosen = results["accuracy"][choice] or {}
         config = _config(folder)
         personalized = _personalized(folder)

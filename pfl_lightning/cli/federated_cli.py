@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.cli.parser import CLIParser, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.personalize import personalization_table, write_personalization
-from pfl_lightning.cli.runs import RunFolder
+from pfl_lightning.cli.runs import RunFolder, run_folder
+from pfl_lightning.cli.slurm import SlurmCommand
+from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.cli.yaml_keys import refuse_repeated_keys
@@ -27,7 +30,8 @@ from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO, BestRound
+from pfl_lightning.state.best_round import BestRound
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 __all__ = ["FederatedCLI"]
 
@@ -43,21 +47,24 @@ class FederatedCLI(LightningCLI):
         if args is None or isinstance(args, list):
             args = expand_engine_option(sys.argv[1:] if args is None else args)
         refuse_repeated_keys()
-        super().__init__(
-            Federation,
-            FederatedDataModule,
-            subclass_mode_data=True,
-            trainer_class=FederatedTrainer,
-            trainer_defaults={"log_every_n_steps": 1},
-            save_config_callback=SaveConfig,
-            seed_everything_default=0,
-            parser_class=CLIParser,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={"description": DESCRIPTION},
-            args=args,
-            run=run,
-        )
+        self._words = [*args] if isinstance(args, list) else []
+        self._held = ExitStack()  # the run's folder
+        with self._held:
+            super().__init__(
+                Federation,
+                FederatedDataModule,
+                subclass_mode_data=True,
+                trainer_class=FederatedTrainer,
+                trainer_defaults={"log_every_n_steps": 1},
+                save_config_callback=SaveConfig,
+                seed_everything_default=0,
+                parser_class=CLIParser,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                parser_kwargs={"description": DESCRIPTION},
+                args=args,
+                run=run,
+            )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -109,13 +116,19 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         apply_engine_option(config)
         runs = RunFolder(Path(config.run_dir))
-        self.run_folder = runs.next()
+        self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":
+            self.run_folder = runs.base / "partition"  # nothing is written there
             return
+        known = None
+        if self.subcommand == "fit" and self._slurm is not None:
+            began = self._slurm.checkpoint_to_go_on_from(runs)
+            config.ckpt_path = str(began) if began is not None else config.ckpt_path
         if config.ckpt_path is not None:
             checkpoint = runs.find_checkpoint(config.ckpt_path)
-            config.ckpt_path, self.run_folder = str(checkpoint), runs.run_of(checkpoint) or self.run_folder
-        elif self.subcommand != "fit":
+            config.ckpt_path, known = str(checkpoint), runs.run_of(checkpoint)
+        self.run_folder = self._held.enter_context(run_folder(runs, known, lock=self.subcommand == "fit"))
+        if config.ckpt_path is None and self.subcommand != "fit":
             does = "exports" if self.subcommand == "export" else "evaluates"
             warnings.warn(
                 f"pfl {self.subcommand} without --ckpt_path {does} a model that was not trained", stacklevel=2
@@ -148,7 +161,10 @@ class FederatedCLI(LightningCLI):
         if self.subcommand is None:
             return super().instantiate_trainer(**kwargs)
         config, folder = self.config[self.subcommand].trainer, self.run_folder
-        kwargs["default_root_dir"] = config.default_root_dir or str(folder.parent)
+        # Lightning goes on from any checkpoint of SLURM's that it finds there: it must not be another run's.
+        kwargs["default_root_dir"] = config.default_root_dir or str(
+            folder if self.subcommand == "fit" else folder.parent
+        )
         if self.subcommand == "export":
             kwargs["logger"] = False
         elif config.logger is None and self.subcommand != "partition":
@@ -197,7 +213,7 @@ class FederatedCLI(LightningCLI):
             elif isinstance(callback, InspectionCallback):
                 callback.dirpath = callback.dirpath or str(folder / "inspection")
             elif isinstance(callback, SaveConfig):
-                callback.folder = folder
+                callback.folder, callback.slurm = folder, self._slurm
         if self.config[self.subcommand].trainer.enable_checkpointing is not False:
             # save_last of ModelCheckpoint follows the best round: it writes only when a best round is written.
             callbacks.append(
@@ -205,6 +221,19 @@ class FederatedCLI(LightningCLI):
                     folder / "checkpoints", "last", enable_version_counter=False, save_on_train_epoch_end=True
                 )
             )
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run it; a stop from outside has the exit code of its signal (130 and 143), and says how to go on."""
+        try:
+            super()._run_subcommand(subcommand)
+        except (SystemExit, KeyboardInterrupt) as error:
+            number = stopping_signal(error)
+            if number is None:
+                raise
+            last = self.run_folder / "checkpoints" / "last.ckpt"
+            how = f" {how_to_go_on(self._words, last)}" if subcommand == "fit" else ""
+            print(f"pfl: stopped by {number.name}.{how}", file=sys.stderr)
+            sys.exit(128 + number)
 
     def before_personalize(self) -> None:
         """Take the personalization of the config, or else Calibre's."""

@@ -65,6 +65,8 @@ def main(args: list[str] | None = None) -> None:
             OTHER_COMMANDS[words[0]](words[1:])
         else:
             FederatedCLI(args=args)
+    except KeyboardInterrupt:  # outside of the Trainer, which the CLI answers for
+        sys.exit(130)
     except REPORTED as error:
         if os.environ.get("PFL_DEBUG"):
             raise

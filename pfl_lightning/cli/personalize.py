@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 
@@ -51,7 +52,6 @@ def write_personalization(federation: Federation, personalization: Personalizati
 
     Both name the clients whose personalization failed, which are evaluated without it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
         "method": federation.method_name,
         "seed": federation.seed,
@@ -61,9 +61,10 @@ def write_personalization(federation: Federation, personalization: Personalizati
     }
     for name, (number, found) in _summaries(federation).items():
         content[name] = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
-    (folder / "personalized.json").write_text(json.dumps(content, indent=2) + "\n")
+    with replace_file(folder / "personalized.json") as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
     novel, failed = set(federation.data.novel), set(federation.finetune_failures)
-    with (folder / "personalized.csv").open("w", newline="") as file:
+    with replace_file(folder / "personalized.csv") as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         columns = ["client", "novel", "personalized", "train_samples", "test_samples", "test_accuracy", "test_loss"]
         writer.writerow(columns)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from pfl_lightning.errors import CheckpointError
+from pfl_lightning.files import explain_full_disk
+from pfl_lightning.state.checkpoint_file import read_checkpoint
+from pfl_lightning.state.run_lock import RunLock
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "run_folder"]
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,20 @@ class RunFolder:
         found = [path for path in self.base.glob("version_*") if path.name.removeprefix("version_").isdigit()]
         return sorted(found, key=lambda path: int(path.name.removeprefix("version_")))
 
-    def next(self) -> Path:
-        """The folder of a new run."""
+    def new(self) -> Path:
+        """The folder of a new run, made now: of several processes that ask at once, each gets its own."""
         versions = self.versions()
         number = int(versions[-1].name.removeprefix("version_")) + 1 if versions else 0
-        return self.base / f"version_{number}"
+        while True:
+            self.base.mkdir(parents=True, exist_ok=True)
+            path = self.base / f"version_{number}"
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                number += 1
+            except FileNotFoundError:  # a run that was refused has just removed the empty folder
+                continue
 
     def run_of(self, checkpoint: Path) -> Path | None:
         """Folder of the run that a checkpoint is from; ``None`` for a checkpoint elsewhere."""
@@ -72,6 +84,45 @@ def _best_next_to(last: Path) -> Path | None:
     """The best checkpoint by what the callbacks knew at the last round."""
     if not last.is_file():
         return None
-    callbacks = torch.load(last, weights_only=True, map_location="cpu")["callbacks"]
+    callbacks = read_checkpoint(last, weights_only=True).get("callbacks", {})
     best = [state["best_model_path"] for state in callbacks.values() if state.get("monitor")]
     return last.parent / Path(best[0]).name if best and best[0] else None
+
+
+@contextmanager
+def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[Path]:
+    """Hold the folder of a run as long as the command lasts; a new one that is still empty then is removed.
+
+    Args:
+        runs: Where a new folder is made.
+        known: The folder of the run that goes on; ``None`` makes a new one.
+        lock: Whether other processes are kept from training the same run.
+
+    Yields:
+        The folder.
+
+    Raises:
+        RunLockedError: Another process trains this run.
+        DiskFullError: The disk became full, and no file of the run was named.
+    """
+    folder, first = known, not runs.base.exists()
+    try:
+        with explain_full_disk(folder or runs.base):
+            folder = folder or runs.new()
+            held = RunLock(folder) if lock else None
+        with held or nullcontext(), explain_full_disk(folder):
+            if held is not None and held.is_held:
+                _remove_half_written(folder)
+            yield folder
+    finally:
+        if known is None and folder is not None:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+                if first:
+                    runs.base.rmdir()
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Remove what a killed process had not finished; while the folder is locked, nobody else writes there."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
+        path.unlink(missing_ok=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
+from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import replace_file
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.export import export_clients
 
@@ -18,6 +21,11 @@ __all__ = ["FederatedTrainer", "SaveConfig"]
 
 class FederatedTrainer(L.Trainer):
     """Lightning's Trainer with the subcommands ``partition``, ``export`` and ``personalize``."""
+
+    def save_checkpoint(self, filepath: str | Path, *args: Any, **options: Any) -> None:
+        """Save a checkpoint, but none for SLURM: a job that is started again goes on from ``last.ckpt``."""
+        if not Path(filepath).name.startswith("hpc_ckpt_"):
+            super().save_checkpoint(filepath, *args, **options)
 
     def partition(self, model: Federation, datamodule: FederatedDataModule, output: str | None = None) -> None:
         """Print and plot the samples of each class that each client holds, without training.
@@ -89,6 +97,7 @@ class SaveConfig(SaveConfigCallback):
     """Saves the resolved config into the run's folder; a resumed run keeps the first one and adds its own."""
 
     folder: Path
+    slurm: SlurmCommand | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused leaves no config behind."""
@@ -101,5 +110,7 @@ class SaveConfig(SaveConfigCallback):
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, path, skip_none=False, multifile=self.multifile)
+        with replace_file(path) as temporary:
+            self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile)
+        if self.slurm is not None:
+            self.slurm.record(self.folder)

@@ -35,6 +35,13 @@ class DeclaredParts(L.LightningModule):
     """Model of a client that is evaluated: its personal state with what the server would send now (``"aggregated"``),
     or the model after the client's last local fit, before the averaging (``"trained"``)."""
 
+    paper_batch_size: ClassVar[int | None] = None
+    """Batch size of the paper; with smaller batches a round takes more steps, which may diverge."""
+
+    def remedies(self) -> tuple[str, ...]:
+        """What to try when the training diverges, beside a smaller learning rate and larger batches."""
+        return ()
+
     def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
         """Names that match one of a method's patterns, such as ``encoder.*``."""
         return list(matching(tuple(names), tuple(patterns)))

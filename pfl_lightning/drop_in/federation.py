@@ -108,7 +108,7 @@ class ModuleFederation(Federation):
         check_trainer(self.trainer)
         given = self._given.module.configure_callbacks()
         own = list(given) if isinstance(given, Sequence) else [given]
-        return [*own, *self.missing_loop(own)]
+        return [*own, *self.missing_callbacks(own)]
 
     def default_loop(self) -> L.Callback:
         """The loop that was given to :func:`federate`'s federation."""

@@ -89,7 +89,7 @@ class SequentialEngine(Engine):
         count = StepCount([optimizer])
         scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        loader = context.data.loader(generator)
+        loader, most = context.data.loader(generator), context.data.num_samples
         steps: dict[str, list[Tensor]] = {}
         features = frozen_features(client, context) if self.cache_features and not trains(client.encoder) else None
         if features is not None and not loader.augmented:
@@ -99,6 +99,11 @@ class SequentialEngine(Engine):
             for _ in range(phase.epochs):
                 hooks.call("on_train_epoch_start")
                 for index, batch in enumerate(loader):
+                    if index >= most:  # every batch holds a sample
+                        raise ConfigurationError(
+                            f"client {context.client}: its loader gives more batches in an epoch than it has samples, "
+                            f"{most}; one that starts again by itself never ends: let it stop after a pass"
+                        )
                     batch = environment.precision.convert_input(batch)
                     if hooks.transfer is not None:
                         batch = hooks.transfer(batch, 0)

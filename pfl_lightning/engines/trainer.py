@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,7 @@ class TrainerEngine(Engine):
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
             inference_mode=False,  # whose tensors could not train
+            default_root_dir=os.devnull,  # in a job of SLURM a fit goes on from checkpoints there: the outer Trainer's
             **{"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options},
         )
 

@@ -27,6 +27,7 @@ from pfl_lightning.state.architectures import (
     as_assignment,
     build_clients,
 )
+from pfl_lightning.state.checkpoints import use_atomic_files
 from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
 
@@ -97,6 +98,7 @@ class Federation(EvaluationHooks, SavedState):
             raise ConfigurationError(
                 f"a federation runs in one process; the Trainer has {self.trainer.world_size}. Use devices=1"
             )
+        use_atomic_files(self.trainer)
         if not self.is_set_up:
             self._build(self.data)
         elif self.personal.num_clients != self.data.num_clients:
@@ -129,23 +131,28 @@ class Federation(EvaluationHooks, SavedState):
         self._fingerprint = data.fingerprint
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Return a FederatedLoop with its default arguments where a fit's Trainer has none.
+        """Return a FederatedLoop with its default arguments where a fit's Trainer has none; on SLURM, a Preemption.
 
         Lightning replaces callbacks of the Trainer by those of the same class that a module returns. An evaluation
         gets none: a loop would refuse a checkpoint from the middle of a round, which can be evaluated.
         """
-        return self.missing_loop()
+        return self.missing_callbacks()
 
-    def missing_loop(self, beside: Sequence[L.Callback] = ()) -> list[L.Callback]:
-        """Return the loop that a fit lacks, or nothing.
+    def missing_callbacks(self, beside: Sequence[L.Callback] = ()) -> list[L.Callback]:
+        """Return the loop that a fit lacks, and on SLURM what waits for its signals; nothing for an evaluation.
 
         Args:
             beside: Callbacks that the Trainer gets beside those that it has.
         """
+        from pfl_lightning.callbacks.preemption import Preemption
+
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return []
         callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         loop = self.default_loop()
         driven = any(isinstance(callback, type(loop)) for callback in (*callbacks, *beside))
-        return [] if driven or self.trainer.state.fn != TrainerFn.FITTING else [loop]
+        missing = [] if driven else [loop]
+        return [*missing, Preemption()] if Preemption.is_needed(self.trainer) else missing
 
     def default_loop(self) -> L.Callback:
         """What drives the rounds of a fit whose Trainer has no FederatedLoop."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 
-from pfl_lightning.errors import CheckpointError
+from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.federation.rounds import FederationRounds
+from pfl_lightning.state.checkpoint_contents import CONTENTS, content_fault, describe_contents
+from pfl_lightning.state.checkpoint_file import damaged
 from pfl_lightning.state.checkpoints import check_fits
 
 __all__ = ["SavedState"]
@@ -40,16 +43,32 @@ class SavedState(FederationRounds):
         self.clients.load_state_dict(state)
         self.round = state["round"]
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let the checkpoint say what it must hold."""
+        checkpoint[CONTENTS] = describe_contents(checkpoint)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of something else before anything is overwritten.
 
         Raises:
-            CheckpointError: The checkpoint is of another method, another encoder or another number of clients.
+            CheckpointError: The checkpoint is incomplete, or of another method, another encoder or another number of
+                clients.
         """
         if not self.is_set_up:
             raise CheckpointError(
                 "a federation takes its shape from the data: load the checkpoint by ckpt_path of the Trainer's fit, "
                 "validate or test, not by load_from_checkpoint"
+            )
+        path, fault = str(self.trainer.ckpt_path), content_fault(checkpoint)
+        if fault is None and self.trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in checkpoint:
+            fault = "holds the models alone (save_weights_only): it can be evaluated, but no fit can go on from it"
+        if fault is not None:
+            raise damaged(path, fault)
+        if CONTENTS not in checkpoint:
+            warnings.warn(
+                f"the checkpoint {path} is of an earlier version and does not say what it must hold: only its "
+                "checksums were checked",
+                stacklevel=2,
             )
         own = {f"models.{name}": tensor for name, tensor in self.models.state_dict().items()}
         check_fits(
@@ -60,3 +79,20 @@ class SavedState(FederationRounds):
             self.clients.labels,
             own,
         )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load, and say in a sentence what does not fit.
+
+        Raises:
+            CheckpointError: The names or shapes of the server's state are others, or parts are missing.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except (RuntimeError, LookupError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, FederationError):
+                raise
+            what = "; ".join(line.strip() for line in str(error).splitlines()[:3])
+            raise CheckpointError(
+                f"the checkpoint does not fit this federation ({type(error).__name__}: {what}); use the method, its "
+                "options and the version that it was made with"
+            ) from error

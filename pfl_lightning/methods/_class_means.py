@@ -37,7 +37,7 @@ class ClassMeansBroadcast(Broadcast):
     """
 
     classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C")
-    means: Tensor = statistics_field(shape="K d")
+    means: Tensor = statistics_field(shape="K d", floating=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class ClassMeansUpdate(ClientUpdate):
     """
 
     classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True)
-    means: Tensor = statistics_field(shape="K d")
-    counts: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=1)
+    means: Tensor = statistics_field(shape="K d", floating=True)
+    counts: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=1, total="num_samples")
 
 
 class ReceivedMeans(nn.Module):

@@ -37,7 +37,7 @@ class CalibreUpdate(ClientUpdate):
         divergence: The divergence rate, a scalar: a mean distance.
     """
 
-    divergence: Tensor = statistics_field(shape="", at_least=0)
+    divergence: Tensor = statistics_field(shape="", floating=True, at_least=0)
 
 
 class Calibre(SelfSupervisedClient):
@@ -79,6 +79,7 @@ class Calibre(SelfSupervisedClient):
     )
 
     loss_names = ("self_supervised", "prototype_meta", "prototype_contrastive")
+    paper_batch_size = 128
 
     cluster_noise: Tensor
 

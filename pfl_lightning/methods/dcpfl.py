@@ -41,9 +41,9 @@ class DCPFLUpdate(ClassMeansUpdate):
         covariances: Sigma_c, (K, d, d); ``None`` without calibration or as factors.
     """
 
-    factors: Tensor | None = statistics_field(shape="R d", when="uses_factors")
+    factors: Tensor | None = statistics_field(shape="R d", floating=True, when="uses_factors")
     ranks: Tensor | None = statistics_field(shape="K", dtype=torch.int64, at_least=0, when="uses_factors")
-    covariances: Tensor | None = statistics_field(shape="K d d", when="uses_matrices")
+    covariances: Tensor | None = statistics_field(shape="K d d", floating=True, when="uses_matrices")
 
 
 class DCPFL(FederatedClient):

@@ -60,6 +60,7 @@ class DualFed(FederatedClient):
     batch_norm = "own_statistics"
     heads = ("head.*", "global_head.*")
     loss_names = ("cross_entropy", "contrastive", "global_cross_entropy")
+    paper_batch_size = 256
 
     def __init__(
         self,
@@ -113,6 +114,12 @@ class DualFed(FederatedClient):
     def configure_aggregator(self, num_clients: int) -> AveragingAggregator:
         """The plain mean over clients (11), whatever their sizes."""
         return AveragingAggregator(self, num_clients, by_samples=False)
+
+    def remedies(self) -> tuple[str, ...]:
+        """A smaller lambda: 40 is for an encoder with pretrained weights."""
+        if self.contrastive <= 2:
+            return ()
+        return (f"contrastive=2 in place of {self.contrastive:g}, unless the encoder has pretrained weights",)
 
     def phases(self) -> tuple[Phase, ...]:
         """Stage 1 with the global classifier frozen (8), stage 2 with everything else frozen (10); or both at once."""

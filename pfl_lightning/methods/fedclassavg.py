@@ -65,6 +65,7 @@ class FedClassAvg(FederatedClient):
     shared: tuple[str, ...] = ("head.*",)
     batch_norm = "shared"  # of a shared encoder; the head has none
     eval_model = "trained"
+    paper_batch_size = 64
     loss_names = ("cross_entropy", "contrastive", "proximal")
 
     rounds_trained: Tensor

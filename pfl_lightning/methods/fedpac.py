@@ -34,7 +34,7 @@ class FedPACBroadcast(Broadcast):
         present: Classes that have a global centroid, (C,), bool; none before the first aggregation.
     """
 
-    centroids: Tensor | None = statistics_field(shape="C d", when="alignment")
+    centroids: Tensor | None = statistics_field(shape="C d", floating=True, when="alignment")
     present: Tensor | None = statistics_field(shape="C", dtype=torch.bool, when="alignment")
 
 
@@ -49,10 +49,12 @@ class FedPACUpdate(ClientUpdate):
         variance: V_k (44), a scalar; ``None`` without combination.
     """
 
-    centroids: Tensor | None = statistics_field(shape="C d", when="alignment")
-    counts: Tensor | None = statistics_field(shape="C", dtype=torch.int64, at_least=0, when="alignment")
-    weighted_means: Tensor | None = statistics_field(shape="C d", when="combination")
-    variance: Tensor | None = statistics_field(shape="", at_least=0, when="combination")
+    centroids: Tensor | None = statistics_field(shape="C d", floating=True, when="alignment")
+    counts: Tensor | None = statistics_field(
+        shape="C", dtype=torch.int64, at_least=0, total="num_samples", when="alignment"
+    )
+    weighted_means: Tensor | None = statistics_field(shape="C d", floating=True, when="combination")
+    variance: Tensor | None = statistics_field(shape="", floating=True, at_least=0, when="combination")
 
 
 class FedPAC(FederatedClient):
@@ -76,6 +78,7 @@ class FedPAC(FederatedClient):
         "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", "Xu et al.", "ICLR", 2023
     )
     batch_norm = "shared"
+    paper_batch_size = 50
     loss_names = ("cross_entropy", "alignment")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

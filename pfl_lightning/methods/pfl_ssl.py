@@ -38,6 +38,7 @@ class PFLSSL(SelfSupervisedClient):
         "ICDCS",
         2024,
     )
+    paper_batch_size = 128
 
     def __init__(
         self,

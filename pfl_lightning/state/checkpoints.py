@@ -1,8 +1,7 @@
-"""Checkpoints of a federation: checked before loading, written atomically, and kept for the best round."""
+"""Checkpoints of a federation: checked before loading, and written atomically."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.errors import CheckpointError
+from pfl_lightning.files import replace_file
 from pfl_lightning.messages import State
+from pfl_lightning.state.checkpoint_contents import saved_bytes
+from pfl_lightning.state.checkpoint_file import read_checkpoint
 
-__all__ = ["AtomicCheckpointIO", "BestRound", "check_fits"]
+__all__ = ["AtomicCheckpointIO", "check_fits", "use_atomic_files"]
 
 
 def check_fits(
@@ -38,12 +39,9 @@ def check_fits(
         module_state: State of this federation's client modules, with the names that it has in ``state_dict``.
 
     Raises:
-        CheckpointError: The checkpoint is of another method, encoder, number of clients or partition, or of no
-            federation.
+        CheckpointError: The checkpoint is of another method, encoder, number of clients or partition.
     """
-    extra = state_dict.get("_extra_state")
-    if extra is None:
-        raise CheckpointError("the checkpoint is not of a Federation: it has no clients' states")
+    extra = state_dict["_extra_state"]
     if extra["method"] != method:
         raise CheckpointError(f"the checkpoint is of the method {extra['method']}, this run is of {method}")
     if extra["personal"]["num_clients"] != num_clients:
@@ -83,59 +81,65 @@ def _whose(name: str) -> str:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoint writer that writes next to the target and then renames, so that a kill leaves the old or the new file.
+    """Checkpoint writer and reader that leave no half-written file behind and take no damaged one.
+
+    A federation gives it to its Trainer, unless that has a plugin of its own. The files are those of ``torch.save``.
+    They are written next to the target and then renamed, so that a kill leaves the old or the new file.
 
     Lightning's own writer uses the folder for temporary files and moves from there, which is a copy where that folder
     is on another file system. It also holds the whole checkpoint in memory. Here tensors are written from where they
     are, and read when they are needed: the stored states of thousands of clients need not fit into memory.
+
+    Paths that are not local, such as ``s3://...``, are written and read as Lightning does.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save to a local path.
+        """Save to a path.
 
         Args:
             checkpoint: Content of the checkpoint.
             path: Path of the file.
             storage_options: Not used.
+
+        Raises:
+            DiskFullError: Names the space that is needed and the space that is free; the old file is still there.
         """
+        if not _is_local(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        with temporary.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        checksums = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(True)
+        try:
+            with replace_file(target, lambda: saved_bytes(checkpoint)) as temporary, temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+        finally:
+            torch.serialization.set_crc32_options(checksums)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load from a local path; other paths are loaded as Lightning does.
+        """Load from a path.
 
         Args:
             path: Path of the checkpoint.
             map_location: See ``torch.load``; ``None`` is the CPU.
             weights_only: See ``torch.load``.
+
+        Raises:
+            CheckpointError: The file is damaged, or no checkpoint of Lightning.
         """
         where: Any = map_location or "cpu"
-        if not Path(path).is_file():
+        if not _is_local(path) or not Path(path).exists():
             return super().load_checkpoint(path, where, weights_only)
-        found: dict[str, Any] = torch.load(path, map_location=where, mmap=True, weights_only=weights_only)
-        return found
+        return read_checkpoint(path, where, weights_only)
 
 
-class BestRound(ModelCheckpoint):
-    """ModelCheckpoint of the best round, which saves nothing where its metric does not exist.
+def use_atomic_files(trainer: L.Trainer) -> None:
+    """Replace Lightning's own writer of checkpoints by :class:`AtomicCheckpointIO`; a user's plugin stays."""
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
-    The metric is missing where no client has a validation part: the share may be zero, or the clients too small.
-    """
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save if the round was validated."""
-        if self.monitor in trainer.callback_metrics:
-            super().on_train_epoch_end(trainer, pl_module)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save if the round was validated."""
-        if self.monitor in trainer.callback_metrics:
-            super().on_validation_end(trainer, pl_module)
+def _is_local(path: str | Path) -> bool:
+    return isinstance(path, Path) or "://" not in str(path)

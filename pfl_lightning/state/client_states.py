@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -15,7 +16,18 @@ from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 from pfl_lightning.state.row_storage import FileRows, MemoryRows, Rows, first_rows
 
-__all__ = ["ClientStates", "spill_to_disk"]
+__all__ = ["ClientStates", "Journal", "spill_to_disk"]
+
+
+class Journal:
+    """What clients had stored before they stored something else, since the journal was begun.
+
+    Attributes:
+        rows: Earlier state of each such client; ``None`` for one that had stored nothing. In the order of the changes.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, Tensor] | None] = {}
 
 
 class ClientStates:
@@ -46,6 +58,7 @@ class ClientStates:
         self._row_of: dict[int, int] = {}  # in the order of the rows
         self._on_disk = False
         self._folder: str | None = None
+        self._journals: WeakSet[Journal] = WeakSet()  # one is kept for as long as somebody holds it
 
     def __len__(self) -> int:
         return self.num_clients
@@ -90,10 +103,30 @@ class ClientStates:
             raise IndexError(f"there is no client {client}; clients are 0 to {self.num_clients - 1}")
         if not self.initial:
             return
+        for journal in self._journals:
+            if client not in journal.rows:
+                own = self.get(client).items() if self.written(client) else None
+                journal.rows[client] = None if own is None else {name: tensor.clone() for name, tensor in own}
         row = self._row_of.get(client, len(self._row_of))
         for name in self.initial:
             self._room.write(name, row, state[name][None])
         self._row_of[client] = row
+
+    def journal(self) -> Journal:
+        """Begin to keep what clients have stored before they store something else."""
+        journal = Journal()
+        self._journals.add(journal)
+        return journal
+
+    def undo(self, journal: Journal) -> None:
+        """Let all clients have again what they had stored when the journal was begun."""
+        for client, state in journal.rows.items():
+            if state is None:  # its row is behind those of all clients that had one
+                self._row_of.pop(client, None)
+            else:
+                for name, tensor in state.items():
+                    self._room.write(name, self._row_of[client], tensor[None])
+        journal.rows.clear()
 
     @property
     def _room(self) -> Rows:
@@ -140,7 +173,7 @@ class ClientStates:
         """Restore what :meth:`state_dict` returned, from memory or disk.
 
         Raises:
-            CheckpointError: Another number of clients, other names or other shapes.
+            CheckpointError: Another number of clients, other names or other shapes, or rows are missing.
             FederationError: The memory or the disk is full.
         """
         if state["num_clients"] != self.num_clients:
@@ -155,9 +188,26 @@ class ClientStates:
                 f"the checkpoint's personal state has shapes {found}, this federation's has {shapes}; "
                 "use the method and the encoder that the checkpoint was made with"
             )
+        clients = state["written"].tolist()
+        self._check_rows(clients, state["rows"])
         self.initial = {name: state["initial"][name].to(own.dtype, copy=True) for name, own in self.initial.items()}
         self._write(state["rows"])
-        self._row_of = {client: row for row, client in enumerate(state["written"].tolist())}
+        self._row_of = {client: row for row, client in enumerate(clients)}
+
+    def _check_rows(self, clients: Sequence[int], rows: State) -> None:
+        """Refuse rows that do not belong to the clients one by one: what is missing would be uninitialized memory."""
+        if len(set(clients)) < len(clients) or not set(clients) <= set(range(self.num_clients)):
+            raise CheckpointError(
+                f"the checkpoint is damaged: the clients that have stored states are {clients[:20]}, expected "
+                f"different numbers from 0 to {self.num_clients - 1}"
+            )
+        for name, own in self.initial.items():
+            found, expected = tuple(rows[name].shape) if name in rows else None, (len(clients), *own.shape)
+            if found != expected:
+                raise CheckpointError(
+                    f"the checkpoint is incomplete: the clients' stored {name} has shape {found}, expected {expected}; "
+                    "use another checkpoint"
+                )
 
     # A file and its map cannot be copied as they are.
     def __getstate__(self) -> dict[str, Any]:

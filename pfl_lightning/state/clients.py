@@ -64,11 +64,14 @@ class GroupedStates:
 
     def get(self, client: int) -> dict[str, Tensor]:
         """The client's state; views into the store, not to be changed."""
-        return self.stores[int(self._group[client])].get(int(self._place[client]))
+        store = self.stores[int(self._group[client])]
+        return store.get(int(self._place[client])) if store.initial else {}
 
     def set(self, client: int, state: State) -> None:
         """Store a copy of the client's state."""
-        self.stores[int(self._group[client])].set(int(self._place[client]), state)
+        store = self.stores[int(self._group[client])]
+        if store.initial:
+            store.set(int(self._place[client]), state)
 
     @property
     def num_bytes(self) -> int:

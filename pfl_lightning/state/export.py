@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.files import replace_file
 
 __all__ = ["export_clients"]
 
@@ -43,17 +43,16 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
         model = federation.client_model(client)
         names = federation.clients.model_of(client).exported_names()
         state = model.state_dict()
-        target.mkdir(parents=True, exist_ok=True)
         path = target / f"client_{client:0{len(str(federation.num_clients - 1))}d}.pt"
-        temporary = path.with_suffix(".tmp")
-        torch.save({name: state[name].cpu().clone() for name in names}, temporary)
-        os.replace(temporary, path)
+        with replace_file(path) as temporary, temporary.open("wb") as file:
+            torch.save({name: state[name].cpu().clone() for name in names}, file)
         about = {
             "method": federation.method_name,
             "round": federation.round,
             "client": client,
             "model": federation.clients.labels[federation.clients.architecture_of[client]],
         }
-        path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+        with replace_file(path.with_suffix(".json")) as temporary:
+            temporary.write_text(json.dumps(about, indent=2) + "\n")
         written.append(path)
     return written

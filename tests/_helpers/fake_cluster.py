@@ -4,6 +4,7 @@ from _helpers.ray_helpers import FakeRay
 from pfl_lightning import RayEngine
 from pfl_lightning.engines.ray import engine as ray_engine
 from pfl_lightning.engines.ray import payloads
+from pfl_lightning.engines.ray.services import Services
 
 
 class FakeCluster:
@@ -11,6 +12,7 @@ class FakeCluster:
 
     def __init__(self, ray, num_workers):
         self.ray, self.num_workers, self.gpus_per_worker, self.closed = ray, num_workers, 0.0, 0
+        self.services = Services({})
 
     def close(self):
         self.closed += 1

@@ -3,17 +3,21 @@
 import csv
 import json
 import signal
+from contextlib import nullcontext
 from functools import partial
 
 import lightning as L
 import numpy as np
 import pytest
+from _helpers import resume
 from _helpers.plain import score
 from _helpers.toy import CLIENTS, LABELS, GivenCohorts, Toy, quiet_trainer, run
 
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.datamodules import FromFile
+from pfl_lightning.errors import RunLockedError
 from pfl_lightning.methods import FedAvg, FedPAC, FedPer
+from pfl_lightning.state.run_lock import RunLock
 
 COHORTS = [[0, 2, 3], [1, 2], [4], [0, 1, 3]]
 METHOD = partial(FedPAC, lr=0.3, epochs=1)
@@ -188,3 +192,35 @@ def test_evaluation_alone_writes_nothing(tmp_path):
     trainer.test(federation, datamodule=Toy(), verbose=False)
     assert not list(tmp_path.iterdir())
     assert writer.history == []
+
+
+def test_a_folder_that_another_process_writes_to_is_refused_and_left_alone(tmp_path, monkeypatch):
+    """With a Trainer in Python; here the lock is of this process, which is not asked."""
+    resume.play(tmp_path, 1, partial(FedPer, epochs=1))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    monkeypatch.setattr("pfl_lightning.callbacks.results.is_locked_here", lambda folder: False)
+    with RunLock(tmp_path), pytest.raises(RunLockedError, match="is being trained by process"):
+        resume.play(tmp_path, 2, partial(FedPer, epochs=1), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("error", [None, ValueError("something")])
+def test_the_folder_is_locked_during_a_fit_alone(tmp_path, error):
+    locked = []
+
+    class Look(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            locked.append((tmp_path / ".lock").exists())
+            if error is not None:
+                raise error
+
+    with pytest.raises(ValueError, match="something") if error else nullcontext():
+        run(partial(FedPer, epochs=1), 1, callbacks=[ResultsWriter(str(tmp_path)), Look()])
+    assert locked == [True]
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_lock_of_the_command_line_is_enough(tmp_path):
+    with RunLock(tmp_path):
+        run(partial(FedPer, epochs=1), 1, callbacks=[ResultsWriter(str(tmp_path))])
+        assert (tmp_path / ".lock").exists()

@@ -216,3 +216,8 @@ def test_foreign_results_are_named(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"results\.json is not what a run of this package leaves"):
         read_run(tmp_path)
+
+
+def test_a_run_that_is_not_finished_is_named(tmp_path):
+    with pytest.warns(UserWarning, match="run is not finished: it has 1 rounds"):
+        read_run(write_run(tmp_path / "run", finished=False))

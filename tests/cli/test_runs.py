@@ -1,17 +1,22 @@
 """What a run of the command line leaves behind, and that nothing of an earlier run is lost."""
 
+import errno
 import json
 import os
+import shutil
+import threading
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
-from pfl_lightning.cli.runs import RunFolder
-from pfl_lightning.errors import CheckpointError
+from pfl_lightning.cli.runs import RunFolder, run_folder
+from pfl_lightning.errors import CheckpointError, DiskFullError, RunLockedError
 from pfl_lightning.state.checkpoints import AtomicCheckpointIO
+from pfl_lightning.state.run_lock import RunLock
 
 CONFIG = Path(__file__).parents[2] / "configs" / "fedpac_digits.yaml"
 SMALL = [
@@ -151,3 +156,105 @@ def test_a_run_without_checkpoints_has_results_alone(monkeypatch, tmp_path):
     run = tmp_path / "runs" / "version_0"
     assert (run / "results.json").is_file()
     assert not (run / "checkpoints").exists()
+
+
+def test_runs_that_start_at_once_get_a_folder_each(tmp_path):
+    runs, start, found = RunFolder(tmp_path / "runs"), threading.Barrier(16), []
+
+    def ask():
+        start.wait()
+        found.append(runs.new())
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(runs.base / f"version_{number}" for number in range(16))
+    assert runs.versions() == [runs.base / f"version_{number}" for number in range(16)]
+
+
+def test_a_run_that_is_refused_leaves_no_folder_behind(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit):
+        fit(monkeypatch, tmp_path, "--loop.cohort=0")
+    fit(monkeypatch, tmp_path, "--trainer.fast_dev_run=true", "--trainer.logger=false")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_locked_while_it_is_trained_and_can_be_evaluated_meanwhile(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, rounds=1)
+    run = tmp_path / "runs" / "version_0"
+    before = files(run)
+    with RunLock(run):
+        with pytest.raises(SystemExit, match=rf"version_0 is being trained by process {os.getpid()} on .*: wait until"):
+            fit(monkeypatch, tmp_path, "--ckpt_path=last")
+        assert {path: content for path, content in files(run).items() if path.name != ".lock"} == before
+        pfl(monkeypatch, "test", f"--config={CONFIG}", *SMALL, f"--run_dir={run.parent}", "--ckpt_path=last")
+    locked = []
+    validation_end = FederatedLoop.on_validation_end
+
+    def look(loop, trainer, module):
+        with pytest.raises(RunLockedError):
+            RunLock(run)
+        locked.append(trainer.current_epoch)
+        validation_end(loop, trainer, module)
+
+    monkeypatch.setattr(FederatedLoop, "on_validation_end", look)
+    fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=2)
+    assert locked[-1] == 1
+    assert not (run / ".lock").exists()
+
+
+def test_half_written_files_of_a_killed_process_are_removed_but_only_under_the_lock(tmp_path, monkeypatch):
+    run = tmp_path / "version_0"
+    (run / "checkpoints").mkdir(parents=True)
+    half = [run / ".results.json.tmp", run / "checkpoints" / ".best-round-1.ckpt.tmp"]
+    for path in half:
+        path.touch()
+    with run_folder(RunFolder(tmp_path), run, lock=False):
+        assert all(path.exists() for path in half)
+    with run_folder(RunFolder(tmp_path), run, lock=True):
+        assert not any(path.exists() for path in half)
+    assert run.is_dir()
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
+    def full(path, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(DiskFullError, match=f"{tmp_path / 'runs'} cannot be written"):
+        run_folder(RunFolder(tmp_path / "runs"), None, lock=True).__enter__()
+
+
+@pytest.mark.parametrize("wanted", ["last", "best"])
+def test_a_damaged_checkpoint_is_one_sentence_with_the_newest_good_one(monkeypatch, tmp_path, wanted):
+    fit(monkeypatch, tmp_path, rounds=1)
+    folder = tmp_path / "runs" / "version_0" / "checkpoints"
+    shutil.copy(folder / "last.ckpt", folder / "kept.ckpt")
+    (folder / "best-round-0.ckpt").unlink()
+    (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:500])
+    sentence = rf"pfl: the checkpoint {folder / 'last.ckpt'} is truncated or damaged.*; the newest good one is "
+    with pytest.raises(SystemExit, match=rf"^{sentence}{folder / 'kept.ckpt'}\n"):
+        fit(monkeypatch, tmp_path, f"--ckpt_path={wanted}")
+
+
+@pytest.mark.parametrize("full", ["last.ckpt", "results.json", "config.yaml"])
+def test_a_full_disk_ends_with_a_sentence_and_the_run_goes_on_once_there_is_room(monkeypatch, tmp_path, full):
+    fit(monkeypatch, tmp_path, rounds=1)
+    replace = os.replace
+
+    def refuse(source, target):
+        if Path(target).name == full or (full == "config.yaml" and "config" in Path(target).name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        needs = r"cannot be written \(No space left on device\): it needs \S+ .?B or more, and \S+ .B are free in"
+        with pytest.raises(SystemExit, match=rf"^pfl: .*{needs}"):
+            fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=2)
+    fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=3)
+    run = tmp_path / "runs" / "version_0"
+    assert [row["round"] for row in json.loads((run / "results.json").read_text())["history"]] == [0, 1, 2]
+    assert not list(run.rglob("*.tmp"))

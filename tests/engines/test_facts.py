@@ -156,13 +156,13 @@ def test_a_refused_update_leaves_the_client_as_it_was(make, monkeypatch):
 
 @ENGINES
 def test_every_tensor_of_an_update_is_scanned_once(make, monkeypatch):
-    scans, scan = [], Message._check_finite
+    scans, scan = [], Message._check_tensor
 
     def count(update, *args, **kwargs):
         scans.append(update.client)
         return scan(update, *args, **kwargs)
 
-    monkeypatch.setattr(Message, "_check_finite", count)
+    monkeypatch.setattr(Message, "_check_tensor", count)
     federation = run(partial(FedAvg, epochs=1), engine=make(), limit_val_batches=0)
     tensors = len(federation.server.weights)
     assert scans == [client for client in range(5) for _ in range(tensors)]

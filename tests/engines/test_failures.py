@@ -9,7 +9,14 @@ from _helpers.plain import named
 from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, whole_state
 
 from pfl_lightning import ClientUpdate, SequentialEngine, TrainerEngine
-from pfl_lightning.errors import ClientError, FederationError, InvalidMessageError, NonFiniteLossError
+from pfl_lightning.datamodules import BatchLoader
+from pfl_lightning.errors import (
+    ClientError,
+    ConfigurationError,
+    FederationError,
+    InvalidMessageError,
+    NonFiniteLossError,
+)
 from pfl_lightning.methods import METHODS, FedAvg, FedPAC, FedPer, FedRep, LocalOnly
 
 ENGINES = [SequentialEngine, TrainerEngine]
@@ -195,3 +202,18 @@ def test_client_errors_survive_the_way_between_processes():
     for kind in (ClientError, NonFiniteLossError, InvalidMessageError):
         error = pickle.loads(pickle.dumps(kind(3, 4, "why")))
         assert (type(error), error.client, error.round, str(error)) == (kind, 3, 4, "client 3, round 4: why")
+
+
+def test_a_loader_that_never_ends_is_an_error(monkeypatch):
+    once = BatchLoader.__iter__
+
+    def again_and_again(self):
+        for number in range(1000):
+            assert number < 20, "read without an end"
+            yield from once(self)
+
+    monkeypatch.setattr(BatchLoader, "__iter__", again_and_again)
+    with pytest.raises(
+        ConfigurationError, match="client 0: its loader gives more batches in an epoch than it has samples"
+    ):
+        run(partial(FedAvg, epochs=1), 1, engine=SequentialEngine())

@@ -76,6 +76,25 @@ class TestOneStore:
         with pytest.raises(CheckpointError, match="personal state has shapes"):
             make(place, other).load_state_dict(make(place).state_dict())
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"rows": {}},
+            {"rows": {"w": torch.zeros(2, 2)}},
+            {"rows": {"w": torch.zeros(1, 2), "n": torch.zeros(2, dtype=torch.int64)}},
+            {"rows": {"w": torch.zeros(2), "n": torch.zeros(2, dtype=torch.int64)}},
+            {"written": torch.tensor([0, 2, 1])},
+            {"written": torch.tensor([0, 3])},
+            {"written": torch.tensor([0, -1])},
+            {"written": torch.tensor([1, 1])},
+        ],
+    )
+    def test_rows_that_are_missing_are_refused_and_never_made_up(self, place, change):
+        states, before = filled(make(place), [1]), filled(make(place), [0, 2])
+        with pytest.raises(CheckpointError, match=r"the checkpoint is (incomplete|damaged): the clients"):
+            states.load_state_dict({**before.state_dict(), **change})
+        assert values(states) == values(filled(make(place), [1]))
+
     def test_an_empty_state_stays_empty(self, place):
         states = make(place, {}, 5)
         states.set(2, {})

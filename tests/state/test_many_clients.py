@@ -177,10 +177,12 @@ for place in ("disk", "memory"):
     for client in range(60):
         states.set(client, {"w": row})
     print(anonymous() - before)
-    AtomicCheckpointIO().save_checkpoint(states.state_dict(), path)
+    AtomicCheckpointIO().save_checkpoint(
+        {"state_dict": states.state_dict(), "pytorch-lightning_version": "2"}, path
+    )
     print(anonymous() - before)
     other, content = stored(place), AtomicCheckpointIO().load_checkpoint(path, weights_only=True)
-    other.load_state_dict(content)
+    other.load_state_dict(content["state_dict"])
     print(anonymous() - before)
 """
 

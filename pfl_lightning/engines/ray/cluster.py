@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from pfl_lightning.engines.ray.services import Services
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["Cluster", "require_ray"]
@@ -42,6 +47,9 @@ class Cluster:
         gpus_per_worker: GPUs of a worker; ``None`` divides the available GPUs if ``on_gpu``.
         on_gpu: Whether the outer Trainer is on a GPU.
 
+    Attributes:
+        services: Ray's own processes, to be checked while a run waits for replies.
+
     Raises:
         ConfigurationError: Ray is not installed, the address does not answer, or there are too few GPUs.
     """
@@ -64,7 +72,9 @@ class Cluster:
             self._connect(str(address))
         elif address is not None:
             warnings.warn(f"this process is connected to Ray already; address={address!r} is not used", stacklevel=2)
+        self.services = Services({})
         try:
+            self.services = Services.of(self.ray, self._own and address is None)
             self._share_out(address, num_workers, cpus_per_worker, gpus_per_worker, on_gpu, cores)
         except BaseException:
             self.close()
@@ -106,12 +116,33 @@ class Cluster:
             ) from error
 
     def _init(self, **options: Any) -> None:
-        self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
+        with _signals_kept_from_children():
+            self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
     def close(self) -> None:
         """Disconnect; a Ray instance that was started here is shut down."""
         if self._own and self.ray.is_initialized():
+            orphans = _started_by_raylet() if self.services.lost else []
             self.ray.shutdown()
+            for process in orphans:
+                with contextlib.suppress(Exception):  # it has ended
+                    process.kill()
+
+
+@contextmanager
+def _signals_kept_from_children() -> Iterator[None]:
+    """Block a job scheduler's signals in the processes that are started here.
+
+    SLURM sends them to all processes of a job. They are for the Trainer, and would kill Ray.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # one that came meanwhile arrives now
 
 
 def gpu_share(gpus: float, workers: int) -> float:
@@ -124,6 +155,14 @@ def gpu_share(gpus: float, workers: int) -> float:
     if gpus < 1:
         return gpus / workers
     return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
+
+
+def _started_by_raylet() -> list[Any]:
+    """Processes of this process's raylet, which Ray leaves behind when its control service has died."""
+    import psutil  # that of Ray, unless there is another one
+
+    raylets = [process for process in psutil.Process().children() if process.name() == "raylet"]
+    return [process for raylet in raylets for process in raylet.children(recursive=True)]
 
 
 def _knock(address: str, seconds: float = 10.0) -> None:

@@ -29,6 +29,7 @@ from pfl_lightning.engines.tasks import (
     PhaseResult,
 )
 from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.messages import ClientUpdate
 
 __all__ = ["RayEngine"]
 
@@ -129,6 +130,7 @@ class RayEngine(Engine):
             device,
             self.start_timeout,
             self._take_notices,
+            cluster.services,
         )
 
     def stop(self) -> None:
@@ -158,7 +160,8 @@ class RayEngine(Engine):
         for result in self._spread(work, "fit", self.clients_per_batch):
             assert isinstance(result, FitResult)
             update = result.update
-            yield result if update is None else replace(result, update=update.to(environment.device))
+            # What is no update, the round refuses.
+            yield replace(result, update=update.to(environment.device)) if isinstance(update, ClientUpdate) else result
 
     def evaluate(
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment

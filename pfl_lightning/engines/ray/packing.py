@@ -1,8 +1,8 @@
 """Serialization of objects: bytes, separate buffers for tensors, and references to tensors the receiver has.
 
 Ray's own pickling copies tensors twice and sends them in every message that holds them. Here a tensor becomes a buffer
-that Ray puts into shared memory without a copy. Its layout (the order of its dimensions in memory) is kept, since it
-decides the order of sums and so the last bits of a result.
+that Ray puts into shared memory without a copy. Its layout (the strides of its dimensions, those of size 1 included) is
+kept, since it decides which kernel runs and the order of sums, and so the last bits of a result.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _pickler(file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: Mappin
 
         def reducer_override(self, value: Any) -> Any:
             if type(value) is Tensor and value.layout is torch.strided and not value.is_quantized:
-                return _tensor, _as_array(value)
+                return _tensor, _as_arguments(value)
             return super().reducer_override(value)
 
     return Pickler(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer))
@@ -106,28 +106,35 @@ class _Unpickler(pickle.Unpickler):
         return _own_tensor if found is _tensor and self._copy else found
 
 
-def _as_array(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype, tuple[int, ...], bool]:
+def _as_arguments(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype, tuple[int, ...], tuple[int, ...], bool]:
     value = tensor.detach().cpu().resolve_conj().resolve_neg()
-    strides = value.stride()
-    order = tuple(sorted(range(value.ndim), key=lambda d: (-strides[d], d)))
-    dense = value.permute(order)
-    if not dense.is_contiguous():  # a slice of a larger tensor: its layout is of no use
-        order, dense = tuple(range(value.ndim)), value.contiguous()
+    shape, strides = tuple(value.shape), value.stride()
+    # Dimensions of size 1 take no part in the layout: their strides may be anything, and are sent as they are, since
+    # kernels of convolutions are chosen by all strides.
+    order = sorted((d for d in range(value.ndim) if shape[d] != 1), key=lambda d: (-strides[d], d))
+    dense = value.squeeze().permute([sum(shape[i] != 1 for i in range(d)) for d in order])
+    if not dense.is_contiguous() or not value.numel():  # a slice of a larger tensor: its layout is of no use
+        dense = value.contiguous()
+        strides = dense.stride()
     # NumPy knows fewer types: the bytes are sent as integers of the same size.
-    integers = _INTEGERS.get(dense.element_size())
-    array = dense.numpy() if integers is None else dense.view(integers).numpy()
-    return array, value.dtype, order, tensor.requires_grad
+    flat = dense.reshape(-1)
+    integers = _INTEGERS.get(flat.element_size())
+    array = flat.numpy() if integers is None else flat.view(integers).numpy()
+    return array, value.dtype, shape, strides, tensor.requires_grad
 
 
-def _tensor(array: NDArray[Any], dtype: torch.dtype, order: tuple[int, ...], requires_grad: bool) -> Tensor:
+def _tensor(
+    array: NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
+) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        value = torch.from_numpy(array)
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    value = (value if value.dtype == dtype else value.view(dtype)).permute(inverse)
+        flat = torch.from_numpy(array)
+    value = (flat if flat.dtype == dtype else flat.view(dtype)).as_strided(shape, strides)
     return value.requires_grad_() if requires_grad else value
 
 
-def _own_tensor(array: NDArray[Any], dtype: torch.dtype, order: tuple[int, ...], requires_grad: bool) -> Tensor:
-    value = _tensor(array, dtype, order, False).clone()
+def _own_tensor(
+    array: NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
+) -> Tensor:
+    value = torch.empty_strided(shape, strides, dtype=dtype).copy_(_tensor(array, dtype, shape, strides, False))
     return value.requires_grad_() if requires_grad else value

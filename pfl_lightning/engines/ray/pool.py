@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections import deque
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pfl_lightning.engines.ray.packing import Packed, unpack
+from pfl_lightning.engines.ray.services import Services
 from pfl_lightning.engines.ray.worker import Payload, Reply, Worker, versions
 from pfl_lightning.errors import ConfigurationError, FederationError
 
@@ -19,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
 """Number of workers that may die on one payload before the run fails."""
+
+WAIT = 1.0
+"""Seconds of waiting for a reply after which it is checked whether Ray itself is still there."""
 
 
 @dataclass(eq=False)
@@ -68,6 +73,7 @@ class WorkerPool:
         device: Device of the workers, ``"cpu"`` or ``"cuda"``.
         patience: Seconds to wait for a first worker.
         take: Called with every reply, for its notices.
+        services: Ray's own processes, checked while replies are waited for.
     """
 
     def __init__(
@@ -81,8 +87,10 @@ class WorkerPool:
         device: str,
         patience: float,
         take: Callable[[Reply], None],
+        services: Services,
     ) -> None:
         self._ray, self._threads, self._patience, self._take, self._device = ray, threads, patience, take, device
+        self._services = services
         # Ray retries nothing itself: a dead worker is replaced here, where its jobs are known.
         self._make = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
         self._wanted = f"{num_workers} workers with {options}"
@@ -118,8 +126,11 @@ class WorkerPool:
                 while expected in own.done:
                     expected += 1
                     yield own.done.pop(expected - 1)
+        except (self._ray.exceptions.RayError, OSError):  # of a call of Ray, such as a put
+            self._services.check(now=True)
+            raise
         finally:  # stopped early: jobs of this run that workers still have are dropped
-            for seat in list(self._seats):
+            for seat in [] if self._services.lost else list(self._seats):
                 if any(run is own for run, _, _ in seat.jobs.values()):
                     others = [entry for entry in seat.jobs.values() if entry[0] is not own]
                     self._renew(seat)
@@ -128,11 +139,13 @@ class WorkerPool:
 
     def _replace_dead_idlers(self) -> None:
         """Replace workers that died while idle, which is noticed only on a call and is no job's fault."""
+        self._services.check()
         asked = [(seat, seat.actor.alive.remote()) for seat in self._seats if seat.starting is None and not seat.jobs]
         for seat, answer in asked:
             try:
                 self._ray.get(answer)
             except self._ray.exceptions.RayError as error:
+                self._services.check(now=True)
                 _log.warning("RayEngine: an idle worker died; another one takes its place (%s)", _first_line(error))
                 self._renew(seat)
 
@@ -150,7 +163,12 @@ class WorkerPool:
         starting = {seat.starting: seat for seat in self._seats if seat.starting is not None}
         working = {reference: seat for seat in self._seats for reference in seat.jobs}
         patience = None if len(starting) < len(self._seats) else self._patience
-        ready, _ = self._ray.wait([*starting, *working], num_returns=1, timeout=patience)
+        ready, waited = list[Any](), 0.0
+        while not ready and (patience is None or waited < patience):
+            self._services.check()
+            step = WAIT if patience is None else min(WAIT, patience - waited)
+            ready, _ = self._ray.wait([*starting, *working], num_returns=1, timeout=step)
+            waited += step
         if not ready:
             raise FederationError(
                 f"no worker has started within {self._patience:g} s; {self._wanted} were asked for, the cluster has "
@@ -161,6 +179,7 @@ class WorkerPool:
         try:
             reply: Reply = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
+            self._services.check(now=True)
             if reference in starting:
                 self._not_started(seat, error)
             else:
@@ -230,8 +249,10 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop all workers and drop their jobs."""
-        for seat in self._seats:
-            self._ray.kill(seat.actor)
+        with contextlib.suppress(FederationError):  # Ray itself has died, and its workers with it
+            self._services.check(now=True)
+            for seat in self._seats:
+                self._ray.kill(seat.actor)
         self._seats = []
 
 

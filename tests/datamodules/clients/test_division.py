@@ -16,7 +16,9 @@ from pfl_lightning.datamodules import (
     Partitioner,
     PartitionError,
     Samples,
+    save_partition,
 )
+from pfl_lightning.datamodules.partition.storage import read_partition
 
 
 class Toy(FederatedDataModule):
@@ -97,13 +99,16 @@ def test_the_fingerprint_names_the_division(tmp_path, ending, test_size):
     data.save_partition(tmp_path / f"partition{ending}")
     replay = FromFile(str(tmp_path / f"partition{ending}"))
     assert ready(replay, test_size=test_size, seed=8).fingerprint == data.fingerprint
+    save_partition(tmp_path / "any_size.json", **read_partition(tmp_path / f"partition{ending}").parts)
+    any_size = FromFile(str(tmp_path / "any_size.json"))
+    assert ready(any_size, test_size=test_size).fingerprint == data.fingerprint
     others = [
         ready(IID(4, seed=1), test_size=test_size),
         ready(IID(5), test_size=test_size),
         ready(IID(4), test_size=test_size, seed=1),
         ready(IID(4), test_size=test_size, validation_share=0.2),
         ready(IID(4), test_size=test_size, test_samples_per_client=5),
-        ready(replay, test_size=test_size, size=123),
+        ready(any_size, test_size=test_size, size=123),
         *([ready(replay, test_size=93)] if test_size else []),
     ]
     assert len({data.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)

@@ -2,13 +2,14 @@
 
 import json
 import logging
+import os
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from pfl_lightning.datamodules import IID, ImageFolder
+from pfl_lightning.datamodules import IID, ImageFolder, memory
 from pfl_lightning.datamodules.datasets import image_cache
 
 
@@ -106,23 +107,100 @@ def test_a_changed_folder_is_decoded_again(folder, tmp_path, decoded):
     assert decoded == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "notes"])
+DAMAGES = {
+    "empty": lambda pixels: b"",
+    "cut": lambda pixels: pixels[:-50],
+    "no header": lambda pixels: pixels[:100],
+    "flipped": lambda pixels: pixels[:-1] + bytes([pixels[-1] ^ 1]),
+    "a larger array": lambda pixels: pixels.replace(b"(20,", b"(99999999999,"),
+    "another shape": lambda pixels: pixels.replace(b"(20, 3, 4, 6)", b"(20, 3, 6, 4)"),
+    "another order": lambda pixels: pixels.replace(b"False", b"True ", 1),
+    "foreign": lambda pixels: b"\x89PNG\r\n" + pixels,
+    "notes": None,
+    "notes empty": None,
+    "notes deep": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_cache_is_made_again(folder, tmp_path, decoded, damage):
     first = make(folder, tmp_path).load()
     (pixels,) = (tmp_path / "cache").glob("*.npy")
     (notes,) = (tmp_path / "cache").glob("*.json")
-    content = pixels.read_bytes()
-    if damage == "cut":
-        pixels.write_bytes(content[:-50])
-    elif damage == "flip":
-        pixels.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    whole = json.loads(notes.read_text())
+    if damage == "notes":
+        notes.write_text(json.dumps({key: whole[key] for key in ("listing", "decoder")}))
+    elif damage == "notes empty":
+        notes.write_text("")
+    elif damage == "notes deep":
+        notes.write_text("[" * 100_000)
     else:
-        notes.write_text(json.dumps({"listing": json.loads(notes.read_text())["listing"]}))
+        assert DAMAGES[damage](pixels.read_bytes()) != pixels.read_bytes()
+        pixels.write_bytes(DAMAGES[damage](pixels.read_bytes()))
     decoded.clear()
     with pytest.warns(UserWarning, match="is damaged"):
         second = make(folder, tmp_path).load()
     assert len(decoded) > 0
     assert torch.equal(first.train_inputs, second.train_inputs)
+
+
+def test_a_cache_of_an_earlier_version_is_made_again(folder, tmp_path, decoded):
+    """Earlier versions decoded pictures of 16 bits wrongly, and their files are as they were."""
+    make(folder, tmp_path).load()
+    (notes,) = (tmp_path / "cache").glob("*.json")
+    notes.write_text(json.dumps({key: json.loads(notes.read_text())[key] for key in ("listing", "crc32")}))
+    decoded.clear()
+    make(folder, tmp_path).load()
+    assert len(decoded) > 0
+
+
+def test_half_files_of_killed_runs_are_removed_after_a_day(folder, tmp_path):
+    make(folder, tmp_path).load()
+    (pixels,) = (tmp_path / "cache").glob("*.npy")
+    old, fresh, other = (
+        pixels.parent / name for name in (f"{pixels.stem}.11.tmp", f"{pixels.stem}.12.tmp", "x.13.tmp")
+    )
+    for path in (old, fresh, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    pixels.unlink()
+    make(folder, tmp_path).load()
+    assert [path.exists() for path in (old, fresh, other)] == [False, True, True]
+
+
+def test_a_full_disk_leaves_no_half_cache(folder, tmp_path, monkeypatch):
+    def full(file, array):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.warns(UserWarning, match=r"cannot keep the decoded images in .*No space left"):
+        make(folder, tmp_path).load()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_file_is_refused_before_it_is_opened(folder, tmp_path):
+    path = folder / "train" / "cat" / "0.png"
+    os.mkfifo(path)  # opened, it would be waited for without an end
+    with pytest.raises(ValueError, match=r"cannot read the image .*cat.0\.png: it is no file but a folder, a pipe"):
+        make(folder, tmp_path).load()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match="it is no file but a folder"):
+        make(folder, tmp_path).load()
+    path.rmdir()
+    path.symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"broken link, No such file.*replace or remove it"):
+        make(folder, tmp_path).load()
+
+
+def test_more_than_the_memory_is_refused_before_it_is_taken(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_memory", lambda: 1000)
+    with pytest.raises(ValueError, match=r"20 images of 6 x 4 pixels.*this machine has 0.0 GB of memory: set image_si"):
+        make(folder, tmp_path).load()
+    assert make(folder, tmp_path, image_size=2).load().train_inputs.shape == (10, 3, 2, 2)
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path):

@@ -105,6 +105,36 @@ def test_missing_data_say_how_to_get_them(tmp_path, kind):
     assert not any(tmp_path.iterdir())
 
 
+FILES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+ALTERATIONS = {
+    "empty": lambda content: b"",
+    "cut off": lambda content: content[:-5],
+    "no header": lambda content: content[:3],
+    "foreign": lambda content: b"\x89PNG" + content,
+    "of another kind": lambda content: bytes([0, 0, 13]) + content[3:],
+    "more than there is": lambda content: content[:4] + b"\x7f" + content[5:],
+}
+
+
+@pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
+@pytest.mark.parametrize("file", FILES)
+def test_damaged_files_are_named(tmp_path, file, alter):
+    folder = tmp_path / "FashionMNIST" / "raw"
+    write_mnist(folder, {"train": FILES[:2], "test": FILES[2:]}, {"train": 20, "test": 10}, np.arange(10))
+    (folder / file).write_bytes(alter((folder / file).read_bytes()))
+    with pytest.raises(
+        ValueError, match=r"FashionMNIST under .* is damaged \(.*Remove it there, and get it again with"
+    ):
+        FashionMNIST(IID(2), root=str(tmp_path)).load()
+
+
+def test_labels_that_are_no_classes_are_named(tmp_path):
+    folder = tmp_path / "FashionMNIST" / "raw"
+    write_mnist(folder, {"train": FILES[:2], "test": FILES[2:]}, {"train": 20, "test": 10}, np.arange(11))
+    with pytest.raises(ValueError, match=r"FashionMNIST under .* is damaged .*from 0 to 9, got 0 to 10"):
+        FashionMNIST(IID(2), root=str(tmp_path)).load()
+
+
 def test_emnist_has_two_splits(tmp_path):
     with pytest.raises(ValueError, match="'letters' or 'byclass', got 'mnist'"):
         EMNIST(IID(2), root=str(tmp_path), split="mnist")

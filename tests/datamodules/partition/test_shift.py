@@ -195,7 +195,8 @@ def test_a_file_brings_the_views_back(tmp_path, ending, published):
         # The same shift on top sets what the file sets already.
         assert ready(wrap(FromFile(str(path))), published=published).fingerprint == data.fingerprint
     ready(IID(6)).save_partition(tmp_path / "plain.json")
-    assert set(json.loads((tmp_path / "plain.json").read_text())) == {"train", "validation", "test"}
+    names = {"train", "validation", "test", "checksum", "num_samples"}
+    assert set(json.loads((tmp_path / "plain.json").read_text())) == names
 
 
 @pytest.mark.parametrize(

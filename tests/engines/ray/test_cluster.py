@@ -1,5 +1,7 @@
 """Division of a machine's GPUs and cores among Ray workers."""
 
+import signal
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +32,35 @@ class RunningRay(SimpleNamespace):
 @pytest.mark.parametrize(("gpus", "workers", "share"), SHARES)
 def test_workers_get_a_number_of_gpus_that_ray_takes(monkeypatch, gpus, workers, share):
     monkeypatch.setattr(cluster, "require_ray", lambda: RunningRay(gpus=gpus))
+    monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
     found = cluster.Cluster(None, workers, 1, None, True).gpus_per_worker
     assert found == pytest.approx(share)
     assert found <= 1 or found == int(found)
+
+
+class StartingRay(RunningRay):
+    """A Ray that is started here, as a process that a signal would kill."""
+
+    def is_initialized(self):
+        return hasattr(self, "process")
+
+    def init(self, **_):
+        self.process = subprocess.Popen(["sleep", "60"])
+
+    def shutdown(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def test_signals_of_a_job_do_not_kill_ray(monkeypatch):
+    """SLURM sends them to all processes of a job, not to the Trainer alone."""
+    ray = StartingRay(gpus=0)
+    monkeypatch.setattr(cluster, "require_ray", lambda: ray)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    started = cluster.Cluster(None, 1, 1, None, False)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        ray.process.send_signal(number)
+    ray.process.terminate()
+    assert ray.process.wait() == -signal.SIGTERM
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    started.close()

@@ -20,7 +20,7 @@ from _helpers.ray_helpers import DiesOnce
 from _helpers.toy import assert_same, linear_encoder, run, tiny_encoder, whole_state
 
 from pfl_lightning import RayEngine, SequentialEngine
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import FedProto
 
 ray = pytest.importorskip("ray")
@@ -33,19 +33,26 @@ HELPERS = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def left_behind(monkeypatch):
-    """Number of other processes that have inherited this test's environment; counted where there is a /proc."""
+def descendants(monkeypatch):
+    """Other processes that have inherited this test's environment; found where there is a /proc."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv("PFL_TEST_MARK", mark)
 
-    def count():
-        found = 0
+    def find():
+        found = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                found += f"PFL_TEST_MARK={mark}".encode() in entry.read_bytes()
+                if f"PFL_TEST_MARK={mark}".encode() in entry.read_bytes():
+                    found.append(entry.parent)
         return found  # this process itself shows the environment that it was started with
 
-    return count
+    return find
+
+
+@pytest.fixture
+def left_behind(descendants):
+    """Number of those processes."""
+    return lambda: len(descendants())
 
 
 def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, caplog, left_behind):
@@ -58,6 +65,31 @@ def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, ca
     assert got.test_scores == expected.test_scores
     assert not ray.is_initialized()
     _wait_until(lambda: left_behind() == 0, 30)
+
+
+class RayDies(L.Callback):
+    """Kills one of Ray's own processes in the middle of a round."""
+
+    def __init__(self, name, descendants):
+        self.name, self.descendants, self.killed = name, descendants, 0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (1, 1):
+            for process in self.descendants():
+                if (process / "comm").read_text().strip() == self.name:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    self.killed += 1
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_the_death_of_ray_itself_is_an_error_and_leaves_no_process_behind(name, descendants):
+    dies = RayDies(name, descendants)
+    with pytest.raises(FederationError, match=rf"Ray's .*{name}.* has died .*Resume with --ckpt_path last"):
+        run(LONG, 40, engine=RayEngine(workers=2), callbacks=[dies])
+    assert dies.killed == 1
+    assert not ray.is_initialized()
+    _wait_until(lambda: not descendants(), 60)
 
 
 def test_a_connection_of_the_users_stays(tmp_path):

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -31,6 +31,7 @@ def bits(tensor):
     return b"".join(bytes(value.contiguous().reshape(1).view(torch.uint8).tolist()) for value in tensor.reshape(-1))
 
 
+@settings(deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.lists(st.integers(0, 3), max_size=4),
@@ -47,9 +48,22 @@ def test_tensors_keep_values_type_and_layout(dtype, shape, order, copied, seed):
     found = unpack(pack([tensor]), copy=copied)[0]
     assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
     if tensor.numel() > 1:
-        wide = [d for d in range(tensor.ndim) if tensor.shape[d] > 1]  # the stride of a single row means nothing
-        assert [found.stride(d) for d in wide] == [tensor.stride(d) for d in wide]
+        assert found.stride() == tensor.stride()
     assert bits(found) == bits(tensor)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("shape", [(8, 1, 3, 3), (1, 8, 3, 3), (8, 4, 1, 1), (1, 1, 3, 3), (8, 1, 1, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format], ids=["channels last", "contiguous"])
+def test_strides_of_single_channels_stay(shape, form, copied):
+    """By the strides of dimensions of size 1, too, PyTorch tells channels-last weights of a convolution."""
+    tensor = torch.randn(shape).to(memory_format=form)
+    for source in (tensor, tensor.as_strided(shape, [s + (n == 1) for n, s in zip(shape, tensor.stride())])):
+        found = unpack(pack(source), copy=copied)
+        assert found.stride() == source.stride()
+        assert torch.equal(found, source)
+        for known in (torch.channels_last, torch.contiguous_format):
+            assert found.is_contiguous(memory_format=known) == source.is_contiguous(memory_format=known)
 
 
 def test_a_slice_and_an_expanded_tensor_are_sent_without_the_rest_of_their_storage():
@@ -84,8 +98,10 @@ def test_a_copy_is_writable_and_aligned_as_torch_does_it_and_a_view_shares_the_b
     assert shared.data_ptr() == packed.buffers[0].ctypes.data
 
 
-def test_a_network_comes_back_as_it_was():
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_network_comes_back_as_it_was(channels):
+    net = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
+    net = net.to(memory_format=torch.channels_last)
     net.append(net[2])  # one layer in two places
     net[0].weight.requires_grad_(False)
     net.note = lambda value: value + 1  # goes by value
@@ -94,8 +110,10 @@ def test_a_network_comes_back_as_it_was():
     assert found.note(1) == 2
     assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in net.parameters()]
     assert [p.stride() for p in found.parameters()] == [p.stride() for p in net.parameters()]
-    inputs = torch.randn(2, 3, 8, 8)
-    assert torch.equal(found(inputs), copy.deepcopy(net)(inputs))
+    inputs = torch.randn(2, channels, 8, 8).to(memory_format=torch.channels_last)
+    received = unpack(pack(inputs), copy=False)
+    assert received.stride() == inputs.stride()
+    assert torch.equal(found(received), copy.deepcopy(net)(inputs))
     found(inputs).sum().backward()
     torch.optim.SGD(found.parameters(), lr=0.1).step()
     assert not torch.equal(found[2].weight, net[2].weight)

@@ -1,0 +1,158 @@
+"""Notices training that diverges, and says what to try."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfl_lightning.federation import Federation
+from pfl_lightning.state.snapshot import Growth
+
+__all__ = ["DivergenceGuard"]
+
+LOSS = "train/loss"
+
+MOST_GROWTH = 100.0
+"""Factor by which the server's weights may grow in a round."""
+
+EVALUATED_LOSS = 100.0
+"""Multiple of the loss of guessing, or of one, beyond which the mean loss of an evaluation explodes."""
+
+LOSS_GROWTH = 10.0
+"""Multiple of the first round's mean loss, or of one, beyond which the loss explodes."""
+
+PATIENCE = 3
+"""Evaluated rounds in a row after which an accuracy at chance is more than a bad round."""
+
+
+class DivergenceGuard:
+    """Watches the mean loss, the server's weights and the mean accuracy, and warns once.
+
+    It warns of a mean loss of more than ten times that of the first round; of a cross entropy of more than ten times
+    that of guessing, or a hundred times in an evaluation; of weights on the server that grow by a factor of more than a
+    hundred in a round; of an accuracy that was better than that of guessing and falls to it for three evaluated rounds
+    in a row; and of an encoder that gives all samples the same features, which is looked for when the accuracy has been
+    that of guessing for as long.
+
+    Attributes:
+        limits: Largest values of a round's metrics, by name, up to which nothing need be looked at.
+    """
+
+    def __init__(self) -> None:
+        self.limits = {LOSS: -math.inf}  # so that the first round is looked at
+        self.best, self.at_chance, self.reported = 0.0, 0, False
+
+    def exceeded(self, metrics: Mapping[str, float], growth: Growth, federation: Federation) -> str | None:
+        """Return what diverges in a round whose metrics exceed a limit, or whose weights have grown.
+
+        Args:
+            metrics: Metrics of the round, by name.
+            growth: How the server's numbers have changed.
+            federation: The federation.
+        """
+        if math.isinf(self.limits[LOSS]):
+            self.limits = {LOSS: LOSS_GROWTH * max(abs(metrics.get(LOSS, 1.0)), 1.0)}
+            model: Any = federation.models[0]
+            if model.step_module is model:  # a loss of the package, and not of a user's module
+                guessing = max(math.log(model.num_classes), 1.0)
+                terms = [name for name in model.loss_names if name.endswith("cross_entropy")]
+                self.limits |= {f"train/{name}": LOSS_GROWTH * guessing for name in terms}
+        for name, limit in self.limits.items():
+            value = metrics.get(name, 0.0)
+            if value > limit:
+                whose = "that of the first round was" if name == LOSS else "guessing has"
+                return f"the mean of {name} is {value:.3g}, and {whose} {limit / LOSS_GROWTH:.3g}, or less"
+        if growth.factor > MOST_GROWTH:
+            return f"{growth.name} on the server has grown by a factor of {growth.factor:.3g} in this round"
+        return None
+
+    def falls(self, summary: Mapping[str, float], federation: Federation) -> str | None:
+        """Return what diverges, by the mean loss and the mean accuracy of an evaluation.
+
+        Args:
+            summary: Metrics over clients, by name.
+            federation: The federation.
+        """
+        model: Any = federation.models[0]
+        if model.num_classes < 2:  # a user's module without classes
+            return None
+        guessing, chance = max(math.log(model.num_classes), 1.0), 1 / model.num_classes
+        loss = max(summary.get("loss/mean", 0.0), summary.get("test_loss/mean", 0.0))
+        if loss > EVALUATED_LOSS * guessing and model.step_module is model:
+            return f"the mean loss of the evaluated models is {loss:.3g}, and guessing has {guessing:.3g}, or less"
+        accuracy = summary.get("accuracy/mean", summary.get("test_accuracy/mean", math.nan))
+        self.best = max(self.best, accuracy if math.isfinite(accuracy) else 0.0)
+        learned = self.best >= chance + 0.1 * (1 - chance)
+        lost = accuracy <= chance + (0.1 * (self.best - chance) if learned else 0.02)
+        self.at_chance = self.at_chance + 1 if lost else 0
+        if self.at_chance < PATIENCE:
+            return None
+        self.at_chance = 0
+        dead = has_dead_features(federation)
+        if dead:
+            return "the encoder's features are the same for all samples (dead features)"
+        if learned:
+            return (
+                f"the mean accuracy is {accuracy:.3g}, that of guessing, in {PATIENCE} rounds; it was {self.best:.3g}"
+            )
+        return None
+
+    def report(self, what: str, round: int, federation: Federation) -> None:
+        """Warn, once in a run, with what to try."""
+        if not self.reported:
+            self.reported = True
+            tries = "; ".join(remedies(federation))
+            warnings.warn(
+                f"round {round}: the training diverges: {what}. Try {tries}. FederatedLoop(stop_on_divergence=True) "
+                "ends such runs",
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"limits": dict(self.limits), "best": self.best, "at_chance": self.at_chance, "reported": self.reported}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.limits, self.best = dict(state["limits"]), state["best"]
+        self.at_chance, self.reported = state["at_chance"], state["reported"]
+
+
+def remedies(federation: Federation) -> list[str]:
+    """What to try when the training diverges, the most likely cause first."""
+    model: Any = federation.models[0]
+    paper, used = model.paper_batch_size, federation.data.batch_size
+    found = []
+    if paper is not None and used < paper:
+        found.append(
+            f"batch_size {paper}, as in the paper: with batches of {used} a round takes up to {paper / used:.3g} times "
+            "as many steps"
+        )
+    found += model.remedies()
+    lr = getattr(model, "lr", None)
+    found.append("a smaller lr" if lr is None or model.step_module is not model else f"an lr below {lr:g}")
+    if federation.engine.gradient_clip_val is None:
+        found.append("gradient_clip_val=1.0 of the engine")
+    return found
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def has_dead_features(federation: Federation) -> bool:
+    """Return whether the encoder of the first client gives all of its training samples the same features."""
+    client = federation.data.participating[0]
+    for _, model in federation.client_models([client]):
+        encoder = getattr(model, "encoder", None)
+        if not isinstance(encoder, nn.Module):
+            return False
+        features: Tensor = federation.evaluation_task(client).context.data.features(encoder)[0].double().flatten(1)
+        if len(features) < 2:
+            return False
+        spread = float((features - features.mean(dim=0)).abs().max())
+        return spread <= 1e-6 * max(1.0, float(features.abs().max()))
+    return False

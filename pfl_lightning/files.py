@@ -1,0 +1,118 @@
+"""Files that are written whole or not at all, and what a full disk is called."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pfl_lightning.errors import DiskFullError, FederationError
+
+__all__ = ["explain_full_disk", "replace_file", "size_text"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space, no quota, larger than files may be."""
+
+
+def size_text(size: float) -> str:
+    """A number of bytes in words.
+
+    Example:
+        >>> from pfl_lightning.files import size_text
+        >>> size_text(512), size_text(20_500_000)
+        ('512 B', '20.5 MB')
+    """
+    power = max((p for p in range(5) if size >= 1000**p), default=0)
+    return f"{size / 1000**power:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
+
+
+@contextmanager
+def explain_full_disk(
+    path: str | Path, needed: Callable[[], int] | None = None, partial: Path | None = None
+) -> Iterator[None]:
+    """Inside, an error that means a full disk becomes a :class:`~pfl_lightning.errors.DiskFullError`.
+
+    Args:
+        path: What is written.
+        needed: Counts the bytes that it takes; ``None`` where that is unknown.
+        partial: File that is written first, whose size says what is needed at least.
+
+    Raises:
+        DiskFullError: Names the path, the space that it needs and the space that is free.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = None if isinstance(error, FederationError) else _full(error)  # one that says where already
+        if reason is None:
+            raise
+        size = needed() if needed else partial.stat().st_size + 1 if partial and partial.is_file() else 0
+        needs = f"it needs {size_text(size)} or more, and " if size else ""
+        raise DiskFullError(
+            f"{path} cannot be written ({reason}): {needs}{_free(Path(path))}. Files that were there before are "
+            "as they were; make room, then go on from the last checkpoint"
+        ) from error
+
+
+def _full(error: BaseException | None) -> str | None:
+    """Why there is no room; ``None`` for other errors. Torch's writer may hide the error behind one of its own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error.strerror or "the disk is full"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _free(path: Path) -> str:
+    for folder in path.absolute().parents:
+        with suppress(OSError):
+            return f"{size_text(shutil.disk_usage(folder).free)} are free in {folder}"
+    return "the free space is unknown"
+
+
+@contextmanager
+def replace_file(path: Path, needed: Callable[[], int] | None = None) -> Iterator[Path]:
+    """Write a file beside its place, and put it there when it is complete: a kill leaves the old file or the new one.
+
+    Args:
+        path: The file; its folder is made.
+        needed: Counts the bytes that it takes, for the message about a full disk.
+
+    Yields:
+        Path to write to.
+
+    Raises:
+        DiskFullError: The disk is full; what stood at ``path`` is still there.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pfl_lightning.files import replace_file
+        >>> path = Path(tempfile.mkdtemp()) / "results.json"
+        >>> with replace_file(path) as temporary:
+        ...     written = temporary.write_text("{}")
+        >>> [found.name for found in path.parent.iterdir()]
+        ['results.json']
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with explain_full_disk(path, needed, temporary):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _sync(temporary)  # some file systems notice only now that they are full
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,123 @@
+"""Checkpoint files: read with their checksums verified; of a damaged one, what to take instead."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfl_lightning.errors import CheckpointError
+from pfl_lightning.state.checkpoint_contents import content_fault
+
+__all__ = ["damaged", "newest_good", "read_checkpoint"]
+
+BLOCK = 1 << 20
+
+
+def read_checkpoint(path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
+    """Read a local checkpoint once its checksums agree; tensors are read from the file when they are needed.
+
+    The checksums are those of the archive that ``torch.save`` writes (CRC-32, of every tensor and of the rest), so that
+    checkpoints of Lightning's own writer have them, too.
+
+    Args:
+        path: Path of the checkpoint.
+        map_location: See ``torch.load``.
+        weights_only: See ``torch.load``.
+
+    Raises:
+        CheckpointError: The file is damaged, or no checkpoint of Lightning; names the newest good one beside it.
+    """
+    found = _read(Path(path), map_location, weights_only)
+    if isinstance(found, str):
+        raise damaged(path, found, weights_only)
+    return found
+
+
+def damaged(path: str | Path, fault: str, weights_only: bool | None = None) -> CheckpointError:
+    """The error about a checkpoint that cannot be used, which names the newest good one beside it.
+
+    Args:
+        path: Path of the checkpoint.
+        fault: What is wrong with it, such as ``"is empty"``.
+        weights_only: How the others are read.
+    """
+    good = newest_good(Path(path), weights_only)
+    instead = f"there is no good one in {Path(path).parent}" if good is None else f"the newest good one is {good}"
+    return CheckpointError(f"the checkpoint {path} {fault}; {instead}")
+
+
+def newest_good(beside: Path, weights_only: bool | None = None) -> Path | None:
+    """The newest checkpoint in the folder of another one that is whole; ``None`` without any.
+
+    Args:
+        beside: The other one, which does not count.
+        weights_only: See ``torch.load``.
+    """
+    if not beside.parent.is_dir():
+        return None
+    others = [path for path in beside.parent.glob("*.ckpt") if path.name != beside.name and path.is_file()]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+        found = _read(path, "cpu", weights_only)
+        if not isinstance(found, str) and content_fault(found) is None:
+            return path
+    return None
+
+
+def _read(path: Path, map_location: Any, weights_only: bool | None) -> dict[str, Any] | str:
+    """The content of a checkpoint, or what is wrong with the file."""
+    fault = _archive_fault(path)
+    if fault is not None:
+        return fault
+    try:
+        found = torch.load(path, map_location=map_location, mmap=True, weights_only=weights_only)
+    except MemoryError:
+        raise
+    except Exception as error:  # the reader and the unpickler raise whatever a foreign file leads them to
+        return _load_fault(error)
+    if not isinstance(found, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= found.keys():
+        return "is no checkpoint of Lightning: it holds no state_dict, or no version of Lightning"
+    return dict(found)
+
+
+def _archive_fault(path: Path) -> str | None:
+    if not path.is_file():
+        return "is not a regular file"
+    if path.stat().st_size == 0:
+        return "is empty"
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                wrong = _wrong_record(archive)
+        except zipfile.BadZipFile as error:
+            return f"is truncated or damaged, or no checkpoint ({error})"
+        except Exception as error:  # zipfile raises whatever a damaged directory of the archive leads it to
+            return f"is damaged ({type(error).__name__}: {error})"
+    return None if wrong is None else f"is damaged: the checksum of its part {wrong} is wrong"
+
+
+def _wrong_record(archive: zipfile.ZipFile) -> str | None:
+    """Name of the first part whose checksum is wrong."""
+    for part in archive.infolist():
+        try:
+            with archive.open(part) as file:
+                while file.read(BLOCK):
+                    pass
+        except zipfile.BadZipFile:
+            return part.filename
+    return None
+
+
+def _load_fault(error: Exception) -> str:
+    foreign = re.search(r"GLOBAL (\S+)", str(error))
+    if foreign:
+        return (
+            f"holds an object of {foreign[1]}, which is not loaded with weights_only=True; load it with "
+            "weights_only=False if you trust where it is from"
+        )
+    lines = str(error).strip().splitlines()
+    return f"cannot be read ({type(error).__name__}: {lines[0] if lines else 'no reason given'})"

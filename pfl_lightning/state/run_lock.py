@@ -1,0 +1,140 @@
+"""Lock of a run's folder, which lasts no longer than its process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from pathlib import Path
+from types import TracebackType
+from weakref import WeakSet
+
+from pfl_lightning.errors import RunLockedError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["LOCK_NAME", "RunLock", "is_locked_here"]
+
+LOCK_NAME = ".lock"
+
+
+class RunLock:
+    """Lock of a run's folder while the run is trained: a second process that wants to train it is refused.
+
+    The lock is one of the operating system (``flock``), which drops it when the process ends, however it ends. The file
+    ``.lock`` says who holds it; one that a killed process has left has no effect. Evaluations need no lock.
+
+    Args:
+        folder: The run's folder, which exists.
+
+    Raises:
+        RunLockedError: Another process has locked the folder; names it.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pfl_lightning.state.run_lock import RunLock
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with RunLock(folder):
+        ...     print([path.name for path in folder.iterdir()])
+        ['.lock']
+        >>> list(folder.iterdir())
+        []
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._path = Path(folder) / LOCK_NAME
+        self._descriptor: int | None = None
+        if fcntl is None:
+            self._warn("this system has no flock")
+            return
+        while self._descriptor is None:
+            self._descriptor = self._lock()
+            if self._descriptor is not None and not self._is_current(self._descriptor):
+                self._close()  # whoever held it has removed the file in between
+            elif self._descriptor is None:
+                return
+        HELD.add(self)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError:  # a full disk
+            self.release()
+            raise
+
+    def _lock(self) -> int | None:
+        """Descriptor of the locked file; ``None`` where the file system has no locks."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise RunLockedError(
+                f"the run {self._path.parent} is being trained by {holder}: wait until it ends, or stop it, before you "
+                "go on with it, or let this one write to another folder (pfl fit without --ckpt_path does)"
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            self._path.unlink(missing_ok=True)
+            self._warn(error.strerror or str(error))
+            return None
+        return descriptor
+
+    def _is_current(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is a lock: some file systems have none."""
+        return self._descriptor is not None
+
+    def _warn(self, reason: str) -> None:
+        warnings.warn(
+            f"{self._path.parent} cannot be locked ({reason}): see that no other process trains the same run",
+            stacklevel=4,
+        )
+
+    def release(self) -> None:
+        """Remove the file and drop the lock; nothing happens the second time."""
+        if self._descriptor is not None:
+            self._path.unlink(missing_ok=True)  # before the lock is dropped: nobody else's file
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+HELD: WeakSet[RunLock] = WeakSet()
+
+
+def is_locked_here(folder: str | Path) -> bool:
+    """Whether this process itself holds the lock of a folder."""
+    path = Path(folder).resolve() / LOCK_NAME
+    return any(lock.is_held and lock._path.resolve() == path for lock in HELD)
+
+
+def _forget_in_child() -> None:
+    """A forked process, such as a data loader's worker, would keep the lock after its parent has been killed."""
+    for lock in HELD:
+        lock._close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

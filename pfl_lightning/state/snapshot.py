@@ -1,0 +1,128 @@
+"""What a server held at some time, so that it can return to it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl_lightning.messages import LARGEST, Message, magnitude
+from pfl_lightning.state.client_states import ClientStates, Journal
+from pfl_lightning.state.unsaved import UnsavedState
+
+__all__ = ["Growth", "Snapshot"]
+
+LEAVES = (type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, torch.Size)
+LEAVES += (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, logging.Logger)  # type: ignore[assignment]
+# Messages are frozen, and the others are not the server's.
+LEAVES += (Message, UnsavedState, L.Trainer, L.LightningDataModule)  # type: ignore[assignment]
+
+
+class _Kept(NamedTuple):
+    tensor: Tensor
+    version: int
+    copy: Tensor
+
+
+class Growth(NamedTuple):
+    """How a server's numbers have changed since a snapshot.
+
+    Attributes:
+        fault: What is wrong, such as a tensor that is not finite any more, or beyond
+            :data:`~pfl_lightning.messages.LARGEST`; ``None`` if nothing is.
+        factor: Largest factor by which the largest absolute value of a tensor has grown. Running statistics, tensors
+            that were zero, and values of at most ``factor`` do not count.
+        name: Name of that tensor.
+    """
+
+    fault: str | None
+    factor: float
+    name: str
+
+
+class Snapshot:
+    """What a server held at some time, to which it can return: tensors, Python attributes, and clients' states.
+
+    Lists, dictionaries and objects are followed to whatever depth. Tensors and arrays are copied; of clients' states
+    those are copied that change later.
+
+    Args:
+        server: The server.
+        since: An earlier snapshot of it, whose copies of tensors that have not changed are used again.
+    """
+
+    def __init__(self, server: nn.Module, since: Snapshot | None = None) -> None:
+        earlier = {} if since is None else since._tensors
+        self._tensors: dict[int, _Kept] = {}
+        self._contents: list[tuple[Any, Any]] = []
+        self._journals: list[tuple[ClientStates, Journal]] = []
+        seen, left = set[int](), list[Any]([server])
+        while left:
+            value = left.pop()
+            if isinstance(value, LEAVES) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, Tensor):
+                kept, version = earlier.get(id(value)), 0 if value.is_inference() else value._version
+                if kept is None or kept.tensor is not value or kept.version != version:
+                    kept = _Kept(value, version, value.detach().clone())
+                self._tensors[id(value)] = kept
+            elif isinstance(value, ClientStates):
+                self._journals.append((value, value.journal()))
+            elif isinstance(value, np.ndarray):
+                self._contents.append((value, value.copy()))
+            elif isinstance(value, torch.Generator):
+                self._contents.append((value, value.get_state()))
+            elif isinstance(value, dict | list | deque | set):
+                self._contents.append((value, value.copy()))
+                left.extend(value.values() if isinstance(value, dict) else value)
+            elif isinstance(value, tuple | frozenset):
+                left.extend(value)
+            elif isinstance(value, L.LightningModule):  # which also knows its Trainer
+                left.extend((value._parameters, value._buffers, value._modules))
+            elif hasattr(value, "__dict__"):
+                left.append(vars(value))
+        own = (*server.named_parameters(), *server.named_buffers())
+        self._copies = {name: self._tensors[id(t)].copy for name, t in own if id(t) in self._tensors}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Let the server hold again what it held."""
+        for value, content in self._contents:
+            if isinstance(value, np.ndarray):
+                value[...] = content
+            elif isinstance(value, torch.Generator):
+                value.set_state(content)
+            else:
+                value.clear()
+                value.update(content) if isinstance(value, dict | set) else value.extend(content)
+        for tensor, version, copy in self._tensors.values():
+            if tensor.is_inference() or tensor._version != version:
+                tensor.copy_(copy)
+        for store, journal in self._journals:
+            store.undo(journal)
+
+    def growth(self, server: nn.Module) -> Growth:
+        """How the server's numbers have changed since the snapshot."""
+        found = Growth(None, 1.0, "")
+        for name, tensor in (*server.named_parameters(), *server.named_buffers()):
+            if tensor.layout != torch.strided:
+                continue
+            copy, now = self._copies.get(name), magnitude(tensor)
+            before = 0.0 if copy is None else magnitude(copy)
+            if not now <= LARGEST and before <= LARGEST:
+                return found._replace(fault=f"{name} holds {now:.3g} after the aggregation")
+            factor = min(now / before, now) if before > 0 and "running_" not in name else 1.0
+            if factor > found.factor:
+                found = Growth(None, factor, name)
+        changed = [(client, *item) for s, j in self._journals for client in j.rows for item in s.get(client).items()]
+        for client, name, tensor in changed:
+            if not (now := magnitude(tensor)) <= LARGEST:
+                return found._replace(fault=f"{name} of client {client} holds {now:.3g} after the aggregation")
+        return found

@@ -1,0 +1,137 @@
+"""Training that diverges is noticed, once, with what to try; training that goes well is not."""
+
+import math
+import warnings
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from _helpers.toy import CLASSES, CLIENTS, GivenCohorts, Toy, run, tiny_encoder
+
+from pfl_lightning import SequentialEngine
+from pfl_lightning.callbacks.divergence import DivergenceGuard, has_dead_features
+from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedPAC
+from pfl_lightning.state.snapshot import Growth
+
+STILL = Growth(None, 1.0, "")
+
+
+def play(method, rounds, stop=False, **options):
+    """The federation after a run, and the warnings of divergence."""
+    loop = GivenCohorts(range(CLIENTS), stop_on_divergence=stop)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        federation = run(method, rounds, loop=loop, data=Toy(batch_size=4, drop_last=True), **options)
+    return federation, [str(w.message) for w in caught if "diverges" in str(w.message)]
+
+
+def federation(method=FedAvg, batch_size=4, engine=None):
+    """As much of a federation as the guard asks for, without a run."""
+    data = SimpleNamespace(batch_size=batch_size)
+    models = [method(tiny_encoder((6,)), CLASSES)]
+    return SimpleNamespace(models=models, data=data, engine=engine or SequentialEngine())
+
+
+def test_dualfed_with_small_batches_says_what_the_paper_has():
+    _, said = play(partial(DualFed, epochs=5, lr=1.0), 3)
+    assert len(said) == 1, said
+    assert said[0].startswith("round 0: the training diverges: the mean of train/cross_entropy is ")
+    assert "batch_size 256, as in the paper: with batches of 4 a round takes up to 64 times as many steps" in said[0]
+    assert "contrastive=2 in place of 40, unless the encoder has pretrained weights; an lr below 1; " in said[0]
+    assert "gradient_clip_val=1.0 of the engine. FederatedLoop(stop_on_divergence=True) ends such runs" in said[0]
+
+
+def test_a_run_stops_if_it_shall():
+    stopped, said = play(partial(DualFed, epochs=5, lr=1.0), 3, stop=True)
+    assert (stopped.trainer.current_epoch, len(said)) == (1, 1)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedPAC, DualFed], ids=lambda method: method.__name__)
+def test_training_that_goes_well_is_not_reported(method):
+    finished, said = play(partial(method, lr=0.02), 5, stop=True)
+    assert (finished.trainer.current_epoch, said) == (5, [])
+
+
+def test_the_loss_explodes():
+    guard, of = DivergenceGuard(), federation()
+    assert guard.exceeded({"train/loss": 140.0, "train/cross_entropy": 2.0}, STILL, of) is None
+    assert guard.limits == {"train/loss": 1400.0, "train/cross_entropy": 10 * math.log(CLASSES)}
+    assert guard.exceeded({"train/loss": 1300.0}, STILL, of) is None
+    expected = "the mean of train/loss is 3e+03, and that of the first round was 140, or less"
+    assert guard.exceeded({"train/loss": 3e3}, STILL, of) == expected
+
+
+def test_the_weights_jump():
+    """The server's weights become a thousand times larger in round 2."""
+
+    class Jumps(FedAvg):
+        def make_update(self, context, before):
+            if context.round == 2:
+                with torch.no_grad():
+                    self.head.weight.mul_(1e4)
+            return super().make_update(context, before)
+
+    _, said = play(partial(Jumps, epochs=1), 4, limit_val_batches=0)
+    assert len(said) == 1
+    assert "round 2: the training diverges: weights.head/weight on the server has grown by a factor of" in said[0]
+
+
+def test_the_accuracy_falls_to_that_of_guessing():
+    guard, of = DivergenceGuard(), federation()
+    of.data.participating = []
+    falls = [guard.falls({"accuracy/mean": accuracy}, of) for accuracy in (0.3, 0.7, 0.2, 0.2, 0.6, 0.22, 0.21)]
+    assert falls == [None] * 7
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfl_lightning.callbacks.divergence.has_dead_features", lambda federation: False)
+        found = guard.falls({"test_accuracy/mean": 0.2}, of)
+    assert found == "the mean accuracy is 0.2, that of guessing, in 3 rounds; it was 0.7"
+    assert guard.falls({"accuracy/mean": math.nan}, of) is None
+
+
+def test_the_loss_of_the_evaluated_models_explodes():
+    guard, of = DivergenceGuard(), federation()
+    assert guard.falls({"accuracy/mean": 0.5, "loss/mean": 3.0, "test_loss/mean": 150.0}, of) is None
+    found = guard.falls({"accuracy/mean": 0.5, "loss/mean": 3.0, "test_loss/mean": 3e3}, of)
+    assert found == "the mean loss of the evaluated models is 3e+03, and guessing has 1.61, or less"
+
+
+def test_dead_features_are_seen():
+    """A bias far below zero before the last ReLU, in every client's encoder."""
+
+    def encoder(input_shape):
+        layers = torch.nn.Sequential(torch.nn.Linear(input_shape[0], 4), torch.nn.ReLU())
+        torch.nn.init.constant_(layers[0].bias, -1e4)
+        layers.out_features = 4
+        return layers
+
+    dead, said = play(partial(FedAvg, epochs=1), 5, encoder=encoder)
+    assert has_dead_features(dead)
+    assert len(said) == 1, said
+    assert "the encoder's features are the same for all samples (dead features)" in said[0]
+    assert not has_dead_features(play(partial(FedAvg, epochs=1), 1)[0])
+
+
+def test_a_resumed_run_remembers():
+    guard, again, of = DivergenceGuard(), DivergenceGuard(), federation()
+    guard.exceeded({"train/loss": 2.0}, STILL, of)
+    with pytest.warns(UserWarning, match="round 3: the training diverges: x. Try an lr below 0.01; gradient_clip_val"):
+        guard.report("x", 3, of)
+    again.load_state_dict(guard.state_dict())
+    assert again.state_dict() == guard.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.report("y", 4, of)
+
+
+def test_what_the_engine_does_is_not_advised():
+    guard = DivergenceGuard()
+    with pytest.warns(
+        UserWarning, match=r"Try batch_size 50, as in the paper: .* up to 5 times .*; an lr below 0.01\. "
+    ):
+        guard.report("x", 0, federation(FedPAC, batch_size=10, engine=SequentialEngine(gradient_clip_val=1.0)))
+
+
+def test_batch_sizes_of_papers():
+    known = {method.__name__: method.paper_batch_size for method in METHODS if method.paper_batch_size is not None}
+    assert known == {"FedPAC": 50, "DualFed": 256, "FedClassAvg": 64, "Calibre": 128, "PFLSSL": 128}

@@ -1,0 +1,103 @@
+"""Pictures of every kind read from a Dataset, and data sets that have no end."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from pfl_lightning.datamodules import IID, FromDatasets, FromLoaders, memory
+from pfl_lightning.datamodules.adapters.labels import classes_of
+from pfl_lightning.datamodules.adapters.reading import read_dataset
+
+RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
+
+
+def palette():
+    picture = Image.fromarray(RAMP)
+    picture.putpalette(
+        np.stack([255 - np.arange(256), np.arange(256), np.full(256, 7)], axis=1).astype(np.uint8).tobytes()
+    )
+    return picture
+
+
+PICTURES = {
+    "palette": (palette(), np.stack([255 - RAMP, RAMP, np.full_like(RAMP, 7)])),
+    "16 bits": (Image.fromarray(RAMP.astype(np.uint16) * 257), RAMP[None]),
+    "black and white": (Image.fromarray(RAMP > 99), np.where(RAMP > 99, 255, 0)[None]),
+    "gray": (Image.fromarray(RAMP), RAMP[None]),
+    "colors": (Image.fromarray(np.stack([RAMP] * 3, axis=2)), np.stack([RAMP] * 3)),
+}
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_a_picture_is_read_as_it_looks(kind):
+    picture, expected = PICTURES[kind]
+    inputs, _ = read_dataset([(picture, 0)], "training set")
+    assert inputs.dtype == torch.uint8
+    assert np.array_equal(inputs[0].numpy(), expected)
+
+
+def test_an_item_that_cannot_be_read_is_named():
+    class Damaged(Dataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, place):
+            if place == 3:
+                raise OSError("image file is truncated")
+            return torch.zeros(2), 0
+
+    with pytest.raises(OSError, match="truncated") as caught:
+        read_dataset(Damaged(), "test set")
+    assert caught.value.__notes__ == ["while item 3 of the test set was read"]
+
+
+class Endless(Dataset):
+    """A data set that begins again whenever it is at its end."""
+
+    def __init__(self, length):
+        self.length, self.read = length, 0
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, place):
+        self.read += 1
+        assert self.read < 20
+        return torch.zeros(1000), place % 3
+
+
+@pytest.mark.parametrize("length", [sys.maxsize, sys.maxsize + 1, -1, 10**11])
+def test_a_data_set_without_an_end_is_refused(length):
+    own = Endless(length)
+    with pytest.raises(
+        ValueError, match=r"training set.*(memory: use fewer .* endless|no number of items .*__len__ is)"
+    ):
+        FromDatasets(IID(2), train=own).setup()
+    assert own.read == 0
+    with pytest.raises(ValueError, match=r"data set.*(memory: use fewer .* endless|no number of items .*__len__ is)"):
+        classes_of(own)
+
+
+def test_items_that_the_memory_has_no_room_for_are_refused_after_the_first(monkeypatch):
+    monkeypatch.setattr(memory, "_memory", lambda: 100_000)
+    own = Endless(30)  # 4,000 bytes each
+    with pytest.raises(ValueError, match="the training set with a length of 30 items would need"):
+        read_dataset(own, "training set")
+    assert own.read == 1
+
+
+def test_a_loader_without_an_end_is_refused():
+    from lightning.pytorch import LightningDataModule
+    from torch.utils.data import DataLoader, SequentialSampler
+
+    class Project(LightningDataModule):
+        def train_dataloader(self):
+            own = Endless(sys.maxsize)
+            return DataLoader(own, batch_size=2, sampler=SequentialSampler(own))
+
+    with pytest.raises(ValueError, match="the data set with a length of 9223372036854775807 items would need"):
+        FromLoaders(IID(2), datamodule=Project()).setup()

@@ -1,0 +1,238 @@
+"""Damaged checkpoints are refused in one sentence, with the path and what to take instead; never half loaded."""
+
+import errno
+import os
+import random
+import shutil
+import zipfile
+from functools import partial
+
+import pytest
+import torch
+from _helpers.resume import play
+from _helpers.toy import run
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pfl_lightning.errors import CheckpointError, DiskFullError
+from pfl_lightning.methods import FedPer
+from pfl_lightning.state.checkpoint_contents import CONTENTS
+from pfl_lightning.state.checkpoint_file import read_checkpoint
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
+
+METHOD = partial(FedPer, lr=0.05, epochs=1)
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory):
+    """The checkpoints of a run with a plain Trainer: epoch=0.ckpt, epoch=1.ckpt and last.ckpt."""
+    folder = tmp_path_factory.mktemp("run")
+    play(folder, 2, METHOD)
+    return folder
+
+
+@pytest.fixture
+def folder(two_rounds, tmp_path):
+    for age, name in enumerate(("last.ckpt", "epoch=1.ckpt", "epoch=0.ckpt")):
+        shutil.copy(two_rounds / name, tmp_path / name)
+        os.utime(tmp_path / name, (10**9 - age, 10**9 - age))
+    return tmp_path
+
+
+def resume(path):
+    return run(METHOD, 3, ckpt_path=str(path), enable_checkpointing=False)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda part: part.file_size)
+    data[largest.header_offset + len(largest.filename) + largest.file_size // 2] ^= 1
+    path.write_bytes(data)
+
+
+def foreign_pickle(path):
+    torch.save({"state_dict": random.Random, "pytorch-lightning_version": "2.6.0"}, path)
+
+
+DAMAGE = {
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-1000]), "is truncated or damaged, or no checkp"),
+    "one bit": (flip, "is damaged: the checksum of its part"),
+    "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n" * 1000), "or no checkpoint"),
+    "another archive": (lambda path: zipfile.ZipFile(path, "w").writestr("x", "y"), "no checkpoint|cannot be read"),
+    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "is no checkpoint of Lightning"),
+    "objects": (foreign_pickle, "holds an object of random.Random, which is not loaded with weights_only=True"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_names_itself_and_the_newest_good_one(folder, damage, words):
+    """With a plain Trainer, which has no plugin for checkpoints."""
+    path = folder / "last.ckpt"
+    damage(path)
+    flip(folder / "epoch=1.ckpt")  # the next newest is no good either
+    with pytest.raises(CheckpointError, match=words) as caught:
+        resume(path)
+    message = str(caught.value)
+    assert message.startswith(f"the checkpoint {path} ")
+    assert message.endswith(f"; the newest good one is {folder / 'epoch=0.ckpt'}")
+    assert "\n" not in message
+
+
+def test_without_a_good_one_that_is_said(folder):
+    for path in folder.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=rf"is empty; there is no good one in {folder}$"):
+        resume(folder / "last.ckpt")
+
+
+def rewritten(path, change):
+    """A whole archive, of changed content."""
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+def store(content):
+    return content["state_dict"]["_extra_state"]["personal"]["stores"][0]
+
+
+INCOMPLETE = {
+    "a row": (lambda c: store(c)["rows"].update({n: r[:-1] for n, r in store(c)["rows"].items()}), "is damaged: state"),
+    "rows": (lambda c: store(c)["rows"].clear(), r"is incomplete: state_dict/_extra_state/\S+/rows/\S+ is missing"),
+    "round": (lambda c: c["state_dict"]["_extra_state"].pop("round"), "is incomplete: state_dict/_extra_state/round"),
+    "round of an earlier version": (
+        lambda c: (c.pop(CONTENTS), c["state_dict"]["_extra_state"].pop("round")),
+        "is incomplete: state_dict/_extra_state/round is missing",
+    ),
+    "server": (
+        lambda c: c["state_dict"].pop(next(n for n in c["state_dict"] if n.startswith("server."))),
+        r"is incomplete: state_dict/server\.",
+    ),
+    "loops": (lambda c: c.pop("loops"), "is incomplete: loops is missing"),
+    "callback": (
+        lambda c: c["callbacks"]["FederatedLoop"].pop("rounds"),
+        "is incomplete: callbacks/FederatedLoop/roun",
+    ),
+    "no federation": (lambda c: c["state_dict"].pop("_extra_state"), "is not of a Federation"),
+    "shape": (
+        lambda c: c["state_dict"].update({n: t[None] for n, t in c["state_dict"].items() if n.startswith("models.")}),
+        r"is damaged: state_dict/models\S+ is torch.float32 \(1, .*\), expected torch.float32",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), INCOMPLETE.values(), ids=INCOMPLETE)
+def test_an_incomplete_checkpoint_is_refused_before_anything_is_loaded(folder, change, words):
+    rewritten(folder / "last.ckpt", change)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        resume(folder / "last.ckpt")
+    assert str(caught.value).endswith(f"; the newest good one is {folder / 'epoch=1.ckpt'}")
+
+
+def test_a_checkpoint_without_a_description_is_taken_with_a_sentence(folder):
+    rewritten(folder / "last.ckpt", lambda content: content.pop(CONTENTS))
+    with pytest.warns(UserWarning, match="is of an earlier version and does not say what it must hold"):
+        assert resume(folder / "last.ckpt").round == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: store(c)["rows"].clear(),
+        lambda c: store(c).pop("written"),
+    ],
+    ids=["rows", "written"],
+)
+def test_what_an_undescribed_checkpoint_lacks_is_an_error_all_the_same(folder, change):
+    def both(content):
+        content.pop(CONTENTS)
+        change(content)
+
+    rewritten(folder / "last.ckpt", both)
+    with pytest.warns(UserWarning, match="earlier version"), pytest.raises(CheckpointError, match="the checkpoint "):
+        resume(folder / "last.ckpt")
+
+
+def test_weights_alone_cannot_be_resumed(tmp_path):
+    play(tmp_path, 1, METHOD, checkpoint=ModelCheckpoint(tmp_path, filename="weights", save_weights_only=True))
+    with pytest.raises(CheckpointError, match=r"holds the models alone \(save_weights_only\)"):
+        resume(tmp_path / "weights.ckpt")
+
+
+def test_files_of_lightnings_own_writer_are_checked_too(tmp_path):
+    content = {"state_dict": {"w": torch.randn(1000)}, "pytorch-lightning_version": "2.6.0"}
+    TorchCheckpointIO().save_checkpoint(content, tmp_path / "x.ckpt")
+    assert torch.equal(read_checkpoint(tmp_path / "x.ckpt")["state_dict"]["w"], content["state_dict"]["w"])
+    flip(tmp_path / "x.ckpt")
+    with pytest.raises(CheckpointError, match="checksum"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_every_flipped_byte_is_found_or_without_effect(tmp_path):
+    path, content = tmp_path / "x.ckpt", {"state_dict": {"w": torch.arange(5.0)}, "pytorch-lightning_version": "2"}
+    torch.save(content, path)
+    whole, refused = path.read_bytes(), 0
+    for place in random.Random(0).sample(range(len(whole)), 300):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        try:
+            found = read_checkpoint(path)
+            assert torch.equal(found["state_dict"]["w"], content["state_dict"]["w"])
+        except CheckpointError:
+            refused += 1
+    assert refused > 100
+
+
+def test_checksums_are_written_even_where_torch_writes_none(tmp_path):
+    content = {"state_dict": {}, "pytorch-lightning_version": "2"}
+    torch.serialization.set_crc32_options(False)
+    try:
+        AtomicCheckpointIO().save_checkpoint(content, tmp_path / "x.ckpt")
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert read_checkpoint(tmp_path / "x.ckpt") == content
+
+
+def test_a_path_that_is_not_local_is_left_to_lightning():
+    content = {"state_dict": {}, "pytorch-lightning_version": "2"}
+    AtomicCheckpointIO().save_checkpoint(content, "memory://run/x.ckpt")
+    assert AtomicCheckpointIO().load_checkpoint("memory://run/x.ckpt") == content
+
+
+class Plugin(TorchCheckpointIO):
+    """A user's own."""
+
+
+@pytest.mark.parametrize(("plugins", "kind"), [([], AtomicCheckpointIO), ([Plugin()], Plugin)])
+def test_a_plain_trainer_gets_the_writer_and_a_users_plugin_stays(plugins, kind):
+    federation = run(METHOD, 1, plugins=plugins)
+    assert type(federation.trainer.strategy.checkpoint_io) is kind
+
+
+def test_a_full_disk_says_what_the_checkpoint_needs_and_leaves_the_old_one(tmp_path, monkeypatch):
+    path, plugin = tmp_path / "last.ckpt", AtomicCheckpointIO()
+    plugin.save_checkpoint({"round": 1}, path)
+    weights = torch.zeros(1000)
+
+    def save(checkpoint, file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        with pytest.raises(DiskFullError, match=rf"{path} cannot be written .* needs 4 KB or more, and .* are free in"):
+            plugin.save_checkpoint({"a": [weights], "b": {"c": weights[:2]}}, path)
+    assert [found.name for found in tmp_path.iterdir()] == ["last.ckpt"]
+    assert torch.load(path) == {"round": 1}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("size", [3, 3_000_000])
+def test_a_device_that_is_really_full(tmp_path, size):
+    os.symlink("/dev/full", tmp_path / ".last.ckpt.tmp")
+    with pytest.raises(DiskFullError, match=r"last.ckpt cannot be written \(No space left on device\)"):
+        AtomicCheckpointIO().save_checkpoint({"w": torch.zeros(size)}, tmp_path / "last.ckpt")
+    assert list(tmp_path.iterdir()) == []

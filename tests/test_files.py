@@ -1,0 +1,70 @@
+"""Files are written whole or not at all; a full disk is named with what is needed and what is free."""
+
+import errno
+import os
+
+import pytest
+
+from pfl_lightning.errors import DiskFullError, FederationError
+from pfl_lightning.files import explain_full_disk, replace_file
+
+
+def write(path, error, needed=None):
+    with replace_file(path, needed) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def no_space():
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_names_path_needed_and_free_space_and_keeps_the_old_file(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text("old")
+    needs = rf"{path} cannot be written \(No space left on device\): it needs 2.5 KB or more, and \S+ .B are free in"
+    with pytest.raises(DiskFullError, match=needs):
+        write(path, no_space(), lambda: 2500)
+    assert [found.name for found in tmp_path.iterdir()] == ["results.json"]
+    assert path.read_text() == "old"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_device_that_is_really_full(tmp_path):
+    path = tmp_path / "clients.csv"
+    os.symlink("/dev/full", tmp_path / ".clients.csv.tmp")
+    with pytest.raises(DiskFullError, match=r"clients\.csv cannot be written"), replace_file(path) as temporary:
+        temporary.write_text("client,accuracy\n")
+    assert list(tmp_path.iterdir()) == []
+    assert os.path.exists("/dev/full")
+
+
+def test_half_a_file_is_counted_where_nobody_knows_how_much_is_needed(tmp_path):
+    with pytest.raises(DiskFullError, match="it needs 5 B or more"):
+        write(tmp_path / "x", no_space())
+
+
+def test_the_error_is_found_behind_that_of_a_writer(tmp_path):
+    error = RuntimeError("unexpected pos 704 vs 598")
+    error.__cause__ = no_space()
+    with pytest.raises(DiskFullError, match="free in"), explain_full_disk(tmp_path / "not" / "there"):
+        raise error
+
+
+def test_an_error_that_says_what_to_do_is_not_replaced(tmp_path):
+    error = FederationError("the clients' state cannot be stored in /scratch")
+    error.__cause__ = no_space()
+    with pytest.raises(FederationError, match="cannot be stored in /scratch"), explain_full_disk(tmp_path):
+        raise error
+
+
+def test_the_innermost_path_counts(tmp_path):
+    with pytest.raises(DiskFullError, match="clients cannot be written"), explain_full_disk(tmp_path):
+        write(tmp_path / "clients", no_space())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EACCES, "no"), RuntimeError("something else")])
+def test_other_errors_stay_what_they_are_and_leave_no_half_file(tmp_path, error):
+    with pytest.raises(type(error)):
+        write(tmp_path / "x", error)
+    assert list(tmp_path.iterdir()) == []
