@@ -226,7 +226,7 @@ def mutated(seed):
         shared |= {"head_lr": 0.1, "head_epochs": 1}
     config["model"]["method"] = {
         "class_path": f"pfl_lightning.methods.{name.strip()}",
-        "init_args": shared | METHODS[name],
+        "init_args": shared | copy.deepcopy(METHODS[name]),
     }
     rule = rng.choice(list(PARTITIONS))
     config["data"]["init_args"]["partition"]["class_path"] = f"pfl_lightning.datamodules.{rule}"
