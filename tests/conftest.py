@@ -5,7 +5,6 @@ import torch
 
 # Lightning's remarks on ordinary training, and on folders that a resumed run finds in use.
 NOISE = (
-    "ignore:.*returned `None`, this fit will run with no optimizer",
     "ignore:.*treespec, LeafSpec.*",
     "ignore:.*exists and is not empty",
     "ignore:.*callbacks used to create the checkpoint need to be provided",

@@ -50,8 +50,7 @@ OTHER_COMMANDS = {"methods": print_methods, "compare": compare, "tensorboard": t
 
 def _quiet() -> None:
     """Ignore warnings about ordinary training that mislead here."""
-    for message in (".*returned `None`, this fit will run with no optimizer.*", ".*does not have many workers.*"):
-        warnings.filterwarnings("ignore", message)
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", module="lightning.pytorch.utilities._pytree")
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # pfl methods --config
 

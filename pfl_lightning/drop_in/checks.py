@@ -15,7 +15,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 
-__all__ = ["check_module", "check_trainer", "copied", "split_method"]
+__all__ = ["check_module", "copied", "split_method"]
 
 
 def check_module(module: Any) -> L.LightningModule:
@@ -85,22 +85,3 @@ def split_method(method: Any) -> tuple[type[FederatedClient], dict[str, Any]]:
     if not (inspect.isclass(made) and issubclass(made, FederatedClient)):
         raise ConfigurationError(f"method must be a class of pfl_lightning.methods or a partial of one, got {method!r}")
     return made, settings
-
-
-def check_trainer(trainer: L.Trainer) -> None:
-    """Refuse options of the outer Trainer that are about steps: it takes none.
-
-    Raises:
-        ConfigurationError: Says where the option belongs.
-    """
-    own = {
-        "gradient_clip_val": trainer.gradient_clip_val or None,  # type: ignore[attr-defined]
-        "accumulate_grad_batches": None if trainer.accumulate_grad_batches == 1 else trainer.accumulate_grad_batches,
-    }
-    given = {name: value for name, value in own.items() if value is not None}
-    if given:
-        options = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ConfigurationError(
-            f"Trainer({options}) is about the steps of local fits, which the clients take: leave it away there and "
-            f"give it to the engine, federate(..., engine=TrainerEngine({options}))"
-        )

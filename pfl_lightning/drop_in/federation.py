@@ -17,10 +17,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.checks import check_module, check_trainer, copied, split_method
+from pfl_lightning.drop_in.checks import check_module, copied, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.module_evaluation import as_test_name
 from pfl_lightning.drop_in.roles import Roles, find_roles
+from pfl_lightning.drop_in.trainer_checks import check_trainer
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import Federation

@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
-from pfl_lightning.errors import NonFiniteLossError
+from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["TrainerEngine", "silence"]
@@ -34,6 +38,11 @@ class TrainerEngine(Engine):
         gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
         accumulate_grad_batches: As the Trainer's.
         callbacks: Callbacks of the inner Trainer; each phase of a local fit gets fresh copies.
+        limit_train_batches: Batches of each client in a local epoch, as the Trainer's: a number or a share.
+        limit_val_batches: Batches of each client's validation part that a module given to ``federate`` is shown.
+        limit_test_batches: The same of test parts.
+        max_steps: Optimizer steps of each phase of a local fit, which also ends after its epochs.
+        profiler: Times what happens inside local fits, all of them together, in this process: ``profiler.summary()``.
     """
 
     gives_trainer = True
@@ -44,10 +53,33 @@ class TrainerEngine(Engine):
         gradient_clip_algorithm: str = "norm",
         accumulate_grad_batches: int = 1,
         callbacks: list[L.Callback] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        max_steps: int = -1,
+        profiler: Profiler | None = None,
     ) -> None:
         super().__init__(gradient_clip_val, gradient_clip_algorithm)
+        if max_steps != -1:
+            check_at_least("max_steps", max_steps, 1)
         self.accumulate_grad_batches = accumulate_grad_batches
         self.callbacks = callbacks or []
+        self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches
+        self.limit_test_batches = limit_test_batches
+        self.max_steps, self.profiler = max_steps, profiler
+
+    def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
+        """Refuse limits that would have no effect; see :meth:`Engine.start`.
+
+        Raises:
+            ConfigurationError: Batches of an evaluation are limited that no Trainer runs.
+        """
+        limited = self.limit_val_batches is not None or self.limit_test_batches is not None
+        if limited and any(type(model).evaluate is FederatedClient.evaluate for model in models):
+            raise ConfigurationError(
+                "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate; other "
+                "clients are evaluated on their whole parts: eval_cohort of the FederatedLoop says how many of them"
+            )
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -81,12 +113,20 @@ class TrainerEngine(Engine):
             options["gradient_clip_val"] = self.gradient_clip_val
             options["gradient_clip_algorithm"] = self.gradient_clip_algorithm
         device = environment.device
+        options = {"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options}
+        if self.limit_val_batches is not None and options["limit_val_batches"] != 0:
+            options["limit_val_batches"] = self.limit_val_batches
         return L.Trainer(
             accelerator="cpu" if device.type == "cpu" else device.type,
             devices=1 if device.type == "cpu" else [device.index or 0],
             precision=environment.precision_name,  # type: ignore[arg-type]
             callbacks=list(callbacks),
             accumulate_grad_batches=self.accumulate_grad_batches,
+            limit_train_batches=self.limit_train_batches,
+            limit_test_batches=self.limit_test_batches,
+            max_steps=self.max_steps,
+            profiler=self.profiler,
+            detect_anomaly=torch.is_anomaly_enabled(),  # by the outer Trainer; a Trainer sets it for its own time
             barebones=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -95,7 +135,7 @@ class TrainerEngine(Engine):
             use_distributed_sampler=False,
             inference_mode=False,  # whose tensors could not train
             default_root_dir=os.devnull,  # in a job of SLURM a fit goes on from checkpoints there: the outer Trainer's
-            **{"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options},
+            **options,
         )
 
 
@@ -130,7 +170,9 @@ class _Watch(L.Callback):
 @contextmanager
 def silence() -> Iterator[None]:
     """Keep the inner Trainers' notices out of the terminal; errors come through."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    # Where a project imports pytorch_lightning, that package's logger takes the notices of both.
+    names = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -6,6 +6,7 @@
 ``engine_hooks``      when the engine starts and stops
 ``evaluation_hooks``  validation and test of every client's own model
 ``client_models``     every client's own model
+``outer_callbacks``   callbacks of Lightning that the outer Trainer has no use for
 ``saved_state``       checkpoints
 ====================  ==================================================================
 """

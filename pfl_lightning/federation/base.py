@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -17,6 +17,7 @@ from pfl_lightning.engines import Engine, SequentialEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
+from pfl_lightning.federation.outer_callbacks import check_callbacks, check_timers
 from pfl_lightning.federation.saved_state import SavedState
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
@@ -146,9 +147,11 @@ class Federation(EvaluationHooks, SavedState):
         """
         from pfl_lightning.callbacks.preemption import Preemption
 
+        callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        check_callbacks((*callbacks, *beside))
         if self.trainer.state.fn != TrainerFn.FITTING:
             return []
-        callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        check_timers((*callbacks, *beside))
         loop = self.default_loop()
         driven = any(isinstance(callback, type(loop)) for callback in (*callbacks, *beside))
         missing = [] if driven else [loop]
@@ -160,6 +163,6 @@ class Federation(EvaluationHooks, SavedState):
 
         return FederatedLoop()
 
-    def configure_optimizers(self) -> None:
-        """Nothing is optimized here: every local fit has its own optimizer."""
-        return None
+    def configure_optimizers(self) -> list[Any]:
+        """No optimizers: every local fit has its own."""
+        return []  # of None Lightning would warn

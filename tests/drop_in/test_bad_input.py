@@ -96,18 +96,6 @@ def test_every_method_applies_or_says_that_it_cannot(method):
             federate(Net(), Data(), method, num_clients=2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gradient_clip_val": 0.5}, r"engine=TrainerEngine\(gradient_clip_val=0.5\)"),
-        ({"accumulate_grad_batches": 4}, r"engine=TrainerEngine\(accumulate_grad_batches=4\)"),
-    ],
-)
-def test_options_of_steps_belong_to_the_engine(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        run_project(FedAvg, trainer=options)
-
-
 def test_a_compiled_module_is_trained_as_it_was():
     module = Net()
     with pytest.warns(UserWarning, match="Net is compiled; clients train the module as it was before"):

@@ -1,0 +1,70 @@
+"""Callbacks of Lightning that have nothing to work on in the outer Trainer, which trains no model itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["check_callbacks", "check_timers"]
+
+_SEARCH = (
+    "{name} searches in a plain training run, and a federation's Trainer has none: search with the module and a plain "
+    "Trainer before, and give the federation what was found"
+)
+_LOCAL = (
+    "{name} acts on a model while it is trained, and the models are trained in the clients' local fits: leave it "
+    "away here and give it to the engine, engine=TrainerEngine(callbacks=[{name}(...)]); it begins anew in each local "
+    "fit"
+)
+_REFUSED = {
+    "BatchSizeFinder": _SEARCH,
+    "LearningRateFinder": _SEARCH,
+    "GradientAccumulationScheduler": _LOCAL,
+    "StochasticWeightAveraging": _LOCAL,
+    "WeightAveraging": _LOCAL,
+    "ModelPruning": _LOCAL,
+    "BaseFinetuning": _LOCAL,
+}
+
+
+def check_callbacks(callbacks: Iterable[Any]) -> None:
+    """Refuse callbacks of the outer Trainer that could only fail or do nothing, and warn of one that logs nothing.
+
+    Raises:
+        ConfigurationError: Names the callback and what to do in its place.
+    """
+    for callback in callbacks:
+        kinds = _kinds(callback)
+        for kind in kinds & _REFUSED.keys():
+            raise ConfigurationError(_REFUSED[kind].format(name=type(callback).__name__))
+        if "LearningRateMonitor" in kinds:
+            warnings.warn(
+                f"{type(callback).__name__} logs nothing: optimizers live in the clients' local fits. A module "
+                "given to federate may log its rate in training_step: self.log('lr', "
+                "self.optimizers().param_groups[0]['lr'])",
+                stacklevel=2,
+            )
+
+
+def check_timers(callbacks: Iterable[Any]) -> None:
+    """Refuse timers that look at the clock after each client: the round would be lost, and no checkpoint usable.
+
+    Raises:
+        ConfigurationError: Names the timer that ends a run after a round.
+    """
+    for callback in callbacks:
+        # One without a duration measures and stops nothing.
+        if "Timer" in _kinds(callback) and callback.time_remaining() is not None and callback._interval == "step":
+            raise ConfigurationError(
+                "Trainer(max_time=...), or a Timer, would end the run in the middle of a round, whose training would "
+                "be lost: use Trainer(callbacks=[Timer(duration=..., interval='epoch')]), which ends it after a round"
+            )
+
+
+def _kinds(callback: Any) -> set[str]:
+    """Names of the classes of Lightning, under either name of the package, that a callback is of."""
+    classes = type(callback).__mro__
+    return {kind.__name__ for kind in classes if kind.__module__.startswith(("lightning.", "pytorch_lightning."))}
