@@ -35,9 +35,9 @@ class FromLoaders(FederatedDataModule):
     ``drop_last`` and shuffling of that loader; items are read when they are needed, in this process.
 
     A client's validation split is drawn from the validation loader's Dataset, in the class proportions of its own
-    training items, and its test split from the test loader's Dataset. Without a validation loader, a share of each
-    client's training items is held out. Without a test loader, there are no test splits. With neither, a share of all
-    items is held out for tests first.
+    training items where classes are known, and its test split from the test loader's Dataset. Without a validation
+    loader, a share of each client's training items is held out. Without a test loader, there are no test splits. With
+    neither, a share of all items is held out for tests first.
 
     Attributes that this module does not have are looked up in ``datamodule``.
 
@@ -45,7 +45,9 @@ class FromLoaders(FederatedDataModule):
         partition: Rule that assigns the items to clients.
         datamodule: The data module to divide.
         labels: Function from an item to its class, needed if the rule uses classes and items are not pairs
-            (input, class); see :func:`~pfl_lightning.datamodules.adapters.labels.classes_of`.
+            (input, class); see :func:`~pfl_lightning.datamodules.adapters.labels.classes_of`. Where neither the rule
+            uses classes nor a function is given, no item is read for its class, and classes are known if the Dataset
+            itself tells them (``targets``, or a TensorDataset).
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
         validation_share: Share of each client's training items that is held out; None for 0.1 without a validation
             loader, else 0.
@@ -173,28 +175,41 @@ class FromLoaders(FederatedDataModule):
         return self._samples()
 
     def _samples(self) -> Samples:
-        found = {name: classes_of(source.dataset, self.labels) for name, source in self._sources.items()}
-        self._labeled = all(classes is not None for classes in found.values())
+        # A file's rule goes on with the class proportions of the rule that it was written by.
+        read = self.partition.needs_labels or self.partition.fixed_train
+        found = {name: classes_of(source.dataset, self.labels, read=read) for name, source in self._sources.items()}
+        known = {name: classes for name, classes in found.items() if classes is not None}
+        self._labeled = len(known) == len(found)
         if not self._labeled and self.partition.needs_labels:
-            name = next(name for name, classes in found.items() if classes is None)
+            name = next(name for name in found if name not in known)
             raise PartitionError(
                 f"{type(self.partition).__name__} needs classes, and the items of the {name} set have none that is a "
-                "whole number: pairs (input, class), a data set with targets, or labels=function of an item. For a "
-                "regression use IID, or Quantity on top of it"
+                "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
+                "the first of several labels. For a regression use IID, or Quantity on top of it"
             )
+        names = self._names(known) if self._labeled else ("0",)
         self._classes = {
-            name: classes if self._labeled and classes is not None else _one_class(self._sources[name])
-            for name, classes in found.items()
+            name: known[name] if self._labeled else _one_class(source) for name, source in self._sources.items()
         }
         tested = self._classes.get("test", self._classes.get("validation"))
         places = None if tested is None else torch.arange(len(tested))
         return Samples(
             torch.arange(len(self._classes["train"])),
             torch.from_numpy(self._classes["train"]),
-            names_of_classes(self.given_names, self._sources["train"].dataset, self._classes.values()),
+            names,
             places,
             None if tested is None else torch.from_numpy(tested),
         )
+
+    def _names(self, known: dict[str, Ints]) -> tuple[str, ...]:
+        """Names of the classes; whole numbers that cannot be classes are none, where nobody has said that they are."""
+        try:
+            return names_of_classes(self.given_names, self._sources["train"].dataset, known.values())
+        except ValueError:
+            if self.partition.needs_labels or self.labels is not None or self.given_names is not None:
+                raise
+            self._labeled = False
+            return ("0",)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -209,7 +224,7 @@ class FromLoaders(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes C; 0 if items have no class."""
+        """Number of classes C; 0 if items have no class, or it is not known without reading them."""
         return len(self.class_names) if self._labeled else 0
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
