@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
+from pfl_lightning.datamodules.adapters.stages import loaders_of, one_class, source_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.memory import checked_length
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
@@ -150,18 +146,10 @@ class FromLoaders(FederatedDataModule):
             PartitionError: If the rule needs classes and items have none.
         """
         own = self.datamodule
-        own.trainer = self.trainer
-        own.setup("fit")
-        train = _loader_of(own.train_dataloader(), "train_dataloader")
+        loaders = loaders_of(own, self.trainer)
+        train = loaders["train"]
         self.batch_size, self.drop_last = int(train.batch_size or 1), bool(train.drop_last)
-        loaders = {"train": train}
-        if is_overridden("val_dataloader", own, LightningDataModule):
-            loaders["validation"] = _loader_of(own.val_dataloader(), "val_dataloader")
-        if is_overridden("test_dataloader", own, LightningDataModule):
-            own.setup("test")
-            loaders["test"] = _loader_of(own.test_dataloader(), "test_dataloader")
-        own.trainer = None
-        self._sources = {name: _source_of(loader, own, name) for name, loader in loaders.items()}
+        self._sources = {name: source_of(loader, own, name) for name, loader in loaders.items()}
         evaluated = loaders.get("validation", loaders.get("test", train))
         self.eval_batch_size = int(evaluated.batch_size or 1)
         if len(loaders) == 1:
@@ -189,7 +177,7 @@ class FromLoaders(FederatedDataModule):
             )
         names = self._names(known) if self._labeled else ("0",)
         self._classes = {
-            name: known[name] if self._labeled else _one_class(source) for name, source in self._sources.items()
+            name: known[name] if self._labeled else one_class(source) for name, source in self._sources.items()
         }
         tested = self._classes.get("test", self._classes.get("validation"))
         places = None if tested is None else torch.arange(len(tested))
@@ -249,35 +237,3 @@ class FromLoaders(FederatedDataModule):
 
     def _split(self, name: str, indices: torch.Tensor) -> ItemSplit:
         return ItemSplit(self._sources[name], indices, torch.from_numpy(self._classes[name]))
-
-
-def _one_class(source: ItemSource) -> Ints:
-    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
-
-
-def _loader_of(loader: Any, name: str) -> DataLoader[Any]:
-    while isinstance(loader, list | tuple) and len(loader) == 1:
-        loader = loader[0]
-    if not isinstance(loader, DataLoader):
-        many = isinstance(loader, list | tuple | dict) or hasattr(loader, "iterables")
-        got = "several loaders" if many else f"a {type(loader).__name__}"
-        raise TypeError(f"{name} gives {got}, expected a single DataLoader, since a client has one data set")
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        raise TypeError(
-            f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, so "
-            "give a map-style Dataset with __len__ and __getitem__"
-        )
-    if loader.batch_size is None:
-        raise TypeError(f"{name} has a user-defined batch sampler or no batch size: give the DataLoader a batch_size")
-    return loader
-
-
-def _source_of(loader: DataLoader[Any], datamodule: LightningDataModule, name: str) -> ItemSource:
-    if name == "train" and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        warnings.warn(
-            f"the training loader's {type(loader.sampler).__name__} is not used: a client's items come in a new random "
-            "order every epoch, each once",
-            stacklevel=2,
-        )
-    shuffled = not isinstance(loader.sampler, SequentialSampler)
-    return ItemSource(loader.dataset, loader.collate_fn, shuffled, datamodule)

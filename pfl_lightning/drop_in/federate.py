@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, Partitioner
+from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
 from pfl_lightning.drop_in.federation import ModuleFederation
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
@@ -23,7 +23,7 @@ Method = type[FederatedClient] | partial[FederatedClient]
 
 def federate(
     module: L.LightningModule,
-    datamodule: LightningDataModule,
+    datamodule: LightningDataModule | Sequence[Any],
     method: Method,
     partition: Partitioner | None = None,
     *,
@@ -44,10 +44,12 @@ def federate(
     Example:
         >>> module, data = federate(Net(), Data(), FedPer, num_clients=10)  # doctest: +SKIP
         >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
+        >>> module, data = federate(Net(), [hospital, practice, office], FedPer)  # doctest: +SKIP
 
     Args:
         module: The LightningModule. Clients train copies; when a fit is over it holds the global model.
-        datamodule: The LightningDataModule whose Datasets are divided, or a FederatedDataModule as it is.
+        datamodule: The LightningDataModule whose Datasets are divided; a list of LightningDataModules, DataLoaders or
+            Datasets, one a client; or a FederatedDataModule as it is.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
             partial of one.
         partition: The rule that says which client holds which items; ``None`` is IID over ``num_clients``.
@@ -78,16 +80,18 @@ def federate(
 def _divided(
     datamodule: Any, partition: Partitioner | None, num_clients: int | None, labels: Callable[[Any], Any] | None
 ) -> FederatedDataModule:
-    if isinstance(datamodule, FederatedDataModule):
+    if isinstance(datamodule, FederatedDataModule | list | tuple):
         if partition is not None or num_clients is not None or labels is not None:
+            what = type(datamodule).__name__
+            given = what if isinstance(datamodule, FederatedDataModule) else f"a {what} with the data of each client"
             raise ConfigurationError(
-                f"{type(datamodule).__name__} is divided among clients already: leave partition, num_clients and "
-                "labels away"
+                f"{given} is divided among clients already: leave partition, num_clients and labels away"
             )
-        return datamodule
+        return datamodule if isinstance(datamodule, FederatedDataModule) else _silos(datamodule)
     if not isinstance(datamodule, LightningDataModule):
         raise ConfigurationError(
-            f"expected a LightningDataModule, got {type(datamodule).__name__}; put the loaders of the project into one"
+            f"expected a LightningDataModule, or a list with the data of each client, got {type(datamodule).__name__}; "
+            "put the loaders of the project into a LightningDataModule"
         )
     if (partition is None) == (num_clients is None):
         raise ConfigurationError(
@@ -98,3 +102,10 @@ def _divided(
     if not isinstance(rule, Partitioner):
         raise ConfigurationError(f"partition must be a rule of pfl_lightning.datamodules, got {rule!r}")
     return FromLoaders(rule, datamodule=datamodule, labels=labels)
+
+
+def _silos(given: Sequence[Any]) -> FromSilos:
+    try:
+        return FromSilos(given)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error

@@ -74,7 +74,7 @@ def test_arguments(module, method, options, message):
 
 def test_data_that_are_no_data_module():
     loader = DataLoader(TensorDataset(torch.zeros(4, 2)))
-    with pytest.raises(ConfigurationError, match="expected a LightningDataModule, got DataLoader"):
+    with pytest.raises(ConfigurationError, match=r"expected a LightningDataModule, .* got DataLoader"):
         federate(Net(), loader, FedAvg, num_clients=2)
     with pytest.raises(ConfigurationError, match="Digits is divided among clients already"):
         federate(Net(), Digits(IID(2)), FedAvg, num_clients=2)
