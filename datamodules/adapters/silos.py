@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from pfl_lightning.datamodules.adapters.items import BatchSizes, ClientItems, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of, one_class, source_of
+from pfl_lightning.datamodules.adapters.streams import StreamSplit
 from pfl_lightning.datamodules.clients.division import split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
@@ -32,6 +33,9 @@ class FromSilos(FederatedDataModule):
     Every client trains with its own loader's batch size, ``collate_fn``, ``drop_last`` and shuffling, under its own
     data module's hooks. It is evaluated on all items of its own validation and test loaders. Without a validation
     loader, a share of its training items is held out; without a test loader, it has no test split.
+
+    An IterableDataset with a ``__len__`` is read in its own order, from its beginning in every epoch; nothing of it is
+    held out.
 
     Attributes that this module does not have are looked up in the first data module.
 
@@ -103,7 +107,7 @@ class FromSilos(FederatedDataModule):
         """
         for client, silo in enumerate(self.silos):
             try:
-                loaders = loaders_of(silo, self.trainer)
+                loaders = loaders_of(silo, self.trainer, streams=True)
             except Exception as error:  # of the user's own code, which may not say whose data it has read
                 error.add_note(f"while the data of client {client} were set up")
                 raise
@@ -143,7 +147,7 @@ class FromSilos(FederatedDataModule):
         whole = split_by_sizes(np.arange(len(labels)), sizes)
         train, validation = split_validation(labels, whole, self.validation_share, self.seed)
         for client, sources in enumerate(self._sources):
-            if "validation" in sources:
+            if "validation" in sources or isinstance(sources["train"].dataset, IterableDataset):
                 train[client], validation[client] = whole[client], whole[client][:0]
             if self._batches[client].drop_last and len(train[client]) < self._batches[client].batch_size:
                 raise PartitionError(
@@ -190,7 +194,9 @@ class FromSilos(FederatedDataModule):
         return ClientItems(self._split(client, "train", train), validation, test, self._batches[client])
 
     def _split(self, client: int, stage: str, indices: Tensor) -> ItemSplit:
-        return ItemSplit(self._sources[client][stage], indices, self._classes[client][stage])
+        source = self._sources[client][stage]
+        kind = StreamSplit if isinstance(source.dataset, IterableDataset) and len(indices) else ItemSplit
+        return kind(source, indices, self._classes[client][stage])
 
 
 class _AsGiven(Partitioner):
@@ -228,10 +234,11 @@ def _as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModu
         return silo
     if isinstance(silo, DataLoader):
         return GivenLoaders(silo)
+    if isinstance(silo, IterableDataset):
+        return GivenLoaders(DataLoader(silo, batch_size))
     if not (hasattr(silo, "__getitem__") and hasattr(silo, "__len__")) or isinstance(silo, str | dict):
         raise ValueError(
-            f"silo {client} is a {type(silo).__name__}, expected a LightningDataModule, a DataLoader or a map-style "
-            "Dataset"
+            f"silo {client} is a {type(silo).__name__}, expected a LightningDataModule, a DataLoader or a Dataset"
         )
     return GivenLoaders(DataLoader(silo, batch_size, shuffle=True))
 

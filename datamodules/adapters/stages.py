@@ -48,22 +48,25 @@ class GivenLoaders(LightningDataModule):
         return self._given["test"]
 
 
-def loaders_of(datamodule: LightningDataModule, trainer: Any = None) -> dict[str, DataLoader[Any]]:
+def loaders_of(
+    datamodule: LightningDataModule, trainer: Any = None, *, streams: bool = False
+) -> dict[str, DataLoader[Any]]:
     """Set up a data module and ask for its loaders; those that it does not have are left out.
 
     Args:
         datamodule: The data module.
         trainer: What its ``setup`` sees as its Trainer.
+        streams: Whether an IterableDataset with a length is taken.
 
     Returns:
         The loaders of ``train``, ``validation`` and ``test``.
 
     Raises:
-        TypeError: If a loader is not a single DataLoader over a map-style data set.
+        TypeError: If a loader is not a single DataLoader over a map-style data set, or a stream where these are taken.
     """
     datamodule.trainer = trainer
     datamodule.setup("fit")
-    loaders = {"train": _single(datamodule.train_dataloader(), "train_dataloader")}
+    loaders = {"train": _single(datamodule.train_dataloader(), "train_dataloader", streams)}
     for stage, name in (("validation", "val_dataloader"), ("test", "test_dataloader")):
         if not is_overridden(name, datamodule, LightningDataModule):
             continue
@@ -71,7 +74,7 @@ def loaders_of(datamodule: LightningDataModule, trainer: Any = None) -> dict[str
             datamodule.setup("test")
         loader = getattr(datamodule, name)()
         if loader is not None and not (isinstance(loader, list | tuple) and not loader):
-            loaders[stage] = _single(loader, name)
+            loaders[stage] = _single(loader, name, streams)
     datamodule.trainer = None
     return loaders
 
@@ -84,7 +87,8 @@ def source_of(loader: DataLoader[Any], datamodule: LightningDataModule, name: st
         datamodule: The data module that it is of, whose hooks go with the batches.
         name: Its stage.
     """
-    if name == "train" and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    if name == "train" and not is_stream and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         warnings.warn(
             f"the training loader's {type(loader.sampler).__name__} is not used: a client's items come in a new random "
             "order every epoch, each once",
@@ -100,17 +104,23 @@ def one_class(source: ItemSource) -> Ints:
     return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
 
 
-def _single(loader: Any, name: str) -> DataLoader[Any]:
+def _single(loader: Any, name: str, streams: bool) -> DataLoader[Any]:
     while isinstance(loader, list | tuple) and len(loader) == 1:
         loader = loader[0]
     if not isinstance(loader, DataLoader):
         many = isinstance(loader, list | tuple | dict) or hasattr(loader, "iterables")
         got = "several loaders" if many else f"a {type(loader).__name__}"
         raise TypeError(f"{name} gives {got}, expected a single DataLoader, since a client has one data set")
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+    is_stream, sized = isinstance(loader.dataset, IterableDataset), hasattr(loader.dataset, "__len__")
+    if is_stream and streams and not sized:
+        raise TypeError(
+            f"{name} is over a {type(loader.dataset).__name__} of unknown length, by which clients are weighted: give "
+            "the IterableDataset a __len__, its number of items in an epoch"
+        )
+    if (is_stream and not streams) or not sized:
         raise TypeError(
             f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, so "
-            "give a map-style Dataset with __len__ and __getitem__"
+            "give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client"
         )
     if loader.batch_size is None:
         raise TypeError(f"{name} has a user-defined batch sampler or no batch size: give the DataLoader a batch_size")

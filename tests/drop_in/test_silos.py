@@ -7,10 +7,10 @@ import pytest
 import torch
 from _helpers.project import Net
 from _helpers.toy import CLASSES, INPUTS, assert_same, quiet_trainer
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
-from pfl_lightning.datamodules import IID
+from pfl_lightning.datamodules import IID, FromSilos
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedPer, LocalOnly
 
@@ -60,6 +60,28 @@ def test_loaders_and_data_sets_of_different_sizes(engine, wrap):
     trainer.fit(federation, datamodule=data)
     assert sorted(federation.validation_scores) == [0, 1, 2]
     assert {"val_loss", "train_loss", "accuracy/mean"} <= set(trainer.callback_metrics)
+
+
+class Stream(IterableDataset):
+    def __init__(self, own: TensorDataset) -> None:
+        self.own = own
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __iter__(self) -> Any:
+        return iter(self.own)
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
+def test_a_stream_trains_as_the_same_items_in_order(engine):
+    def weights(first: Any) -> Any:
+        own = FromSilos([DataLoader(first, 5), samples(9, 2)], validation_share=0.0)
+        federation, data = federate(Net(), own, FedAvg, seed=1, engine=engine())
+        quiet_trainer(2).fit(federation, datamodule=data)
+        return dict(federation.global_model().state_dict())
+
+    assert_same(weights(Stream(samples(12, 1))), weights(samples(12, 1)), atol=0.0)
 
 
 @pytest.mark.parametrize("options", [{"num_clients": 2}, {"partition": IID(2)}, {"labels": len}])

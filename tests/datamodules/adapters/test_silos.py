@@ -107,7 +107,7 @@ def test_the_division_is_that_of_the_seed():
     [
         ([], "there are no silos: give one"),
         ([tensors(3), Digits(IID(2))], "silo 1 is a Digits, which is divided among clients itself"),
-        ([tensors(3), 3], "silo 1 is a int, expected a LightningDataModule, a DataLoader or a map-style Dataset"),
+        ([tensors(3), 3], "silo 1 is a int, expected a LightningDataModule, a DataLoader or a Dataset"),
         ([tensors(3), {"a": 1}], "silo 1 is a dict"),
     ],
 )
@@ -121,8 +121,36 @@ class Endless(IterableDataset):
         return iter([1])
 
 
+class Stream(IterableDataset):
+    def __init__(self, number):
+        self.number = number
+
+    def __len__(self):
+        return self.number
+
+    def __iter__(self):
+        return iter(range(self.number))
+
+
+def test_streams_are_read_in_their_own_order():
+    silos = [Stream(7), Silo(Stream(9), Stream(5), Stream(3), shuffle=False, drop_last=True), list(range(20))]
+    data = ready(silos, batch_size=3)
+    parts = [data.client_data(client) for client in range(3)]
+    assert [(len(p.train), len(p.validation), len(p.test)) for p in parts] == [(7, 0, 0), (9, 5, 3), (18, 2, 0)]
+    generator = torch.Generator()
+    for _ in range(2):  # from the beginning in every epoch
+        loader = parts[0].train.loader(3, generator=generator, shuffle=True)
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
+    loader = parts[1].train.loader(4, generator=generator, shuffle=True, drop_last=True)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(loader) == 2
+    assert [batch.tolist() for batch in parts[1].validation.loader(3)] == [[0, 1, 2], [3, 4]]
+
+
 def test_errors_name_the_client():
-    with pytest.raises(TypeError, match="over a Endless, which cannot be indexed") as caught:
+    with pytest.raises(
+        TypeError, match=r"over a Endless of unknown length, .* give the IterableDataset a __len__"
+    ) as caught:
         ready([tensors(3), Silo(Endless(), shuffle=False)])
     assert caught.value.__notes__ == ["while the data of client 1 were set up"]
     with pytest.raises(ValueError, match="the train set of client 1 is empty"):
