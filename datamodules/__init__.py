@@ -6,7 +6,8 @@ A :class:`FederatedDataModule` holds one data set as tensors. A :class:`Partitio
 
 - ``module``: :class:`FederatedDataModule`, the base of all data sets.
 - ``datasets/``: published data sets (:class:`CIFAR10`, :class:`STL10`, ...) and folders of images.
-- ``adapters/``: your own Datasets, DataLoaders and DataModules (:class:`FromDatasets`, :class:`FromLoaders`).
+- ``adapters/``: your own Datasets, DataLoaders and DataModules (:class:`FromDatasets`, :class:`FromLoaders`),
+  divided already or not (:class:`FromSilos`).
 - ``partition/``: partition rules (:class:`IID`, :class:`DirichletOverClients`, ...), partition files and figures.
 - ``clients/``: the clients' splits, batches, views and normalization.
 - ``augmentation/``: random augmentation of whole batches.
@@ -25,6 +26,7 @@ Example:
 """
 
 from pfl_lightning.datamodules.adapters.loaders import FromLoaders
+from pfl_lightning.datamodules.adapters.silos import FromSilos
 from pfl_lightning.datamodules.adapters.user_data import FromDatasets, FromLightning
 from pfl_lightning.datamodules.augmentation.base import Augmentation
 from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGrayscale
@@ -90,6 +92,7 @@ __all__ = [
     "FromFile",
     "FromLightning",
     "FromLoaders",
+    "FromSilos",
     "ImageFolder",
     "PartitionError",
     "PartitionTransform",

@@ -12,7 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-__all__ = ["ClientItems", "ItemLoader", "ItemSource", "ItemSplit"]
+__all__ = ["BatchSizes", "ClientItems", "ItemLoader", "ItemSource", "ItemSplit"]
 
 _NO_TENSORS = (
     "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
@@ -179,6 +179,21 @@ class ItemLoader:
 
 
 @dataclass(frozen=True)
+class BatchSizes:
+    """Settings of one client's loaders, where clients differ in them.
+
+    Attributes:
+        batch_size: Items in a training batch.
+        eval_batch_size: Items in a validation or test batch.
+        drop_last: Whether an incomplete last training batch is dropped.
+    """
+
+    batch_size: int
+    eval_batch_size: int
+    drop_last: bool
+
+
+@dataclass(frozen=True)
 class ClientItems:
     """Splits of one client.
 
@@ -186,8 +201,10 @@ class ClientItems:
         train: Training items.
         validation: Validation items; may be empty.
         test: Test items; may be empty.
+        batches: The client's own settings of batches; ``None`` for those of the data module, which hold for all.
     """
 
     train: ItemSplit
     validation: ItemSplit
     test: ItemSplit
+    batches: BatchSizes | None = None

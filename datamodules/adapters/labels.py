@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from pfl_lightning.data import LABEL_KEYS
 from pfl_lightning.datamodules.counting import Ints
@@ -16,19 +16,21 @@ from pfl_lightning.datamodules.memory import checked_length
 __all__ = ["classes_of", "names_of_classes"]
 
 
-def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None) -> Ints | None:
+def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None, *, read: bool = True) -> Ints | None:
     """Class of every item.
 
     The first source that applies is used: the function ``labels``; the data set's ``targets``; the last tensor of a
     TensorDataset; the second entry of items (input, class), or an item's entry ``label``, ``labels``, ``target``,
-    ``targets`` or ``y``.
+    ``targets`` or ``y``. Parts and concatenations of such data sets are known, too.
 
     Args:
         dataset: A map-style data set.
         labels: Function from an item to its class.
+        read: Whether items are read where the data set itself does not tell their classes.
 
     Returns:
-        Shape (N,), int64; ``None`` if items have no class (a regression, or no known entry).
+        Shape (N,), int64; ``None`` if items have no class (a regression, a mask, boxes, a text, or no known entry), or
+        it is not known without reading them.
 
     Raises:
         ValueError: If ``labels`` returns something other than whole numbers from 0.
@@ -42,18 +44,9 @@ def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None
         [1, 0]
     """
     if labels is not None:
-        given = _whole_numbers([labels(item) for item in _items(dataset)])
-        if given is None:
-            raise ValueError("labels must give a whole number from 0 for every item of the data set: correct labels")
-        return given
-    if isinstance(dataset, Subset):
-        whole = classes_of(dataset.dataset)
-        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
-    if hasattr(dataset, "targets"):
-        return _whole_numbers(dataset.targets)
-    if isinstance(dataset, TensorDataset):
-        return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
-    return _from_items(dataset)
+        return _given(dataset, labels)
+    known = _without_reading(dataset)
+    return known if known is not None or not read or _says_classes(dataset) else _from_items(dataset)
 
 
 def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: Iterable[Ints]) -> tuple[str, ...]:
@@ -94,14 +87,61 @@ def _items(dataset: Any) -> Iterator[Any]:
     return (dataset[place] for place in range(checked_length(dataset, "data set")))
 
 
+def _given(dataset: Dataset[Any], labels: Callable[[Any], Any]) -> Ints:
+    found = []
+    for place, item in enumerate(_items(dataset)):
+        try:
+            value = labels(item)
+        except Exception as error:  # of the user's own function, which may not say which item it was given
+            error.add_note(f"while labels was called with item {place} of the data set")
+            raise
+        known = _whole_numbers([value])
+        if known is None:
+            raise ValueError(
+                f"labels must give a whole number from 0 for every item of the data set, got {_described(value)} for "
+                f"item {place}: correct labels"
+            )
+        found.append(int(known[0]))
+    return np.array(found, dtype=np.int64)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray) and value.shape not in ((), (1,)):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    return repr(value)[:80]
+
+
+def _says_classes(dataset: Any) -> bool:
+    """Whether a data set has a place of its own for classes, so that its items need not be read."""
+    if isinstance(dataset, Subset):
+        return _says_classes(dataset.dataset)
+    return isinstance(dataset, TensorDataset) or (
+        isinstance(getattr(dataset, "targets", None), Sized) and len(dataset.targets) == len(dataset)
+    )
+
+
+def _without_reading(dataset: Any) -> Ints | None:
+    if isinstance(dataset, Subset):
+        whole = _without_reading(dataset.dataset)
+        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        pieces = [_without_reading(piece) for piece in dataset.datasets]
+        known = [piece for piece in pieces if piece is not None]
+        return np.concatenate(known) if len(known) == len(pieces) else None
+    if isinstance(dataset, TensorDataset):
+        return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
+    return _whole_numbers(dataset.targets) if _says_classes(dataset) else None
+
+
 def _from_items(dataset: Dataset[Any]) -> Ints | None:
     found = []
     for item in _items(dataset):
         label = _of_item(item)
-        if label is None:
-            return None
-        found.append(label)
-    return _whole_numbers(found)
+        known = None if label is None else _whole_numbers([label])
+        if known is None:
+            return None  # the others need not be read
+        found.append(int(known[0]))
+    return np.array(found, dtype=np.int64)
 
 
 def _of_item(item: Any) -> Any:
@@ -113,6 +153,8 @@ def _of_item(item: Any) -> Any:
 
 def _whole_numbers(values: Any) -> Ints | None:
     """Values as an array of classes if they are integers from 0, one per item; else None."""
+    if isinstance(values, Mapping | str):
+        return None
     try:
         array = np.asarray(values.cpu() if isinstance(values, Tensor) else [_number(value) for value in values])
     except (TypeError, ValueError):
@@ -125,4 +167,8 @@ def _whole_numbers(values: Any) -> Ints | None:
 
 
 def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor | np.ndarray | np.generic) else value
+    if not isinstance(value, Tensor | np.ndarray | np.generic):
+        return value
+    if np.prod(value.shape) != 1:
+        raise ValueError("more than one number: a mask, several labels, a text")
+    return value.item()

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
+from pfl_lightning.datamodules.adapters.stages import loaders_of, one_class, source_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.memory import checked_length
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
@@ -35,9 +31,9 @@ class FromLoaders(FederatedDataModule):
     ``drop_last`` and shuffling of that loader; items are read when they are needed, in this process.
 
     A client's validation split is drawn from the validation loader's Dataset, in the class proportions of its own
-    training items, and its test split from the test loader's Dataset. Without a validation loader, a share of each
-    client's training items is held out. Without a test loader, there are no test splits. With neither, a share of all
-    items is held out for tests first.
+    training items where classes are known, and its test split from the test loader's Dataset. Without a validation
+    loader, a share of each client's training items is held out. Without a test loader, there are no test splits. With
+    neither, a share of all items is held out for tests first.
 
     Attributes that this module does not have are looked up in ``datamodule``.
 
@@ -45,7 +41,9 @@ class FromLoaders(FederatedDataModule):
         partition: Rule that assigns the items to clients.
         datamodule: The data module to divide.
         labels: Function from an item to its class, needed if the rule uses classes and items are not pairs
-            (input, class); see :func:`~pfl_lightning.datamodules.adapters.labels.classes_of`.
+            (input, class); see :func:`~pfl_lightning.datamodules.adapters.labels.classes_of`. Where neither the rule
+            uses classes nor a function is given, no item is read for its class, and classes are known if the Dataset
+            itself tells them (``targets``, or a TensorDataset).
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
         validation_share: Share of each client's training items that is held out; None for 0.1 without a validation
             loader, else 0.
@@ -148,18 +146,10 @@ class FromLoaders(FederatedDataModule):
             PartitionError: If the rule needs classes and items have none.
         """
         own = self.datamodule
-        own.trainer = self.trainer
-        own.setup("fit")
-        train = _loader_of(own.train_dataloader(), "train_dataloader")
+        loaders = loaders_of(own, self.trainer)
+        train = loaders["train"]
         self.batch_size, self.drop_last = int(train.batch_size or 1), bool(train.drop_last)
-        loaders = {"train": train}
-        if is_overridden("val_dataloader", own, LightningDataModule):
-            loaders["validation"] = _loader_of(own.val_dataloader(), "val_dataloader")
-        if is_overridden("test_dataloader", own, LightningDataModule):
-            own.setup("test")
-            loaders["test"] = _loader_of(own.test_dataloader(), "test_dataloader")
-        own.trainer = None
-        self._sources = {name: _source_of(loader, own, name) for name, loader in loaders.items()}
+        self._sources = {name: source_of(loader, own, name) for name, loader in loaders.items()}
         evaluated = loaders.get("validation", loaders.get("test", train))
         self.eval_batch_size = int(evaluated.batch_size or 1)
         if len(loaders) == 1:
@@ -173,28 +163,41 @@ class FromLoaders(FederatedDataModule):
         return self._samples()
 
     def _samples(self) -> Samples:
-        found = {name: classes_of(source.dataset, self.labels) for name, source in self._sources.items()}
-        self._labeled = all(classes is not None for classes in found.values())
+        # A file's rule goes on with the class proportions of the rule that it was written by.
+        read = self.partition.needs_labels or self.partition.fixed_train
+        found = {name: classes_of(source.dataset, self.labels, read=read) for name, source in self._sources.items()}
+        known = {name: classes for name, classes in found.items() if classes is not None}
+        self._labeled = len(known) == len(found)
         if not self._labeled and self.partition.needs_labels:
-            name = next(name for name, classes in found.items() if classes is None)
+            name = next(name for name in found if name not in known)
             raise PartitionError(
                 f"{type(self.partition).__name__} needs classes, and the items of the {name} set have none that is a "
-                "whole number: pairs (input, class), a data set with targets, or labels=function of an item. For a "
-                "regression use IID, or Quantity on top of it"
+                "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
+                "the first of several labels. For a regression use IID, or Quantity on top of it"
             )
+        names = self._names(known) if self._labeled else ("0",)
         self._classes = {
-            name: classes if self._labeled and classes is not None else _one_class(self._sources[name])
-            for name, classes in found.items()
+            name: known[name] if self._labeled else one_class(source) for name, source in self._sources.items()
         }
         tested = self._classes.get("test", self._classes.get("validation"))
         places = None if tested is None else torch.arange(len(tested))
         return Samples(
             torch.arange(len(self._classes["train"])),
             torch.from_numpy(self._classes["train"]),
-            names_of_classes(self.given_names, self._sources["train"].dataset, self._classes.values()),
+            names,
             places,
             None if tested is None else torch.from_numpy(tested),
         )
+
+    def _names(self, known: dict[str, Ints]) -> tuple[str, ...]:
+        """Names of the classes; whole numbers that cannot be classes are none, where nobody has said that they are."""
+        try:
+            return names_of_classes(self.given_names, self._sources["train"].dataset, known.values())
+        except ValueError:
+            if self.partition.needs_labels or self.labels is not None or self.given_names is not None:
+                raise
+            self._labeled = False
+            return ("0",)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -209,7 +212,7 @@ class FromLoaders(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes C; 0 if items have no class."""
+        """Number of classes C; 0 if items have no class, or it is not known without reading them."""
         return len(self.class_names) if self._labeled else 0
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
@@ -234,35 +237,3 @@ class FromLoaders(FederatedDataModule):
 
     def _split(self, name: str, indices: torch.Tensor) -> ItemSplit:
         return ItemSplit(self._sources[name], indices, torch.from_numpy(self._classes[name]))
-
-
-def _one_class(source: ItemSource) -> Ints:
-    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
-
-
-def _loader_of(loader: Any, name: str) -> DataLoader[Any]:
-    while isinstance(loader, list | tuple) and len(loader) == 1:
-        loader = loader[0]
-    if not isinstance(loader, DataLoader):
-        many = isinstance(loader, list | tuple | dict) or hasattr(loader, "iterables")
-        got = "several loaders" if many else f"a {type(loader).__name__}"
-        raise TypeError(f"{name} gives {got}, expected a single DataLoader, since a client has one data set")
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        raise TypeError(
-            f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, so "
-            "give a map-style Dataset with __len__ and __getitem__"
-        )
-    if loader.batch_size is None:
-        raise TypeError(f"{name} has a user-defined batch sampler or no batch size: give the DataLoader a batch_size")
-    return loader
-
-
-def _source_of(loader: DataLoader[Any], datamodule: LightningDataModule, name: str) -> ItemSource:
-    if name == "train" and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        warnings.warn(
-            f"the training loader's {type(loader.sampler).__name__} is not used: a client's items come in a new random "
-            "order every epoch, each once",
-            stacklevel=2,
-        )
-    shuffled = not isinstance(loader.sampler, SequentialSampler)
-    return ItemSource(loader.dataset, loader.collate_fn, shuffled, datamodule)

@@ -8,13 +8,14 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
 
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, Partitioner
+from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.federation import ModuleFederation
+from pfl_lightning.drop_in.given_data import Division, LoadersByStage, data_of
 from pfl_lightning.engines import Engine
-from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["federate"]
 
@@ -23,8 +24,8 @@ Method = type[FederatedClient] | partial[FederatedClient]
 
 def federate(
     module: L.LightningModule,
-    datamodule: LightningDataModule,
-    method: Method,
+    datamodule: LightningDataModule | DataLoader[Any] | Sequence[Any] | None = None,
+    method: Method | None = None,
     partition: Partitioner | None = None,
     *,
     num_clients: int | None = None,
@@ -34,6 +35,9 @@ def federate(
     cohort: int | float = 1.0,
     engine: Engine | None = None,
     seed: int | None = None,
+    train_dataloaders: Any = None,
+    val_dataloaders: Any = None,
+    test_dataloaders: Any = None,
     **hyperparameters: Any,
 ) -> tuple[ModuleFederation, FederatedDataModule]:
     """Make a federation of a Lightning project, whose classes stay as they are.
@@ -44,10 +48,12 @@ def federate(
     Example:
         >>> module, data = federate(Net(), Data(), FedPer, num_clients=10)  # doctest: +SKIP
         >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
+        >>> module, data = federate(Net(), [hospital, practice, office], FedPer)  # doctest: +SKIP
 
     Args:
         module: The LightningModule. Clients train copies; when a fit is over it holds the global model.
-        datamodule: The LightningDataModule whose Datasets are divided, or a FederatedDataModule as it is.
+        datamodule: The LightningDataModule, or training loader, whose Datasets are divided; a list of
+            LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
             partial of one.
         partition: The rule that says which client holds which items; ``None`` is IID over ``num_clients``.
@@ -60,6 +66,10 @@ def federate(
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
+        train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, or a list of
+            loaders, one a client.
+        val_dataloaders: The validation loader, or one a client.
+        test_dataloaders: The test loader, or one a client.
         hyperparameters: Of the method, such as ``epochs`` (local epochs a round, 1 by default) and ``mu``.
 
     Returns:
@@ -68,33 +78,9 @@ def federate(
     Raises:
         ConfigurationError: Says what of the project, or of the arguments, cannot be federated, and what to do.
     """
-    made = partial(method, **hyperparameters) if hyperparameters else method
+    made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method
     federation = ModuleFederation(
         module, made, loop=FederatedLoop(cohort), head=head, monitor=monitor, engine=engine, seed=seed
     )
-    return federation, _divided(datamodule, partition, num_clients, labels)
-
-
-def _divided(
-    datamodule: Any, partition: Partitioner | None, num_clients: int | None, labels: Callable[[Any], Any] | None
-) -> FederatedDataModule:
-    if isinstance(datamodule, FederatedDataModule):
-        if partition is not None or num_clients is not None or labels is not None:
-            raise ConfigurationError(
-                f"{type(datamodule).__name__} is divided among clients already: leave partition, num_clients and "
-                "labels away"
-            )
-        return datamodule
-    if not isinstance(datamodule, LightningDataModule):
-        raise ConfigurationError(
-            f"expected a LightningDataModule, got {type(datamodule).__name__}; put the loaders of the project into one"
-        )
-    if (partition is None) == (num_clients is None):
-        raise ConfigurationError(
-            "give either partition, a rule of pfl_lightning.datamodules, or num_clients for an even random division; "
-            f"got partition={partition!r}, num_clients={num_clients!r}"
-        )
-    rule = IID(num_clients) if partition is None and num_clients is not None else partition
-    if not isinstance(rule, Partitioner):
-        raise ConfigurationError(f"partition must be a rule of pfl_lightning.datamodules, got {rule!r}")
-    return FromLoaders(rule, datamodule=datamodule, labels=labels)
+    loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
+    return federation, data_of(datamodule, loaders, Division(partition, num_clients, labels))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
@@ -112,5 +113,12 @@ class LogRecord:
 
     def _size_of_batch(self) -> int:
         if self._batch_size is None:
-            self._batch_size = 1 if self._batch is None else int(extract_batch_size(self._batch))
+            self._batch_size = 1 if self._batch is None else _number_of_samples(self._batch)
         return self._batch_size
+
+
+def _number_of_samples(batch: Any) -> int:
+    try:
+        return int(extract_batch_size(batch))
+    except (RuntimeError, MisconfigurationException):  # an object that shows no tensors: all batches weigh the same
+        return 1

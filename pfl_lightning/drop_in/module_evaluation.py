@@ -31,13 +31,13 @@ class ClassScores:
 
     Args:
         module: The module, in evaluation mode.
-        num_classes: Number of classes, C.
+        num_classes: Number of classes, C; 0 where it is not known, so that the scores tell it.
     """
 
     def __init__(self, module: nn.Module, num_classes: int) -> None:
         self._module, self._num_classes = module, num_classes
         self._given: Any = None
-        self._right, self._seen, self._missing = 0.0, 0, num_classes < 2
+        self._right, self._seen, self._missing = 0.0, 0, num_classes == 1
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -62,11 +62,20 @@ class ClassScores:
         scores, self._given = self._given, None
         if classes is not None and scores is None and isinstance(batch, tuple | list):
             scores, self._given = forward(batch[0]), None
-        if classes is None or not isinstance(scores, Tensor) or scores.shape != (len(classes), self._num_classes):
+        if classes is None or not self._are_scores(scores, classes):
             self._missing = True
             return
         self._right += float((scores.argmax(1) == classes).sum())
         self._seen += len(classes)
+
+    def _are_scores(self, output: Any, classes: Tensor) -> bool:
+        """Whether an output has a score for each class."""
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(classes):
+            return False
+        width = output.shape[1]
+        if self._num_classes == 0 and width > 1 and 0 <= int(classes.min()) <= int(classes.max()) < width:
+            self._num_classes = width
+        return width == self._num_classes
 
     @property
     def accuracy(self) -> float:

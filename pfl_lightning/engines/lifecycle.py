@@ -53,13 +53,14 @@ def make_context(
     """
     own = data.client_data(client)
     part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train
+    batches = getattr(own, "batches", None) or data  # a client may have settings of its own
     fit_data = FitData(
         part,
-        data.batch_size,
-        data.drop_last,
+        batches.batch_size,
+        batches.drop_last,
         data.augment,
         model.views,
-        data.eval_batch_size,
+        batches.eval_batch_size,
         environment.device,
         environment.precision.forward_context,
         environment.precision.convert_input,

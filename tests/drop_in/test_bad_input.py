@@ -73,9 +73,12 @@ def test_arguments(module, method, options, message):
 
 
 def test_data_that_are_no_data_module():
-    loader = DataLoader(TensorDataset(torch.zeros(4, 2)))
-    with pytest.raises(ConfigurationError, match="expected a LightningDataModule, got DataLoader"):
-        federate(Net(), loader, FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match=r"expected a LightningDataModule, .* got TensorDataset"):
+        federate(Net(), TensorDataset(torch.zeros(4, 2)), FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match=r"expected a LightningDataModule, .* got NoneType"):
+        federate(Net(), method=FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match=r"method must be a class of pfl_lightning.methods .* got None"):
+        federate(Net(), Data(), num_clients=2)
     with pytest.raises(ConfigurationError, match="Digits is divided among clients already"):
         federate(Net(), Digits(IID(2)), FedAvg, num_clients=2)
 

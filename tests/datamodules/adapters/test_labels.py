@@ -3,9 +3,10 @@
 import lightning as L
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from pfl_lightning.datamodules import IID, FromDatasets, FromLoaders
+from pfl_lightning.datamodules.adapters.labels import classes_of
 
 
 class Named(TensorDataset):
@@ -21,13 +22,19 @@ class Project(L.LightningDataModule):
         return DataLoader(self.train, batch_size=5)
 
 
+class ByClass(IID):
+    """A rule that asks for classes."""
+
+    needs_labels = True
+
+
 def data(last, kind=TensorDataset):
     return kind(torch.rand(20, 4), torch.tensor([0, 1] * 9 + [0, last]))
 
 
 def modules(train, **options):
     yield FromDatasets(IID(2), train=train, **options)
-    yield FromLoaders(IID(2), datamodule=Project(train), **options)
+    yield FromLoaders(ByClass(2), datamodule=Project(train), **options)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +60,61 @@ def test_a_class_may_be_missing():
     for module in modules(data(4)):
         module.setup("fit")
         assert module.num_classes == 5
+
+
+class Unread(Dataset):
+    """Items that must not be read."""
+
+    def __init__(self, targets=None):
+        if targets is not None:
+            self.targets = targets
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        raise AssertionError("not to be read")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (Unread(), None),
+        (Subset(Unread(), [1]), None),
+        (ConcatDataset([Unread([0, 1, 2, 0]), Subset(Unread([3, 4, 5, 6]), [2])]), [0, 1, 2, 0, 5]),
+        (ConcatDataset([Unread([0, 1, 2, 0]), Unread()]), None),
+        (Unread([0, 1]), None),  # not one an item
+        (Unread({0: "a", 1: "b", 2: "c", 3: "d"}), None),
+        (Unread([torch.zeros(2, dtype=torch.int64)] * 4), None),
+    ],
+)
+def test_classes_that_are_known_without_reading(dataset, expected):
+    found = classes_of(dataset, read=False)
+    assert (None if found is None else found.tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (Unread([torch.zeros(2, dtype=torch.int64)] * 4), None),  # several labels an item
+        (Subset([("a", 0), ("b", torch.zeros(2)), ("c", 2)], [2, 0]), [2, 0]),  # the others are not read
+    ],
+)
+def test_classes_of_items(dataset, expected):
+    found = classes_of(dataset)
+    assert (None if found is None else found.tolist()) == expected
+
+
+def test_what_labels_cannot_say_is_named():
+    with pytest.raises(ValueError, match=r"got a Tensor of shape \(2,\) for item 0: correct labels"):
+        classes_of([torch.zeros(2)], labels=lambda item: item)
+    with pytest.raises(KeyError) as caught:
+        classes_of([{"y": 0}, {}], labels=lambda item: item["y"])
+    assert caught.value.__notes__ == ["while labels was called with item 1 of the data set"]
+
+
+def test_numbers_that_are_no_classes_are_none_where_nobody_asks_for_classes():
+    prices = TensorDataset(torch.rand(20, 4), torch.arange(20) * 100)
+    module = FromLoaders(IID(2), datamodule=Project(prices))
+    module.setup("fit")
+    assert (module.num_classes, len(module.client_data(0).train)) == (0, 7)

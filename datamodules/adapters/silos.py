@@ -1,0 +1,249 @@
+"""Clients that bring their own data: a data module, a loader or a data set each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from pfl_lightning.datamodules.adapters.items import BatchSizes, ClientItems, ItemSource, ItemSplit
+from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of, one_class, source_of
+from pfl_lightning.datamodules.adapters.streams import StreamSplit
+from pfl_lightning.datamodules.clients.division import split_validation
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.counting import Ints, split_by_sizes
+from pfl_lightning.datamodules.memory import checked_length
+from pfl_lightning.datamodules.module import FederatedDataModule
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+
+__all__ = ["FromSilos"]
+
+
+class FromSilos(FederatedDataModule):
+    """Data that are divided already: one LightningDataModule, DataLoader or Dataset a client.
+
+    Every client trains with its own loader's batch size, ``collate_fn``, ``drop_last`` and shuffling, under its own
+    data module's hooks. It is evaluated on all items of its own validation and test loaders. Without a validation
+    loader, a share of its training items is held out; without a test loader, it has no test split.
+
+    An IterableDataset with a ``__len__`` is read in its own order, from its beginning in every epoch; nothing of it is
+    held out.
+
+    Attributes that this module does not have are looked up in the first data module.
+
+    Args:
+        silos: The data of client 0, of client 1, and so on. A Dataset is for training.
+        batch_size: Items in a batch of clients that bring a Dataset.
+        validation_share: Share of the training items that is held out at clients without a validation loader.
+        novel_clients: See :class:`FederatedDataModule`.
+        seed: Seed of what is held out.
+
+    Raises:
+        ValueError: If there are no silos, or one of them is no data of a client.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> hospital, practice = [0.1, 0.2, 0.3, 0.4], [0.5, 0.6]
+        >>> data = FromSilos([hospital, DataLoader(practice, batch_size=2)], validation_share=0.25)
+        >>> data.setup()
+        >>> [len(data.client_data(client).train) for client in range(data.num_clients)]
+        [3, 1]
+    """
+
+    def __init__(
+        self,
+        silos: Sequence[Any],
+        *,
+        batch_size: int = 50,
+        validation_share: float = 0.1,
+        novel_clients: int | float = 0,
+        seed: int = 0,
+    ) -> None:
+        if not silos:
+            raise ValueError("there are no silos: give one LightningDataModule, DataLoader or Dataset a client")
+        super().__init__(
+            _AsGiven(len(silos)), batch_size, validation_share=validation_share, novel_clients=novel_clients, seed=seed
+        )
+        self.silos = [_as_datamodule(silo, client, batch_size) for client, silo in enumerate(silos)]
+        self._sources: list[dict[str, ItemSource]] = []
+        self._batches: list[BatchSizes] = []
+        self._classes: list[dict[str, Tensor]] = []
+        self._starts: list[int] = []
+        self._labeled = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Attribute of the first data module, such as its vocabulary."""
+        own = self.__dict__.get("silos")
+        if not own or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(own[0], name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without Trainers."""
+        silos = [copy.copy(silo) for silo in self.silos]
+        for silo in silos:
+            silo.trainer = None
+        return {**super().__getstate__(), "silos": silos}
+
+    def prepare_data(self) -> None:
+        """Prepare the data modules."""
+        for silo in self.silos:
+            silo.prepare_data()
+
+    def load(self) -> Samples:
+        """Set up the data modules; the samples are the positions of the items, one client's after another's.
+
+        Raises:
+            TypeError: If a loader is not a single DataLoader over a map-style data set; a note names the client.
+            PartitionError: If ``drop_last`` leaves a client no batch.
+        """
+        for client, silo in enumerate(self.silos):
+            try:
+                loaders = loaders_of(silo, self.trainer, streams=True)
+            except Exception as error:  # of the user's own code, which may not say whose data it has read
+                error.add_note(f"while the data of client {client} were set up")
+                raise
+            self._sources.append({name: source_of(loader, silo, name) for name, loader in loaders.items()})
+            for name, source in self._sources[-1].items():
+                checked_length(source.dataset, f"{name} set of client {client}")
+            self._batches.append(_batch_sizes(loaders))
+        self.batch_size, self.eval_batch_size = self._batches[0].batch_size, self._batches[0].eval_batch_size
+        names = self._find_classes()
+        tested = [own.get("test", torch.empty(0, dtype=torch.int64)) for own in self._classes]
+        self._divide([own["train"] for own in self._classes], [len(own) for own in tested])
+        targets, test_targets = torch.cat([own["train"] for own in self._classes]), torch.cat(tested)
+        positions = torch.arange(len(targets))
+        if not len(test_targets):
+            return Samples(positions, targets, names)
+        return Samples(positions, targets, names, torch.arange(len(test_targets)), test_targets)
+
+    def _find_classes(self) -> tuple[str, ...]:
+        """Names of the classes, if all data sets tell them without being read."""
+        found = [{name: classes_of(s.dataset, read=False) for name, s in own.items()} for own in self._sources]
+        known = [classes for own in found for classes in own.values() if classes is not None]
+        names: tuple[str, ...] = ("0",)
+        self._labeled = len(known) == sum(len(own) for own in found)
+        if self._labeled:
+            try:
+                names = names_of_classes(None, self._sources[0]["train"].dataset, known)
+            except ValueError:  # whole numbers that are no classes
+                self._labeled = False
+        for sources, own in zip(self._sources, found, strict=True):
+            classes = {name: own[name] if self._labeled else one_class(source) for name, source in sources.items()}
+            self._classes.append({name: torch.from_numpy(array) for name, array in classes.items()})
+        return names
+
+    def _divide(self, classes: list[Tensor], test_sizes: list[int]) -> None:
+        """Tell the rule which positions are whose."""
+        sizes, labels = np.array([len(own) for own in classes]), torch.cat(classes).numpy()
+        whole = split_by_sizes(np.arange(len(labels)), sizes)
+        train, validation = split_validation(labels, whole, self.validation_share, self.seed)
+        for client, sources in enumerate(self._sources):
+            if "validation" in sources or isinstance(sources["train"].dataset, IterableDataset):
+                train[client], validation[client] = whole[client], whole[client][:0]
+            if self._batches[client].drop_last and len(train[client]) < self._batches[client].batch_size:
+                raise PartitionError(
+                    f"drop_last leaves client {client} no batch: it has {len(train[client])} training samples, its "
+                    f"batch_size is {self._batches[client].batch_size}; lower it or set drop_last to false"
+                )
+        test = split_by_sizes(np.arange(sum(test_sizes)), np.array(test_sizes))
+        assert isinstance(self.partition, _AsGiven)
+        self.partition.train, self.partition.validation, self.partition.test = train, validation, test
+        self._starts = [int(own[0]) for own in whole]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Refuse, since items may have any shape.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("FromSilos has items of any kind, without a known shape: an encoder needs FromDatasets")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C; 0 if items have no class, or it is not known without reading them."""
+        return len(self.class_names) if self._labeled else 0
+
+    def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
+        """Splits of one client, made on demand without reading items.
+
+        Args:
+            client: Id from 0 to m - 1.
+
+        Raises:
+            IndexError: If there is no such client.
+        """
+        own = super().client_data(client)
+        start, sources = self._starts[client], self._sources[client]
+        train, held = own.train.indices - start, own.validation.indices - start
+        if "validation" in sources:
+            validation = self._split(client, "validation", torch.arange(len(self._classes[client]["validation"])))
+        else:
+            validation = self._split(client, "train", held)
+        tested = "test" if "test" in sources else "train"
+        test = self._split(client, tested, torch.arange(len(own.test.indices)))
+        return ClientItems(self._split(client, "train", train), validation, test, self._batches[client])
+
+    def _split(self, client: int, stage: str, indices: Tensor) -> ItemSplit:
+        source = self._sources[client][stage]
+        kind = StreamSplit if isinstance(source.dataset, IterableDataset) and len(indices) else ItemSplit
+        return kind(source, indices, self._classes[client][stage])
+
+
+class _AsGiven(Partitioner):
+    """The clients' samples as they are given; there is no rule."""
+
+    needs_labels = False
+    fixed_train = fixed_test = True
+
+    def __init__(self, num_clients: int) -> None:
+        super().__init__(num_clients)
+        self.train: list[Ints] = []
+        self.validation: list[Ints] = []
+        self.test: list[Ints] = []
+
+    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+        """The training samples."""
+        return self.train
+
+    def partition_test(self, *args: Any, **kwargs: Any) -> list[Ints]:
+        """The test samples."""
+        return self.test
+
+    def fixed_validation(self) -> list[Ints]:
+        """The samples that are held out."""
+        return self.validation
+
+
+def _as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModule:
+    if isinstance(silo, FederatedDataModule):
+        raise ValueError(
+            f"silo {client} is a {type(silo).__name__}, which is divided among clients itself: give one "
+            "LightningDataModule, DataLoader or Dataset a client"
+        )
+    if isinstance(silo, LightningDataModule):
+        return silo
+    if isinstance(silo, DataLoader):
+        return GivenLoaders(silo)
+    if isinstance(silo, IterableDataset):
+        return GivenLoaders(DataLoader(silo, batch_size))
+    if not (hasattr(silo, "__getitem__") and hasattr(silo, "__len__")) or isinstance(silo, str | dict):
+        raise ValueError(
+            f"silo {client} is a {type(silo).__name__}, expected a LightningDataModule, a DataLoader or a Dataset"
+        )
+    return GivenLoaders(DataLoader(silo, batch_size, shuffle=True))
+
+
+def _batch_sizes(loaders: dict[str, DataLoader[Any]]) -> BatchSizes:
+    train = loaders["train"]
+    evaluated = loaders.get("validation", loaders.get("test", train))
+    return BatchSizes(int(train.batch_size or 1), int(evaluated.batch_size or 1), bool(train.drop_last))

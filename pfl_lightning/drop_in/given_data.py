@@ -1,0 +1,136 @@
+"""The data of a federation, from what a project would give to its Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["Division", "LoadersByStage", "data_of"]
+
+
+@dataclass(frozen=True)
+class LoadersByStage:
+    """Loaders without a data module, each with its name in ``trainer.fit``.
+
+    Attributes:
+        train: A loader, or a list of one a client.
+        validation: The same for validation batches; ``None`` for none.
+        test: The same for test batches; ``None`` for none.
+    """
+
+    train: Any = None
+    validation: Any = None
+    test: Any = None
+
+    def named(self) -> dict[str, Any]:
+        """Those that are given."""
+        own = {"train_dataloaders": self.train, "val_dataloaders": self.validation, "test_dataloaders": self.test}
+        return {name: loader for name, loader in own.items() if loader is not None}
+
+
+@dataclass(frozen=True)
+class Division:
+    """How data are divided among clients.
+
+    Attributes:
+        partition: A rule.
+        num_clients: Number of clients of an even random division, where there is no rule.
+        labels: Gives the class of an item.
+    """
+
+    partition: Any = None
+    num_clients: int | None = None
+    labels: Callable[[Any], Any] | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anything is said."""
+        return any(given is not None for given in (self.partition, self.num_clients, self.labels))
+
+
+def data_of(given: Any, loaders: LoadersByStage, division: Division) -> FederatedDataModule:
+    """Divide a project's data among clients.
+
+    Args:
+        given: A data module, a loader, or a list with the data of each client; ``None`` where loaders are given by
+            name.
+        loaders: Loaders given by name.
+        division: Who gets what.
+
+    Raises:
+        ConfigurationError: They are no data, they contradict each other, or it is not said who gets what.
+    """
+    if loaders.named():
+        given = _from_loaders(given, loaders, division)
+    elif isinstance(given, DataLoader):
+        given = GivenLoaders(given)
+    if isinstance(given, FederatedDataModule | list | tuple):
+        if division.is_given:
+            name = type(given).__name__
+            what = name if isinstance(given, FederatedDataModule) else f"a {name} with the data of each client"
+            raise ConfigurationError(
+                f"{what} is divided among clients already: leave partition, num_clients and labels away"
+            )
+        return given if isinstance(given, FederatedDataModule) else _silos(given)
+    if not isinstance(given, LightningDataModule):
+        raise ConfigurationError(
+            "expected a LightningDataModule, a DataLoader, or a list with the data of each client, got "
+            f"{type(given).__name__}"
+        )
+    return FromLoaders(_rule(division), datamodule=given, labels=division.labels)
+
+
+def _rule(division: Division) -> Partitioner:
+    partition, num_clients = division.partition, division.num_clients
+    if (partition is None) == (num_clients is None):
+        raise ConfigurationError(
+            "give either partition, a rule of pfl_lightning.datamodules, or num_clients for an even random division; "
+            f"got partition={partition!r}, num_clients={num_clients!r}"
+        )
+    rule = IID(num_clients) if partition is None and num_clients is not None else partition
+    if not isinstance(rule, Partitioner):
+        raise ConfigurationError(f"partition must be a rule of pfl_lightning.datamodules, got {rule!r}")
+    return rule
+
+
+def _from_loaders(given: Any, loaders: LoadersByStage, division: Division) -> Any:
+    """One data module of loaders, or one for each client where they are lists of one a client."""
+    plain = isinstance(given, DataLoader) or (
+        isinstance(given, list | tuple) and all(isinstance(loader, DataLoader) for loader in given)
+    )
+    if (given is not None and not plain) or (given is None) == (loaders.train is None):
+        names = ", ".join(loaders.named())
+        raise ConfigurationError(
+            f"got {names} and {'no loader for training' if given is None else f'a {type(given).__name__}'}: give "
+            "either a LightningDataModule, or train_dataloaders with val_dataloaders and test_dataloaders where there "
+            "are some"
+        )
+    found = LoadersByStage(loaders.train if given is None else given, loaders.validation, loaders.test)
+    if not isinstance(found.train, list | tuple) or division.is_given:
+        return GivenLoaders(found.train, found.validation, found.test)
+    number = len(found.train)
+    for name, own in found.named().items():
+        if not isinstance(own, list | tuple) or len(own) != number:
+            got = len(own) if isinstance(own, list | tuple) else f"a {type(own).__name__}"
+            raise ConfigurationError(
+                f"there are {number} loaders for training, one a client, and {name} is {got}: give {number}, too, or "
+                "num_clients for one loader that is divided among clients"
+            )
+    nothing = [None] * number
+    each = zip(found.train, found.validation or nothing, found.test or nothing, strict=True)
+    return [GivenLoaders(*own) for own in each]
+
+
+def _silos(given: Sequence[Any]) -> FromSilos:
+    try:
+        return FromSilos(given)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
