@@ -12,9 +12,11 @@ from lightning.pytorch import LightningDataModule
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, Partitioner
+from pfl_lightning.drop_in.copies import Factory
 from pfl_lightning.drop_in.federation import ModuleFederation
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.older_package import as_older, is_older
 
 __all__ = ["federate"]
 
@@ -31,6 +33,7 @@ def federate(
     head: str | Sequence[str] | None = None,
     monitor: str | None = None,
     labels: Callable[[Any], Any] | None = None,
+    module_factory: Factory | None = None,
     cohort: int | float = 1.0,
     engine: Engine | None = None,
     seed: int | None = None,
@@ -46,7 +49,8 @@ def federate(
         >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
 
     Args:
-        module: The LightningModule. Clients train copies; when a fit is over it holds the global model.
+        module: The LightningModule. Clients train copies; when a fit is over it holds the global model. Where it is
+            of the package pytorch_lightning, so is the Trainer that is to fit the federation.
         datamodule: The LightningDataModule whose Datasets are divided, or a FederatedDataModule as it is.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
             partial of one.
@@ -57,6 +61,8 @@ def federate(
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged as ``<monitor>/mean`` and so on.
         labels: Gives the class of an item for the partition, where items are not pairs (input, class).
+        module_factory: Makes the module once more, such as ``lambda: Net(lr=0.1)``, for a module that
+            ``copy.deepcopy`` does not take: what it makes is given the weights.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
@@ -70,9 +76,20 @@ def federate(
     """
     made = partial(method, **hyperparameters) if hyperparameters else method
     federation = ModuleFederation(
-        module, made, loop=FederatedLoop(cohort), head=head, monitor=monitor, engine=engine, seed=seed
+        module,
+        made,
+        loop=FederatedLoop(cohort),
+        head=head,
+        monitor=monitor,
+        module_factory=module_factory,
+        engine=engine,
+        seed=seed,
     )
-    return federation, _divided(datamodule, partition, num_clients, labels)
+    data = _divided(datamodule, partition, num_clients, labels)
+    if is_older(module) or is_older(datamodule):
+        as_older(federation)
+        as_older(data)
+    return federation, data
 
 
 def _divided(
@@ -85,7 +102,7 @@ def _divided(
                 "labels away"
             )
         return datamodule
-    if not isinstance(datamodule, LightningDataModule):
+    if not isinstance(datamodule, LightningDataModule) and not is_older(datamodule):
         raise ConfigurationError(
             f"expected a LightningDataModule, got {type(datamodule).__name__}; put the loaders of the project into one"
         )
