@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import importlib
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -73,8 +74,20 @@ def written_class(module: nn.Module) -> type[nn.Module]:
 
 
 def as_older(value: Any) -> None:
-    """Make a module or data module of lightning one that a Trainer of pytorch_lightning takes."""
+    """Make a module or data module of lightning one that a Trainer of pytorch_lightning takes, too."""
+    _warn_of_another_version()
     object.__setattr__(value, "__class__", _in_order(type(value), False))
+
+
+def _warn_of_another_version() -> None:
+    packages = (L, importlib.import_module("pytorch_lightning"))
+    own, other = (".".join(str(package.__version__).split(".")[:2]) for package in packages)
+    if own != other:
+        warnings.warn(
+            f"the project is of pytorch_lightning {other}, and lightning is {own}: rounds are counted in a part of "
+            f"the Trainer that may differ between them. Run pip install 'pytorch-lightning=={own}.*'",
+            stacklevel=4,
+        )
 
 
 def _within(base: type, packages: Mapping[str, str]) -> str | None:
@@ -114,7 +127,7 @@ def _of_package(written: Any, newer: bool) -> type:
         order += added
         place = len(order)
     order[place:place] = replaced
-    own = {
+    own: dict[str, Any] = {
         "_bases_in_order": tuple(order),
         _WRITTEN: written,
         "__module__": written.__module__,
@@ -122,6 +135,10 @@ def _of_package(written: Any, newer: bool) -> type:
         "__doc__": written.__doc__,
         "__reduce_ex__": _reduce,
     }
+    if not newer and issubclass(written, L.LightningModule):
+        # The packages compare code to see what is overridden, and find their own hooks of this name (a deprecated one)
+        # to differ: neither is there, so that a Trainer of lightning takes the module, too.
+        own["configure_sharded_model"] = None
     kind = type("_Ordered", (_Ordered, type(written)), {}) if type(written) is not type else _Ordered
     first = [one for one in first if not any(other is not one and issubclass(other, one) for other in first)]
     made: type = kind(written.__name__, (written, *first), {**own, "_is_newer": newer})

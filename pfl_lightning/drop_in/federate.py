@@ -50,7 +50,7 @@ def federate(
 
     Args:
         module: The LightningModule. Clients train copies; when a fit is over it holds the global model. Where it is
-            of the package pytorch_lightning, so is the Trainer that is to fit the federation.
+            of the package pytorch_lightning, Trainers of either package fit the federation.
         datamodule: The LightningDataModule whose Datasets are divided, or a FederatedDataModule as it is.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
             partial of one.

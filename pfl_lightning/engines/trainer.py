@@ -127,10 +127,14 @@ class _Watch(L.Callback):
             trainer.should_stop = True
 
 
+LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+"""Where Lightning writes its notices; its older package, where it is imported later, takes all of them."""
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """Keep the inner Trainers' notices out of the terminal; errors come through."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

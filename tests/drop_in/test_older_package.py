@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
+from abc import ABC, abstractmethod
 from typing import Any
 
 import lightning as L
@@ -133,9 +135,9 @@ def test_callbacks_loggers_and_a_resume_of_the_older_trainer(tmp_path):
         trainer.fit(federation, datamodule=data, **options)
         return module, best
 
-    through, _ = run(4)
-    _, best = run(2)
-    resumed, _ = run(4, ckpt_path=best.last_model_path)
+    through, _ = run(2)
+    _, best = run(1)
+    resumed, _ = run(2, ckpt_path=best.last_model_path)
     assert same_weights(resumed, through)
 
 
@@ -173,3 +175,43 @@ def test_an_older_module_without_a_step_is_refused():
 
     with pytest.raises(ConfigurationError, match="NoStep has no training_step"):
         federate(NoStep(), OldData(), FedAvg, num_clients=2)
+
+
+def test_a_trainer_of_lightning_takes_an_older_project():
+    found = []
+    for trainer in (older_trainer(1), quiet_trainer(1)):
+        module = Old()
+        federation, data = federate(module, OldData(), FedAvg, num_clients=2, seed=SEED)
+        trainer.fit(federation, datamodule=data)
+        found.append(module)
+    assert same_weights(*found)
+
+
+def test_inner_trainers_are_silent_where_the_older_package_is_imported(caplog):
+    federation, data = federate(Old(), OldData(), FedAvg, num_clients=2, seed=SEED)
+    trainer = older_trainer(1)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        trainer.fit(federation, datamodule=data)
+    assert "GPU available" not in caplog.text
+
+
+def test_classes_with_a_metaclass():
+    class Abstract(Old, ABC):
+        @abstractmethod
+        def answer(self) -> int: ...
+
+    class Concrete(Abstract):
+        def answer(self) -> int:
+            return 42
+
+    module = Concrete()
+    federation, data = federate(module, OldData(), FedAvg, num_clients=2, seed=SEED)
+    older_trainer(1).fit(federation, datamodule=data)
+    assert federation.client_model(0).answer() == 42
+
+
+def test_another_version_is_warned_of(monkeypatch):
+    monkeypatch.setattr(pl, "__version__", "1.9.5")
+    with pytest.warns(UserWarning, match=r"of pytorch_lightning 1\.9, and lightning is .* Run pip install"):
+        federate(Old(), OldData(), FedAvg, num_clients=2)
