@@ -109,7 +109,7 @@ def test_clients_whose_personalization_fails_are_named(tmp_path, config):
     main(last)
     assert results(tmp_path)[0]["not_personalized"] == []
     with pytest.warns(UserWarning, match="evaluated without fine-tuning: client"):
-        main([*last, "--personalize.lr", "1e38", "--personalize.batch_size", "5"])
+        main([*last, "--personalize.train", "all", "--personalize.lr", "1e6", "--personalize.batch_size", "5"])
     found, rows = results(tmp_path)
     assert found["not_personalized"]
     assert [int(row["client"]) for row in rows if row["personalized"] == "0"] == found["not_personalized"]

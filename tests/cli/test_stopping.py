@@ -53,6 +53,7 @@ def whole(tmp_path_factory):
 def send(monkeypatch):
     """Let runs get signals: called with what ``SignalAt`` takes."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
     monkeypatch.setattr(FederatedCLI, "_configured", configured := _Configured(FederatedCLI._configured))
     yield configured.add
     for number, handler in handlers.items():

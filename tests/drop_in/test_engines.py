@@ -12,7 +12,7 @@ from pfl_lightning.methods import FedProx
 
 ENGINES = {
     "vectorized": (lambda: VectorizedEngine(forward="vmap"), SequentialEngine),
-    "trainer in a worker": (lambda: RayEngine(workers=1, engine=TrainerEngine()), TrainerEngine),
+    "trainer in a worker": (lambda: RayEngine(workers=1, start_timeout=400.0, engine=TrainerEngine()), TrainerEngine),
 }
 
 

@@ -56,6 +56,7 @@ def test_signals_of_a_job_do_not_kill_ray(monkeypatch):
     """SLURM sends them to all processes of a job, not to the Trainer alone."""
     ray = StartingRay(gpus=0)
     monkeypatch.setattr(cluster, "require_ray", lambda: ray)
+    monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     started = cluster.Cluster(None, 1, 1, None, False)
     for number in (signal.SIGUSR1, signal.SIGUSR2):

@@ -56,7 +56,7 @@ def left_behind(descendants):
 
 
 def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, caplog, left_behind):
-    engine = RayEngine(workers=2, engine=DiesOnce(tmp_path, client=2))
+    engine = RayEngine(workers=2, start_timeout=400.0, engine=DiesOnce(tmp_path, client=2))
     got = run(FIT, 3, encoder=ENCODERS, engine=engine)
     assert (tmp_path / "died-0").exists()
     assert sum("a worker died on client" in line for line in caplog.messages) == 1
@@ -86,7 +86,7 @@ class RayDies(L.Callback):
 def test_the_death_of_ray_itself_is_an_error_and_leaves_no_process_behind(name, descendants):
     dies = RayDies(name, descendants)
     with pytest.raises(FederationError, match=rf"Ray's .*{name}.* has died .*Resume with --ckpt_path last"):
-        run(LONG, 40, engine=RayEngine(workers=2), callbacks=[dies])
+        run(LONG, 40, engine=RayEngine(workers=2, start_timeout=400.0), callbacks=[dies])
     assert dies.killed == 1
     assert not ray.is_initialized()
     _wait_until(lambda: not descendants(), 60)
@@ -96,7 +96,7 @@ def test_a_connection_of_the_users_stays(tmp_path):
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     try:
         with pytest.warns(UserWarning, match=r"connected to Ray already; address='auto' is not used"):
-            got = run(FIT, 1, encoder=ENCODERS, engine=RayEngine(workers=1, address="auto"))
+            got = run(FIT, 1, encoder=ENCODERS, engine=RayEngine(workers=1, start_timeout=400.0, address="auto"))
         assert ray.is_initialized()
         assert_same(whole_state(got), whole_state(run(FIT, 1, encoder=ENCODERS)))
         (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pfl_lightning'] = None")
@@ -128,7 +128,7 @@ def test_a_cluster_by_address_that_loses_a_node(monkeypatch):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     goes = NodeGoes(cluster, cluster.add_node(num_cpus=1))
     try:
-        engine = RayEngine(workers=2, address=cluster.address)
+        engine = RayEngine(workers=2, start_timeout=400.0, address=cluster.address)
         got = run(LONG, 3, engine=engine, callbacks=[goes])
         goes.remove.join()
     finally:
@@ -150,7 +150,7 @@ from _helpers.ray_helpers import Sleeps
 from _helpers.toy import run
 from pfl_lightning import RayEngine
 from pfl_lightning.methods import FedAvg
-run(FedAvg, 1, engine=RayEngine(workers=2, engine=Sleeps({str(tmp_path)!r})))
+run(FedAvg, 1, engine=RayEngine(workers=2, start_timeout=400.0, engine=Sleeps({str(tmp_path)!r})))
 """
     path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
