@@ -18,6 +18,7 @@ from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+from pfl_lightning.older_package import as_lightning
 
 __all__ = ["FromLoaders"]
 
@@ -87,7 +88,7 @@ class FromLoaders(FederatedDataModule):
                 f"{', '.join(sorted(own))}: the data module's own Datasets and loaders determine this; set it there"
             )
         super().__init__(partition, validation_share=0.1 if validation_share is None else validation_share, **kwargs)
-        self.datamodule = datamodule
+        self.datamodule = as_lightning(datamodule)
         self.labels, self.given_names, self._share_is_given = labels, class_names, validation_share is not None
         self._labeled = True
         self._sources: dict[str, ItemSource] = {}

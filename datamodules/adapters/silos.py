@@ -23,6 +23,7 @@ from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.memory import checked_length
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+from pfl_lightning.older_package import as_lightning
 
 __all__ = ["FromSilos"]
 
@@ -230,6 +231,7 @@ def _as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModu
             f"silo {client} is a {type(silo).__name__}, which is divided among clients itself: give one "
             "LightningDataModule, DataLoader or Dataset a client"
         )
+    silo = as_lightning(silo)  # which may be of pytorch_lightning
     if isinstance(silo, LightningDataModule):
         return silo
     if isinstance(silo, DataLoader):

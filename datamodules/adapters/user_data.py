@@ -14,6 +14,7 @@ from pfl_lightning.datamodules.adapters.reading import read_dataset, read_datase
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.older_package import as_lightning
 
 
 class FromDatasets(FederatedDataModule):
@@ -122,7 +123,7 @@ class FromLightning(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        self.datamodule = datamodule
+        self.datamodule = as_lightning(datamodule)
         self.given_names = class_names
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.older_package import is_older
 
-__all__ = ["check_module", "copied", "split_method"]
+__all__ = ["check_module", "split_method"]
 
 
 def check_module(module: Any) -> L.LightningModule:
@@ -25,7 +26,7 @@ def check_module(module: Any) -> L.LightningModule:
         ConfigurationError: It is none, has no training step, parameters without a shape, or names with a slash.
     """
     original = getattr(module, "_orig_mod", module)
-    if isinstance(original, L.LightningModule):
+    if isinstance(original, L.LightningModule) or is_older(original):
         if original is not module or original._compiled_call_impl is not None:
             warnings.warn(
                 f"{type(original).__name__} is compiled; clients train the module as it was before, not compiled. "
@@ -33,10 +34,16 @@ def check_module(module: Any) -> L.LightningModule:
                 stacklevel=4,
             )
         module = original
-    if not isinstance(module, L.LightningModule) or isinstance(module, FederatedClient | Federation):
+    known = isinstance(module, L.LightningModule) or (isinstance(module, nn.Module) and is_older(module))
+    if not known or isinstance(module, FederatedClient | Federation):
         name = f"{type(module).__module__}.{type(module).__qualname__}"
-        raise ConfigurationError(f"expected a LightningModule of the package lightning, no federation yet, got {name}")
-    if type(module).training_step is L.LightningModule.training_step and "training_step" not in vars(module):
+        raise ConfigurationError(
+            f"expected a LightningModule of the package lightning or pytorch_lightning, no federation yet, got {name}"
+        )
+    inherited = type(module).training_step.__module__.endswith("lightning.core.module") or (
+        type(module).training_step is L.LightningModule.training_step
+    )
+    if inherited and "training_step" not in vars(module):
         raise ConfigurationError(f"{type(module).__name__} has no training_step")
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
     if lazy:
@@ -47,26 +54,7 @@ def check_module(module: Any) -> L.LightningModule:
     slashes = [name for name in module.state_dict() if "/" in name]
     if slashes:
         raise ConfigurationError(f"the name {slashes[0]!r} in {type(module).__name__} has a slash: rename it")
-    return module
-
-
-def copied(module: L.LightningModule) -> L.LightningModule:
-    """A copy that is not compiled: a compiled call would go on with the weights of the original.
-
-    Raises:
-        ConfigurationError: It cannot be copied.
-    """
-    try:
-        other = copy.deepcopy(module)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigurationError(
-            f"clients train copies of {type(module).__name__}, and it cannot be copied: {reason}. Make what cannot be "
-            "copied (a lock, an open file, a connection) in setup, or define __deepcopy__"
-        ) from error
-    for layer in other.modules():
-        layer._compiled_call_impl = None
-    return other
+    return cast(L.LightningModule, module)
 
 
 def split_method(method: Any) -> tuple[type[FederatedClient], dict[str, Any]]:

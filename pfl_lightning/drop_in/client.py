@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
@@ -24,6 +25,7 @@ from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.older_package import as_written
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
@@ -52,6 +54,8 @@ class ModuleClient(FederatedClient):
         fine_tune_epochs: Epochs of that fine-tuning.
         fine_tune_lr: Its learning rate; ``None`` keeps the module's.
         eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
+        factory: Makes the module once more where it is to be copied; see
+            :func:`~pfl_lightning.drop_in.copies.copied`.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
 
@@ -66,6 +70,7 @@ class ModuleClient(FederatedClient):
         fine_tune_epochs: int = 1,
         fine_tune_lr: float | None = None,
         eval_model: str | None = None,
+        factory: Factory | None = None,
         **options: Any,
     ) -> None:
         if options:
@@ -77,6 +82,7 @@ class ModuleClient(FederatedClient):
                 else f"{type(self).__name__} has no option {', '.join(sorted(options))}"
             )
         self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
+        self._factory = factory
         super().__init__(
             encoder,
             num_classes,
@@ -101,6 +107,19 @@ class ModuleClient(FederatedClient):
     def __reduce__(self) -> Any:
         """The class is made where it is needed, so that it cannot be found by its name."""
         return _blank, (type(self).__mro__[1],), self.__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleClient:
+        """A copy, in which a module that cannot be copied is made once more."""
+        memo |= held_tensors(self)
+        if self._factory is not None:
+            for prefix in NETWORKS:
+                network: Any = getattr(self, prefix[:-1], None)
+                if network is not None:
+                    memo[id(network)] = copied(network, self._factory)
+        make, arguments, state = self.__reduce__()
+        memo[id(self)] = other = make(*arguments)
+        other.__setstate__(copy.deepcopy(state, memo))
+        return cast(ModuleClient, other)
 
     # ------------------------------------------------------------------ names and roles
 
@@ -168,6 +187,7 @@ class ModuleClient(FederatedClient):
         """The module, of its author's class; what the author has frozen is frozen."""
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name not in self._never_trained)
+        as_written(self.module)
         return self.module
 
     def exported_names(self) -> list[str]:
@@ -176,7 +196,7 @@ class ModuleClient(FederatedClient):
 
     def copy_network(self) -> nn.Module:
         """The module once more."""
-        return copy.deepcopy(self.module)
+        return copied(self.module, self._factory)
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the module."""

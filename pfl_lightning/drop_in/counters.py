@@ -16,7 +16,7 @@ def warn_of_counters(module: L.LightningModule) -> None:
     functions = [
         value
         for base in type(module).__mro__
-        if not base.__module__.startswith(("torch.", "lightning."))
+        if not base.__module__.startswith(("torch.", "lightning.", "pytorch_lightning.", "lightning_fabric."))
         for name, value in vars(base).items()
         if inspect.isfunction(value) and (name in of_lightning or not name.startswith("__"))
     ]

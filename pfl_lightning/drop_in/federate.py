@@ -13,9 +13,11 @@ from torch.utils.data import DataLoader
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
+from pfl_lightning.drop_in.copies import Factory
 from pfl_lightning.drop_in.federation import ModuleFederation
 from pfl_lightning.drop_in.given_data import Division, LoadersByStage, data_of
 from pfl_lightning.engines import Engine
+from pfl_lightning.older_package import as_older, is_older
 
 __all__ = ["federate"]
 
@@ -32,6 +34,7 @@ def federate(
     head: str | Sequence[str] | None = None,
     monitor: str | None = None,
     labels: Callable[[Any], Any] | None = None,
+    module_factory: Factory | None = None,
     cohort: int | float = 1.0,
     engine: Engine | None = None,
     seed: int | None = None,
@@ -51,7 +54,8 @@ def federate(
         >>> module, data = federate(Net(), [hospital, practice, office], FedPer)  # doctest: +SKIP
 
     Args:
-        module: The LightningModule. Clients train copies; when a fit is over it holds the global model.
+        module: The LightningModule. Clients train copies; when a fit is over it holds the global model. Where it is
+            of the package pytorch_lightning, Trainers of either package fit the federation.
         datamodule: The LightningDataModule, or training loader, whose Datasets are divided; a list of
             LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
@@ -63,6 +67,8 @@ def federate(
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged as ``<monitor>/mean`` and so on.
         labels: Gives the class of an item for the partition, where items are not pairs (input, class).
+        module_factory: Makes the module once more, such as ``lambda: Net(lr=0.1)``, for a module that
+            ``copy.deepcopy`` does not take: what it makes is given the weights.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
@@ -80,7 +86,19 @@ def federate(
     """
     made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method
     federation = ModuleFederation(
-        module, made, loop=FederatedLoop(cohort), head=head, monitor=monitor, engine=engine, seed=seed
+        module,
+        made,
+        loop=FederatedLoop(cohort),
+        head=head,
+        monitor=monitor,
+        module_factory=module_factory,
+        engine=engine,
+        seed=seed,
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
-    return federation, data_of(datamodule, loaders, Division(partition, num_clients, labels))
+    data = data_of(datamodule, loaders, Division(partition, num_clients, labels))
+    given = datamodule if isinstance(datamodule, list | tuple) else [datamodule]
+    if any(map(is_older, (module, *given))):
+        as_older(federation)
+        as_older(data)
+    return federation, data

@@ -17,8 +17,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.checks import check_module, copied, split_method
+from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
+from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.module_evaluation import as_test_name
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.drop_in.trainer_checks import check_trainer
@@ -42,12 +43,14 @@ class _Given:
         first: A copy of it as it was.
         head: Which of its layers are the head.
         roles: The same by name; ``None`` while the module has no layers.
+        factory: Makes the module once more.
     """
 
     module: L.LightningModule
     first: L.LightningModule
     head: str | Sequence[str] | None
     roles: Roles | None
+    factory: Factory | None
 
 
 class ModuleFederation(Federation):
@@ -63,6 +66,7 @@ class ModuleFederation(Federation):
         head: Names or patterns of the layers that are the head; ``None`` guesses the last linear layer.
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
+        module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
@@ -77,6 +81,7 @@ class ModuleFederation(Federation):
         loop: L.Callback,
         head: str | Sequence[str] | None = None,
         monitor: str | None = None,
+        module_factory: Factory | None = None,
         engine: Engine | None = None,
         **options: Any,
     ) -> None:
@@ -86,7 +91,7 @@ class ModuleFederation(Federation):
             partial(client_class(made), **settings), type(module), engine=engine or TrainerEngine(), **options
         )
         roles = find_roles(module, head) if module.state_dict() else None
-        self._given = _Given(module, copied(module), head, roles)
+        self._given = _Given(module, copied(module, module_factory), head, roles, module_factory)
         if roles is not None:
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
@@ -99,10 +104,13 @@ class ModuleFederation(Federation):
     def _try_out(self, roles: Roles) -> None:
         """Let wrong hyper-parameters, and a head that is needed and not there, be seen before the first round."""
         make: Any = self._make_client
-        client = make(copied(self._given.first), 0, head=roles)
+        client = make(self._first_once_more(), 0, head=roles, factory=self._given.factory)
         client.shared_names()
         for phase in (*client.phases(), *client.personalization_phases()):
             client.trained_names(phase)
+
+    def _first_once_more(self) -> L.LightningModule:
+        return copied(self._given.first, self._given.factory)
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
@@ -117,7 +125,7 @@ class ModuleFederation(Federation):
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
-        module = copy.deepcopy(self._given.first)
+        module = self._first_once_more()
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
             module.trainer = self._trainer
             if is_overridden("configure_model", module):
@@ -127,7 +135,7 @@ class ModuleFederation(Federation):
             module.trainer = None
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
-        return [make(module, data.num_classes, head=roles)]
+        return [make(module, data.num_classes, head=roles, factory=self._given.factory)]
 
     # ------------------------------------------------------------------ the global model
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
 from pfl_lightning.datamodules.adapters.stages import GivenLoaders
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.older_package import is_older
 
 __all__ = ["Division", "LoadersByStage", "data_of"]
 
@@ -80,7 +81,7 @@ def data_of(given: Any, loaders: LoadersByStage, division: Division) -> Federate
                 f"{what} is divided among clients already: leave partition, num_clients and labels away"
             )
         return given if isinstance(given, FederatedDataModule) else _silos(given)
-    if not isinstance(given, LightningDataModule):
+    if not isinstance(given, LightningDataModule) and not is_older(given):
         raise ConfigurationError(
             "expected a LightningDataModule, a DataLoader, or a list with the data of each client, got "
             f"{type(given).__name__}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +18,19 @@ from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.engines.advice import needs_no_trainer
+from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["ClassScores", "StepsTask", "as_test_name", "forward_of", "run_steps", "score_module"]
+__all__ = ["ClassScores", "StepsTask", "as_test_name", "run_steps", "score_module"]
+
+_log = logging.getLogger(__name__)
 
 
 class ClassScores:
     """Counts how often the greatest score is that of the right class, from what a module gives in its own steps.
 
-    Scores are what ``forward`` returned last in the step, where it has shape (N, C) for batches with classes (N,);
-    where the step does not call it, it is called on the inputs of batches (inputs, classes).
+    Scores are what ``forward`` returned last in the step, where it has shape (N, C) for batches with classes (N,).
 
     Args:
         module: The module, in evaluation mode.
@@ -38,6 +41,7 @@ class ClassScores:
         self._module, self._num_classes = module, num_classes
         self._given: Any = None
         self._right, self._seen, self._missing = 0.0, 0, num_classes == 1
+        self.forward_called = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -49,19 +53,30 @@ class ClassScores:
             handle.remove()
 
     def _keep(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        self._given = output
+        self._given, self.forward_called = output, True
 
-    def see(self, batch: Any, forward: Callable[[Any], Any]) -> None:
-        """Count a batch, after the step.
+    def probe(self, batch: Any, environment: FitEnvironment) -> bool:
+        """Count a batch (inputs, classes) by what ``forward`` gives for the inputs, which no step has asked for.
 
-        Args:
-            batch: The batch.
-            forward: Gives the module's output for inputs, where the step has not.
+        Returns:
+            Whether accuracies may still be known: ``forward`` may be missing, or take something else.
         """
+        if class_of_batch(batch) is None or not isinstance(batch, tuple | list):
+            self._missing = True
+        if not self._missing:
+            try:
+                with environment.precision.forward_context():
+                    self._given = self._module(batch[0])
+            except Exception as error:  # whatever code does that was not written for these inputs
+                _log.info("no accuracy of %s: its forward ended in %r", type(self._module).__name__, error)
+                self._missing = True
+            self.see(batch)
+        return not self._missing
+
+    def see(self, batch: Any) -> None:
+        """Count a batch, after the step."""
         classes = None if self._missing else class_of_batch(batch)
         scores, self._given = self._given, None
-        if classes is not None and scores is None and isinstance(batch, tuple | list):
-            scores, self._given = forward(batch[0]), None
         if classes is None or not self._are_scores(scores, classes):
             self._missing = True
             return
@@ -131,16 +146,30 @@ def score_module(
     scores = ClassScores(module, client.num_classes)
     own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
     client.reset_metrics()  # what a fine-tuning, or the other part, left
-    with scores.watching():
-        if own is None:
-            for batch in part.loader(data.eval_batch_size, device=environment.device):
-                scores.see(environment.precision.convert_input(batch), forward_of(module, environment))
-            logged: dict[str, float] = {}
-        else:
+    logged: dict[str, float] = {}
+    if own is not None:
+        with scores.watching():
             logged = run_steps(StepsTask(client, own, part, data, environment, scores), make_trainer)
+    if not logged and not scores.forward_called:
+        scores = _probed(client, part, data, environment)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
     return EvalMetrics(scores.accuracy, math.nan, len(part), logged)
+
+
+def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
+    """Scores of the forward pass alone, for a module whose steps tell nothing.
+
+    None where batches are changed on their way by hooks that a Trainer calls: these inputs are not the module's.
+    """
+    scores = ClassScores(client.module, client.num_classes)
+    owners = [client.module, *([] if data.datamodule is None else [data.datamodule])]
+    if any(is_overridden(hook, owner) for hook in BATCH_HOOKS for owner in owners):
+        return scores
+    for batch in part.loader(data.eval_batch_size, device=environment.device):
+        if not scores.probe(environment.precision.convert_input(batch), environment):
+            break
+    return scores
 
 
 def as_test_name(name: str) -> str:
@@ -149,16 +178,6 @@ def as_test_name(name: str) -> str:
         if name.startswith(before):
             return f"test{name.removeprefix(before)}"
     return f"test_{name}"
-
-
-def forward_of(module: nn.Module, environment: FitEnvironment) -> Callable[[Any], Any]:
-    """The module's forward pass in the precision of the run."""
-
-    def forward(inputs: Any) -> Any:
-        with environment.precision.forward_context():
-            return module(inputs)
-
-    return forward
 
 
 def run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
@@ -186,7 +205,7 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
             _call(module, f"on_{stage}_batch_start", batch, index, 0)
             with environment.precision.forward_context():
                 output = call_step(step, batch, index)
-            task.scores.see(batch, forward_of(module, environment))
+            task.scores.see(batch)
             _call(module, f"on_{stage}_batch_end", output, batch, index, 0)
         record.start_batch(None)
         _call(module, f"on_{stage}_epoch_end")

@@ -21,9 +21,9 @@ from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.client import ModuleClient
 from pfl_lightning.drop_in.logs import LogRecord, can_reduce
-from pfl_lightning.drop_in.module_evaluation import ClassScores, StepsTask, forward_of
+from pfl_lightning.drop_in.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.patching import patched
-from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.engines.tasks import MakeTrainer
 from pfl_lightning.engines.trainer import silence
 
 __all__ = ["fit_module", "run_steps_under_trainer"]
@@ -122,14 +122,14 @@ class _MethodGradients(L.Callback):
 class _ScoresCallback(L.Callback):
     """Shows every evaluated batch to a :class:`ClassScores`."""
 
-    def __init__(self, scores: ClassScores, environment: FitEnvironment) -> None:
-        self._scores, self._environment = scores, environment
+    def __init__(self, scores: ClassScores) -> None:
+        self._scores = scores
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Show a validation batch."""
-        self._scores.see(batch, forward_of(pl_module, self._environment))
+        self._scores.see(batch)
 
     on_test_batch_end = on_validation_batch_end
 
@@ -166,7 +166,7 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
     Returns:
         Values that the module logged, by name; ``None`` where the engine has no inner Trainer.
     """
-    callback = _ScoresCallback(task.scores, task.environment)
+    callback = _ScoresCallback(task.scores)
     with silence():
         trainer = make_trainer([callback], logger=DummyLogger(), limit_val_batches=1.0)
     if trainer is None:

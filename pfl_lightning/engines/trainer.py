@@ -167,12 +167,14 @@ class _Watch(L.Callback):
             trainer.should_stop = True
 
 
+LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+"""Where Lightning writes its notices; its older package, where it is imported later, takes all of them."""
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """Keep the inner Trainers' notices out of the terminal; errors come through."""
-    # Where a project imports pytorch_lightning, that package's logger takes the notices of both.
-    names = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
-    loggers = [logging.getLogger(name) for name in names]
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

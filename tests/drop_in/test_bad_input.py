@@ -47,7 +47,7 @@ class NoStep(L.LightningModule):
             nn.Linear(2, 2),
             FedAvg,
             {},
-            "expected a LightningModule of the package lightning, no federation yet, got torch.nn",
+            "expected a LightningModule of the package lightning or pytorch_lightning, no federation yet, got torch.nn",
         ),
         (NoStep(), FedAvg, {}, "NoStep has no training_step"),
         (Lazy(), FedAvg, {}, "more.weight of Lazy has no shape yet"),

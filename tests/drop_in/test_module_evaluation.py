@@ -1,0 +1,111 @@
+"""Accuracies are asked for where a project tells nothing of itself, and never end a run."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from _helpers.project import Data, Net, run_project
+from torch import nn
+from torch.nn import functional as F
+
+from pfl_lightning import SequentialEngine, TrainerEngine
+from pfl_lightning.methods import FedAvg
+
+ENGINES = pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
+
+
+class NoForward(L.LightningModule):
+    """Has no forward and no step of an evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class NoForwardLogs(NoForward):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+class NoForwardSilent(NoForward):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.training_step(batch, batch_idx)
+
+
+class Generator(NoForwardSilent):
+    """Its forward takes noise of another size, and counts its calls."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generate = nn.Linear(17, 6)
+
+    def forward(self, noise: Any) -> Any:
+        type(self).calls += 1
+        return self.generate(noise)
+
+
+class GeneratorLogs(Generator):
+    """Its only metric is logged when all batches have been seen."""
+
+    calls = 0
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("quality", 0.5)
+
+
+@ENGINES
+@pytest.mark.parametrize("module", [NoForward, NoForwardLogs, NoForwardSilent, Generator, GeneratorLogs])
+def test_a_module_without_a_forward_for_its_batches_runs(module, engine):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*logs nothing in its validation or test step.*")
+        federation, trainer = run_project(FedAvg, module=module(), engine=engine())
+    assert all(math.isnan(score.accuracy) for score in federation.test_scores.values())
+    assert not [name for name in trainer.callback_metrics if "accuracy" in name]
+
+
+@ENGINES
+def test_a_module_with_a_metric_of_its_own_is_not_asked_for_more(engine):
+    GeneratorLogs.calls = 0
+    _, trainer = run_project(FedAvg, module=GeneratorLogs(), engine=engine())
+    assert GeneratorLogs.calls == 0
+    assert float(trainer.callback_metrics["test_quality"]) == 0.5
+
+
+@ENGINES
+def test_steps_that_tell_nothing_are_judged_by_forward(engine):
+    class Mute(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.fc(self.body(batch[0]))
+
+        test_step = validation_step
+
+    expected, _ = run_project(FedAvg, engine=engine())
+    mute, _ = run_project(FedAvg, module=Mute(), engine=engine())
+    assert [s.accuracy for s in mute.test_scores.values()] == [s.accuracy for s in expected.test_scores.values()]
+
+
+def test_batches_that_hooks_change_are_not_judged_without_them():
+    class Mute(Net):
+        validation_step = L.LightningModule.validation_step
+        test_step = L.LightningModule.test_step
+
+    class Shifting(Data):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch[0] * 100, batch[1]
+
+    with pytest.warns(UserWarning, match="logs nothing in its validation or test step"):
+        federation, _ = run_project(FedAvg, module=Mute(), data=Shifting(), engine=TrainerEngine())
+    assert all(math.isnan(score.accuracy) for score in federation.test_scores.values())
