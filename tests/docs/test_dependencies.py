@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pfl_lightning"
-BASES = {"messages", "phases", "data", "metrics", "seeding", "checks", "errors", "facts", "options", "import_paths"}
+BASES = {"messages", "phases", "data", "metrics", "seeding", "checks", "errors", "facts", "files", "options"}
+BASES |= {"import_paths", "older_package"}
 TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 
 # Packages to what they may import of the package when they are imported themselves. What is imported for type checkers
@@ -16,7 +17,7 @@ TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 ALLOWED = {
     "functional": set(),
     "encoders": {"import_paths"},
-    "datamodules": {"data", "seeding"},
+    "datamodules": {"data", "seeding", "older_package"},
     **{module: BASES | {"functional"} for module in BASES},
     "client": BASES | {"functional", "state"},
     "server": BASES | {"functional", "state", "client"},
