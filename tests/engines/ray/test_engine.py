@@ -82,7 +82,7 @@ class RayDies(L.Callback):
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
-@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("name", [pytest.param("raylet", marks=pytest.mark.slow), "gcs_server"])
 def test_the_death_of_ray_itself_is_an_error_and_leaves_no_process_behind(name, descendants):
     dies = RayDies(name, descendants)
     with pytest.raises(FederationError, match=rf"Ray's .*{name}.* has died .*Resume with --ckpt_path last"):
