@@ -18,8 +18,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
-from pfl_lightning.files import explain_full_disk, replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
+from pfl_lightning.state.files import explain_full_disk, replace_file
 from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
 __all__ = ["ResultsWriter"]
@@ -120,7 +120,7 @@ class ResultsWriter(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write what there is, so that a run that ends early leaves its results."""
         try:
-            refused = isinstance(exception, RunLockedError)  # the folder is somebody else's
+            refused = isinstance(exception, RunLockedError)  # another process holds the folder
             if self._playing and not refused and _loop(trainer).rounds:
                 self._playing = False
                 self.write(trainer, pl_module)

@@ -240,6 +240,8 @@ def test_weights_may_be_expected_by_their_shapes_alone():
     server = Server()
     server.expected_weights = {name: tensor.shape for name, tensor in STATE.items()}
     server.check(declared(weights={**STATE, "head.bias": torch.zeros(4)}))
+    with pytest.raises(InvalidMessageError, match=r"head\.bias"):
+        server.check(declared(weights={**STATE, "head.bias": torch.zeros(5)}))
 
 
 def test_a_field_that_the_server_does_not_want_is_refused():

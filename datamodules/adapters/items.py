@@ -12,7 +12,9 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-__all__ = ["BatchSizes", "ClientItems", "ItemLoader", "ItemSource", "ItemSplit"]
+from pfl_lightning.datamodules.module import FederatedDataModule
+
+__all__ = ["BatchSizes", "ClientItems", "ItemDataModule", "ItemLoader", "ItemSource", "ItemSplit"]
 
 _NO_TENSORS = (
     "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
@@ -208,3 +210,26 @@ class ClientItems:
     validation: ItemSplit
     test: ItemSplit
     batches: BatchSizes | None = None
+
+
+class ItemDataModule(FederatedDataModule):
+    """Base of the data modules whose samples are items of a user-defined data set."""
+
+    _labeled: bool
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Refuse, since items may have any shape.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has items of any kind, without a known shape: an encoder needs FromLightning or "
+            "FromDatasets"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C; 0 if items have no class, or it is not known without reading them."""
+        return len(self.class_names) if self._labeled else 0

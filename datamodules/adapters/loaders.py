@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSource, ItemSplit
+from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.stages import loaders_of, one_class, source_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.older_package import as_lightning
 
@@ -25,7 +24,7 @@ __all__ = ["FromLoaders"]
 _log = logging.getLogger(__name__)
 
 
-class FromLoaders(FederatedDataModule):
+class FromLoaders(ItemDataModule):
     """LightningDataModule divided among clients, with items of any kind: pictures, tables, texts, dictionaries.
 
     The Dataset of the training loader is divided. Every client trains with the batch size, ``collate_fn``,
@@ -48,8 +47,8 @@ class FromLoaders(FederatedDataModule):
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
         validation_share: Share of each client's training items that is held out; None for 0.1 without a validation
             loader, else 0.
-        kwargs: See :class:`FederatedDataModule`: ``test_share``, ``test_samples_per_client``, ``novel_clients``,
-            ``seed``.
+        kwargs: See :class:`~pfl_lightning.datamodules.FederatedDataModule`: ``test_share``,
+            ``test_samples_per_client``, ``novel_clients``, ``seed``.
 
     Raises:
         ValueError: If an option is given that the data module's own loaders determine.
@@ -199,22 +198,6 @@ class FromLoaders(FederatedDataModule):
                 raise
             self._labeled = False
             return ("0",)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Refuse, since items may have any shape.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            "FromLoaders has items of any kind, without a known shape: an encoder needs FromLightning or FromDatasets"
-        )
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes C; 0 if items have no class, or it is not known without reading them."""
-        return len(self.class_names) if self._labeled else 0
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
         """Splits of one client, made on demand without reading items.

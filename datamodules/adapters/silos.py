@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from pfl_lightning.datamodules.adapters.items import BatchSizes, ClientItems, ItemSource, ItemSplit
+from pfl_lightning.datamodules.adapters.items import BatchSizes, ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of, one_class, source_of
 from pfl_lightning.datamodules.adapters.streams import StreamSplit
@@ -28,7 +28,7 @@ from pfl_lightning.older_package import as_lightning
 __all__ = ["FromSilos"]
 
 
-class FromSilos(FederatedDataModule):
+class FromSilos(ItemDataModule):
     """Data that are divided already: one LightningDataModule, DataLoader or Dataset a client.
 
     Every client trains with its own loader's batch size, ``collate_fn``, ``drop_last`` and shuffling, under its own
@@ -159,20 +159,6 @@ class FromSilos(FederatedDataModule):
         assert isinstance(self.partition, _AsGiven)
         self.partition.train, self.partition.validation, self.partition.test = train, validation, test
         self._starts = [int(own[0]) for own in whole]
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Refuse, since items may have any shape.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("FromSilos has items of any kind, without a known shape: an encoder needs FromDatasets")
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes C; 0 if items have no class, or it is not known without reading them."""
-        return len(self.class_names) if self._labeled else 0
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
         """Splits of one client, made on demand without reading items.

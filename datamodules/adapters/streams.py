@@ -50,7 +50,7 @@ class StreamSplit(ItemSplit):
 
 
 class _StreamLoader(ItemLoader):
-    """Batches of a stream, which is begun anew at every pass."""
+    """Batches of a stream, which starts from its beginning in every epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         source = self._split.source

@@ -32,7 +32,7 @@ MODULES = {
     "pfl_lightning.server": "Server",
     "pfl_lightning.messages": "Messages",
     "pfl_lightning.phases": "Phases of a local fit",
-    "pfl_lightning.personalization": "Personalization",
+    "pfl_lightning.federation.personalization": "Personalization",
     "pfl_lightning.data": "Protocols of the data",
     "pfl_lightning.metrics": "Metrics",
     "pfl_lightning.seeding": "Seeds",

@@ -12,9 +12,9 @@ from typing import Any
 from rich.table import Table
 
 from pfl_lightning.federation import Federation
-from pfl_lightning.files import replace_file
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
+from pfl_lightning.state.files import replace_file
 
 __all__ = ["personalization_table", "write_personalization"]
 

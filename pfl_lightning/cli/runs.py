@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.files import explain_full_disk
 from pfl_lightning.state.checkpoint_file import read_checkpoint
+from pfl_lightning.state.files import explain_full_disk
 from pfl_lightning.state.run_lock import RunLock
 
 __all__ = ["RunFolder", "run_folder"]

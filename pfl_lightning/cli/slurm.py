@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pfl_lightning.callbacks.preemption import slurm_job
 from pfl_lightning.cli.runs import RunFolder
-from pfl_lightning.files import replace_file
+from pfl_lightning.state.files import replace_file
 
 __all__ = ["SlurmCommand"]
 

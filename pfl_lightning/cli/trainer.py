@@ -12,9 +12,9 @@ from rich.console import Console
 from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.federation import Federation
-from pfl_lightning.files import replace_file
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.export import export_clients
+from pfl_lightning.state.files import replace_file
 
 __all__ = ["FederatedTrainer", "SaveConfig"]
 

@@ -1,4 +1,4 @@
-"""A client that trains somebody's own LightningModule, under the methods that need no more of it than its step."""
+"""A client that trains a user's LightningModule, under the methods that need no more of it than its step."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class ModuleClient(FederatedClient):
         return {}
 
     def reset_metrics(self) -> None:
-        """Let all metric objects begin anew."""
+        """Reset all metric objects."""
         for layer in self.modules():
             if isinstance(layer, Metric):
                 layer.reset()

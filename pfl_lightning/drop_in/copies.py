@@ -1,4 +1,4 @@
-"""Copies of somebody's module, also where ``copy.deepcopy`` does not take it."""
+"""Copies of a user's module, also where ``copy.deepcopy`` does not take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federation in which every client trains somebody's own LightningModule."""
+"""A federation in which every client trains a user's LightningModule."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class ModuleFederation(Federation):
         return module
 
     def teardown(self, stage: str) -> None:
-        """Let the engine go, and give the global model to its author."""
+        """Stop the engine, and load the global model into the module that was given."""
         super().teardown(stage)
         if not self.is_set_up:
             return

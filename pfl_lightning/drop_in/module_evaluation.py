@@ -1,4 +1,4 @@
-"""A client that trains somebody's own LightningModule, judged by the module's own validation and test steps."""
+"""A client that trains a user's LightningModule, evaluated by the module's own validation and test steps."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ __all__ = ["fit_module", "run_steps_under_trainer"]
 def _module_under_trainer(module: L.LightningModule, **functions: Callable[..., Any]) -> Iterator[None]:
     """Lend a module to an inner Trainer.
 
-    ``setup`` and its like were called when the federation was set up; called again, they might make the layers anew.
+    ``setup`` and its like were called when the federation was set up; called again, they might make the layers again.
 
     Args:
         module: The module.

@@ -1,4 +1,4 @@
-"""Another learning rate for what somebody's ``configure_optimizers`` returned."""
+"""Another learning rate for what a user's ``configure_optimizers`` returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calling somebody's module as a Trainer would, and putting functions in the place of its methods for a time."""
+"""Calls of a user's module as a Trainer would make them, and functions in the place of its methods for a time."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, SequentialEngine
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.evaluation import Evaluation
+from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
 from pfl_lightning.federation.outer_callbacks import check_callbacks, check_timers
 from pfl_lightning.federation.saved_state import SavedState

@@ -13,7 +13,7 @@ from pfl_lightning.engines import EvaluationTask
 from pfl_lightning.engines.evaluation import load_own_state
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import FederationError
-from pfl_lightning.evaluation import warn_if_not_finetuned
+from pfl_lightning.federation.evaluation import warn_if_not_finetuned
 from pfl_lightning.federation.rounds import FederationRounds
 from pfl_lightning.phases import Phase
 

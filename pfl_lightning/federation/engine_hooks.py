@@ -9,16 +9,16 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.evaluation import Evaluation
+from pfl_lightning.federation.evaluation import Evaluation
+from pfl_lightning.federation.personalization import PersonalizationStage
 from pfl_lightning.federation.rounds import FederationRounds
-from pfl_lightning.personalization import PersonalizationStage
 from pfl_lightning.phases import Personalization
 
 __all__ = ["EngineHooks"]
 
 
 class EngineHooks(FederationRounds):
-    """Hooks of the outer Trainer at which the engine gets ready for local fits and evaluations, and is let go."""
+    """Hooks of the outer Trainer that start the engine for local fits and evaluations, and stop it."""
 
     evaluation: Evaluation
     """The evaluation under way, or the last."""
@@ -77,7 +77,7 @@ class EngineHooks(FederationRounds):
                 self.stop_engine()
 
     def teardown(self, stage: str) -> None:
-        """Let the engine go."""
+        """Stop the engine."""
         self.stop_engine()
 
     def stop_engine(self) -> None:

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from pfl_lightning.evaluation import Evaluation, Scores, summarize_scores
 from pfl_lightning.federation.client_models import ClientModels
 from pfl_lightning.federation.engine_hooks import EngineHooks
+from pfl_lightning.federation.evaluation import Evaluation, Scores, summarize_scores
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["EvaluationHooks"]
@@ -69,7 +69,7 @@ class EvaluationHooks(EngineHooks, ClientModels):
     on_test_epoch_end = on_validation_epoch_end
 
     def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
-        """Return metrics over clients by name; see :func:`~pfl_lightning.evaluation.summarize_scores`."""
+        """Return metrics over clients by name; see :func:`~pfl_lightning.federation.evaluation.summarize_scores`."""
         return summarize_scores(prefix, scores, has_loss=self.clients.models[0].evaluation != "knn")
 
     @property

@@ -16,7 +16,7 @@ _SEARCH = (
 )
 _LOCAL = (
     "{name} acts on a model while it is trained, and the models are trained in the clients' local fits: leave it "
-    "away here and give it to the engine, engine=TrainerEngine(callbacks=[{name}(...)]); it begins anew in each local "
+    "away here and give it to the engine, engine=TrainerEngine(callbacks=[{name}(...)]); it starts again in each local "
     "fit"
 )
 _REFUSED = {

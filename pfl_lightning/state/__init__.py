@@ -7,6 +7,11 @@
 ``client_states``                        per-client state stores, of one or several architectures
 ``row_storage``                          their arrays, in memory or in a file
 ``checkpoints``, ``export``              checkpoints of a federation, and clients' models as plain files
+``checkpoint_file``                      checkpoint files, read with their checksums verified
+``checkpoint_contents``                  names and shapes that a checkpoint must hold
+``best_round``                           checkpoint of the best round
+``files``, ``run_lock``                  files written as a whole or not at all; the lock of a run's folder
+``snapshot``                             what a server held before a round, to which it can return
 ``unsaved``                              ``UnsavedState``: content of a server that no checkpoint saves
 =======================================  ==========================================================================
 

@@ -12,10 +12,10 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.files import replace_file
 from pfl_lightning.messages import State
 from pfl_lightning.state.checkpoint_contents import saved_bytes
 from pfl_lightning.state.checkpoint_file import read_checkpoint
+from pfl_lightning.state.files import replace_file
 
 __all__ = ["AtomicCheckpointIO", "check_fits", "use_atomic_files"]
 

@@ -58,7 +58,7 @@ class ClientStates:
         self._row_of: dict[int, int] = {}  # in the order of the rows
         self._on_disk = False
         self._folder: str | None = None
-        self._journals: WeakSet[Journal] = WeakSet()  # one is kept for as long as somebody holds it
+        self._journals: WeakSet[Journal] = WeakSet()  # each is kept for as long as a snapshot holds it
 
     def __len__(self) -> int:
         return self.num_clients

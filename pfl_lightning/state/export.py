@@ -10,7 +10,7 @@ import torch
 
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.files import replace_file
+from pfl_lightning.state.files import replace_file
 
 __all__ = ["export_clients"]
 

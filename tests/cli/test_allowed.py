@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-import yaml
+from _helpers.configs import digits_config
 
 from pfl_lightning.cli import main
 
@@ -19,14 +19,19 @@ def _called(*args, **kwargs):
 def undeclared(*args, **kwargs):
     _called()
 
+def _use():
+    Path(__file__).with_name("used").touch()
+
 def encoder(input_shape) -> nn.Module:
+    _use()
     return MLP(input_shape, hidden=(8,), out_features=8)
 
 def method(encoder: nn.Module, num_classes: int) -> FedAvg:
+    _use()
     return FedAvg(encoder, num_classes, epochs=1)
 
 def listener(trainer, pl_module):
-    pass
+    _use()
 
 class Anything:
     def __init__(self, *args, **kwargs):
@@ -71,32 +76,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def fit(folder, changes):
-    content = {
-        "run_dir": str(folder / "runs"),
-        "model": {
-            "method": {"class_path": "pfl_lightning.methods.FedAvg", "init_args": {"epochs": 1}},
-            "encoder": "mlp",
-        },
-        "data": {
-            "class_path": "pfl_lightning.datamodules.Digits",
-            "init_args": {
-                "partition": {
-                    "class_path": "pfl_lightning.datamodules.IID",
-                    "init_args": {"num_clients": 2, "samples_per_client": 20},
-                }
-            },
-        },
-        "trainer": {"fast_dev_run": True, "accelerator": "cpu", "enable_progress_bar": False},
-    }
-    for option, value in changes.items():
-        *path, last = option.split(".")
-        place = content
-        for key in path:
-            place = place[key]
-        place[last] = value
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    main(["fit", "--config", str(path)])
+    main(["fit", "--config", digits_config(folder, {"trainer.fast_dev_run": True} | changes)])
 
 
 def refusal(folder, capsys, changes):
@@ -151,3 +131,4 @@ ACCEPTED = {
 @pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED)
 def test_declared_functions_of_your_own_are_accepted(folder, changes):
     fit(folder, changes)
+    assert (folder / "used").exists()

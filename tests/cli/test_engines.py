@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from _helpers.configs import digits_config
 from _helpers.fake_cluster import FakeCluster
 from _helpers.ray_helpers import FakeRay
 
@@ -17,30 +18,6 @@ def _loud(monkeypatch):
     monkeypatch.setenv("PFL_DEBUG", "1")
 
 
-def config(tmp_path, **more):
-    content = {
-        "run_dir": str(tmp_path / "runs"),
-        "model": {
-            "method": {"class_path": "pfl_lightning.methods.FedAvg", "init_args": {"epochs": 1}},
-            "encoder": "mlp",
-        },
-        "data": {
-            "class_path": "pfl_lightning.datamodules.Digits",
-            "init_args": {
-                "partition": {
-                    "class_path": "pfl_lightning.datamodules.IID",
-                    "init_args": {"num_clients": 3, "samples_per_client": 20},
-                },
-            },
-        },
-        "trainer": {"max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu"},
-    }
-    content["model"] |= more.pop("model", {})
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content | more))
-    return str(path)
-
-
 def saved(tmp_path):
     found = yaml.safe_load((tmp_path / "runs" / "version_0" / "config.yaml").read_text())
     assert found["engine"] is None
@@ -50,14 +27,14 @@ def saved(tmp_path):
 @pytest.mark.parametrize("words", [["--engine", "NAME"], ["--engine=NAME"]])
 @pytest.mark.parametrize("name", ["sequential", "vectorized", "trainer"])
 def test_an_engine_by_name(tmp_path, name, words):
-    main(["fit", "--config", config(tmp_path), *(word.replace("NAME", name) for word in words)])
+    main(["fit", "--config", digits_config(tmp_path, {}), *(word.replace("NAME", name) for word in words)])
     assert saved(tmp_path)["class_path"] == f"pfl_lightning.{ENGINES[name]}"
 
 
 def test_options_of_the_engine_follow(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_engine, "Cluster", lambda *args: FakeCluster(FakeRay(), 2))
     words = "--engine ray --model.engine.workers 2 --model.engine.engine VectorizedEngine"
-    main(["fit", "--config", config(tmp_path), *words.split()])
+    main(["fit", "--config", digits_config(tmp_path, {}), *words.split()])
     found = saved(tmp_path)["init_args"]
     assert found["workers"] == 2
     assert found["engine"]["class_path"] == "pfl_lightning.VectorizedEngine"
@@ -65,29 +42,29 @@ def test_options_of_the_engine_follow(tmp_path, monkeypatch):
 
 def test_the_option_comes_before_what_a_config_says(tmp_path):
     other = {"class_path": "pfl_lightning.SequentialEngine", "init_args": {"gradient_clip_val": 2.0}}
-    path = config(tmp_path, model={"engine": other})
+    path = digits_config(tmp_path, {"model.engine": other})
     main(["fit", "--config", path, "--engine", "vectorized", "--model.engine.clients_per_batch", "7"])
     assert saved(tmp_path)["init_args"]["clients_per_batch"] == 7
 
 
 def test_in_a_config_file(tmp_path):
-    main(["fit", "--config", config(tmp_path, engine="vectorized")])
+    main(["fit", "--config", digits_config(tmp_path, {"engine": "vectorized"})])
     assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedEngine"
 
 
 def test_in_a_config_file_with_options(tmp_path):
     own = {"class_path": "pfl_lightning.VectorizedEngine", "init_args": {"clients_per_batch": 5}}
-    main(["fit", "--config", config(tmp_path, engine="vectorized", model={"engine": own})])
+    main(["fit", "--config", digits_config(tmp_path, {"engine": "vectorized", "model.engine": own})])
     assert saved(tmp_path)["init_args"]["clients_per_batch"] == 5
 
 
 def test_the_option_comes_before_the_name_in_a_config(tmp_path):
-    main(["fit", "--config", config(tmp_path, engine="trainer"), "--engine", "vectorized"])
+    main(["fit", "--config", digits_config(tmp_path, {"engine": "trainer"}), "--engine", "vectorized"])
     assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedEngine"
 
 
 def test_two_engines_in_a_config_file_are_refused(tmp_path):
-    path = config(tmp_path, engine="ray", model={"engine": {"class_path": "pfl_lightning.VectorizedEngine"}})
+    path = digits_config(tmp_path, {"engine": "ray", "model.engine": {"class_path": "pfl_lightning.VectorizedEngine"}})
     with pytest.raises(
         ConfigurationError, match=r"engine is 'ray', model.engine is pfl_lightning.VectorizedEngine: give"
     ):
@@ -97,7 +74,7 @@ def test_two_engines_in_a_config_file_are_refused(tmp_path):
 @pytest.mark.parametrize("words", [["--engine", "rai"], ["--engine=rai"], ["--engine"]])
 def test_a_name_that_is_none(tmp_path, words, capsys):
     with pytest.raises(SystemExit):
-        main(["fit", "--config", config(tmp_path), *words])
+        main(["fit", "--config", digits_config(tmp_path, {}), *words])
     said = capsys.readouterr().err
     assert "vectorized" in said or "expected one argument" in said
 
@@ -110,7 +87,7 @@ def test_other_words_stay_as_they_are():
 
 
 def test_validate_takes_it_too(tmp_path, monkeypatch):
-    path, used = config(tmp_path), []
+    path, used = digits_config(tmp_path, {}), []
     main(["fit", "--config", path])
     evaluate = VectorizedEngine.evaluate
     monkeypatch.setattr(VectorizedEngine, "evaluate", lambda *args: used.append(1) or evaluate(*args))

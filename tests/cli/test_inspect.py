@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import yaml
+from _helpers.configs import digits_config
 from _helpers.events import events, rounds, scalars
 
 from pfl_lightning.cli import main
@@ -14,24 +15,9 @@ def _loud(monkeypatch):
     monkeypatch.setenv("PFL_DEBUG", "1")
 
 
-def config(tmp_path, **more):
-    partition = {"class_path": "pfl_lightning.datamodules.DominantClasses"}
-    content = {
-        "run_dir": str(tmp_path / "runs"),
-        "model": {
-            "method": {"class_path": "pfl_lightning.methods.FedPAC", "init_args": {"epochs": 1}},
-            "encoder": "small_cnn",
-        },
-        "data": {
-            "class_path": "pfl_lightning.datamodules.Digits",
-            "init_args": {"partition": partition | {"init_args": {"num_clients": 4, "samples_per_client": 20}}},
-        },
-        "trainer": {"max_epochs": 2, "enable_progress_bar": False, "accelerator": "cpu", "enable_model_summary": False},
-    }
-    content["trainer"] |= more.pop("trainer", {})
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content | more))
-    return str(path)
+def config(tmp_path, changes):
+    short = {"trainer.max_epochs": 2, "trainer.enable_model_summary": False}
+    return digits_config(tmp_path, short | changes, "FedPAC", "small_cnn", "DominantClasses")
 
 
 def images(tmp_path):
@@ -45,7 +31,7 @@ ALL = {
 
 
 def test_true_turns_all_on(tmp_path):
-    main(["fit", "--config", config(tmp_path), "--inspect", "true"])
+    main(["fit", "--config", config(tmp_path, {}), "--inspect", "true"])
     found = events(tmp_path / "runs")
     assert set(found.Tags()["images"]) == ALL
     assert {"clients/test_accuracy", "clients/train_alignment"} <= set(found.Tags()["histograms"])
@@ -60,15 +46,15 @@ def test_true_turns_all_on(tmp_path):
 
 
 def test_nothing_is_on_by_default(tmp_path):
-    main(["fit", "--config", config(tmp_path)])
+    main(["fit", "--config", config(tmp_path, {})])
     assert images(tmp_path) == set()
-    main(["fit", "--config", config(tmp_path), "--inspect", "false"])
+    main(["fit", "--config", config(tmp_path, {}), "--inspect", "false"])
     assert not events(tmp_path / "runs", 1).Tags()["images"]
 
 
 def test_settings_on_the_command_line(tmp_path):
     words = ["--inspect.every_n_rounds", "1", "--inspect.clients", "2", "--trainer.max_epochs", "3"]
-    main(["fit", "--config", config(tmp_path), *words])
+    main(["fit", "--config", config(tmp_path, {}), *words])
     found = events(tmp_path / "runs")
     assert rounds(found, "combination_weights") == [0, 1, 2]
     rows = (tmp_path / "runs" / "version_0" / "projector" / "features" / "metadata.tsv").read_text().splitlines()[1:]
@@ -77,7 +63,10 @@ def test_settings_on_the_command_line(tmp_path):
 
 def test_settings_in_a_config_and_callbacks_of_ones_own(tmp_path):
     own = [{"class_path": "pfl_lightning.callbacks.CombinationWeights", "init_args": {"every_n_rounds": 1}}]
-    path = config(tmp_path, inspect={"every_n_rounds": 10, "samples": 3}, trainer={"callbacks": own, "max_epochs": 3})
+    path = config(
+        tmp_path,
+        {"inspect": {"every_n_rounds": 10, "samples": 3}, "trainer.callbacks": own, "trainer.max_epochs": 3},
+    )
     main(["fit", "--config", path])
     found = events(tmp_path / "runs")
     assert rounds(found, "combination_weights") == [0, 1, 2]  # the config's own, once
@@ -85,7 +74,7 @@ def test_settings_in_a_config_and_callbacks_of_ones_own(tmp_path):
 
 
 def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
-    words = ["fit", "--config", config(tmp_path), "--inspect.every_n_rounds", "1"]
+    words = ["fit", "--config", config(tmp_path, {}), "--inspect.every_n_rounds", "1"]
     main(words)
     main([*words, "--ckpt_path", "last", "--trainer.max_epochs", "3"])
     found = events(tmp_path / "runs")
@@ -98,7 +87,7 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
 
 
 def test_without_a_logger_pictures_lie_in_the_folder_of_the_run(tmp_path):
-    main(["fit", "--config", config(tmp_path), "--inspect", "true", "--trainer.logger", "false"])
+    main(["fit", "--config", config(tmp_path, {}), "--inspect", "true", "--trainer.logger", "false"])
     folder = tmp_path / "runs" / "version_0" / "inspection"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert names >= {f"{tag}-round-0001.png" for tag in ALL - {"partition"}} | {
@@ -108,7 +97,7 @@ def test_without_a_logger_pictures_lie_in_the_folder_of_the_run(tmp_path):
 
 
 def test_an_evaluation_of_an_inspected_run_says_nothing_of_callbacks(tmp_path):
-    path = config(tmp_path)
+    path = config(tmp_path, {})
     main(["fit", "--config", path, "--inspect", "true"])
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*callbacks used to create the checkpoint.*")
@@ -120,8 +109,8 @@ def test_an_evaluation_of_an_inspected_run_says_nothing_of_callbacks(tmp_path):
 def test_settings_without_meaning_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("PFL_DEBUG")
     with pytest.raises(SystemExit, match=r"inspect\.every_n_rounds must be at least 1, got 0"):
-        main(["fit", "--config", config(tmp_path), "--inspect.every_n_rounds", "0"])
+        main(["fit", "--config", config(tmp_path, {}), "--inspect.every_n_rounds", "0"])
     with pytest.raises(SystemExit):
-        main(["fit", "--config", config(tmp_path), "--inspect.every", "3"])
+        main(["fit", "--config", config(tmp_path, {}), "--inspect.every", "3"])
     assert "options of Inspection: clients, dirpath, every_n_rounds, part, samples" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -159,7 +159,12 @@ def test_evaluations_are_counted_in_rounds_and_clients():
 
 
 def test_all_is_said_by_a_float():
-    run_project(FedAvg, trainer={"limit_train_batches": 1.0, "limit_val_batches": 1.0, "val_check_interval": 1.0})
+    module, plain = Counting(), Counting()
+    run_project(
+        FedAvg, module=module, trainer={"limit_train_batches": 1.0, "limit_val_batches": 1.0, "val_check_interval": 1.0}
+    )
+    run_project(FedAvg, module=plain)
+    assert module.counts == plain.counts
 
 
 def test_limits_of_evaluations_need_an_evaluation_by_steps():

@@ -53,7 +53,8 @@ def test_a_second_lock_of_one_process_is_refused_too(tmp_path):
         RunLock(tmp_path)
     lock.release()
     lock.release()
-    RunLock(tmp_path).release()
+    with RunLock(tmp_path):
+        assert (tmp_path / ".lock").exists()
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path):
@@ -66,7 +67,8 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
         os._exit(0)
     try:
         lock.release()
-        RunLock(tmp_path).release()
+        with RunLock(tmp_path):
+            assert (tmp_path / ".lock").exists()
     finally:
         os.close(there)
         os.waitpid(child, 0)

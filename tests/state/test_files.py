@@ -6,7 +6,7 @@ import os
 import pytest
 
 from pfl_lightning.errors import DiskFullError, FederationError
-from pfl_lightning.files import explain_full_disk, replace_file
+from pfl_lightning.state.files import explain_full_disk, replace_file
 
 
 def write(path, error, needed=None):

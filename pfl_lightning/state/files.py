@@ -21,7 +21,7 @@ def size_text(size: float) -> str:
     """A number of bytes in words.
 
     Example:
-        >>> from pfl_lightning.files import size_text
+        >>> from pfl_lightning.state.files import size_text
         >>> size_text(512), size_text(20_500_000)
         ('512 B', '20.5 MB')
     """
@@ -90,7 +90,7 @@ def replace_file(path: Path, needed: Callable[[], int] | None = None) -> Iterato
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from pfl_lightning.files import replace_file
+        >>> from pfl_lightning.state.files import replace_file
         >>> path = Path(tempfile.mkdtemp()) / "results.json"
         >>> with replace_file(path) as temporary:
         ...     written = temporary.write_text("{}")
