@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
@@ -22,10 +23,10 @@ from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.module_evaluation import as_test_name
 from pfl_lightning.drop_in.roles import Roles, find_roles
+from pfl_lightning.drop_in.shown_model import ShowsGlobalModel
 from pfl_lightning.drop_in.trainer_checks import check_trainer
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -53,7 +54,7 @@ class _Given:
     factory: Factory | None
 
 
-class ModuleFederation(Federation):
+class ModuleFederation(ShowsGlobalModel):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
@@ -95,9 +96,12 @@ class ModuleFederation(Federation):
         if roles is not None:
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
-        if module._log_hyperparams:
-            plain = {n: v for n, v in module.hparams.items() if isinstance(v, bool | int | float | str | None)}
-            self.save_hyperparameters({"method": made.__name__, **plain})
+        self.take_hparams(made.__name__)
+
+    @property
+    def given_module(self) -> L.LightningModule:
+        """The module that was given."""
+        return self._given.module
 
     # ------------------------------------------------------------------ set-up
 
@@ -149,11 +153,15 @@ class ModuleFederation(Federation):
         client = copy.deepcopy(self.clients.models[0])
         assert isinstance(client, ModuleClient)
         module = client.exported_module()
+        self.load_global(module)
+        return module
+
+    def load_global(self, module: nn.Module) -> None:
+        """Load the model that the server would send into a copy of the module."""
         state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
         for prefix in NETWORKS:
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             load_state(module, own)
-        return module
 
     def teardown(self, stage: str) -> None:
         """Stop the engine, and load the global model into the module that was given."""
