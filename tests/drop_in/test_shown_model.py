@@ -105,7 +105,7 @@ def test_callbacks_reach_layers_methods_and_hyperparameters_and_change_nothing()
     other, _ = fitted()
     assert len(asking.layers) == 1  # of one copy for all rounds
     assert float(trainer.callback_metrics["shouted"]) == 7.0
-    assert_same(dict(federation.server.state_dict()), dict(other.server.state_dict()))
+    assert_same(dict(federation.global_model().state_dict()), dict(other.global_model().state_dict()))
     assert_same(dict(federation.client_model(1).state_dict()), dict(other.client_model(1).state_dict()))
 
 
