@@ -94,6 +94,7 @@ def test_callbacks_see_the_current_global_model():
 
 def test_callbacks_reach_layers_methods_and_hyperparameters_and_change_nothing():
     def fitted(*callbacks: Any) -> Any:
+        torch.manual_seed(0)
         module = Own(5, layer=nn.Linear(2, 2))
         federation, data = federate(module, Data(drop_last=True), FedPer, num_clients=2, seed=1, head="fc")
         trainer = quiet_trainer(2, *callbacks)
