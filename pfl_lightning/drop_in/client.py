@@ -16,6 +16,7 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
+from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
@@ -58,6 +59,8 @@ class ModuleClient(FederatedClient):
             :func:`~pfl_lightning.drop_in.copies.copied`.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
+
+    local = LocalHooks()  # none, until the federation has set them
 
     def __init__(
         self,

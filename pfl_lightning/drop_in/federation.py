@@ -21,9 +21,11 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
+from pfl_lightning.drop_in.local_callbacks import check_local
+from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.module_evaluation import as_test_name
+from pfl_lightning.drop_in.outer_hooks import OuterHooks
 from pfl_lightning.drop_in.roles import Roles, find_roles
-from pfl_lightning.drop_in.shown_model import ShowsGlobalModel
 from pfl_lightning.drop_in.trainer_checks import check_trainer
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
@@ -54,7 +56,7 @@ class _Given:
     factory: Factory | None
 
 
-class ModuleFederation(ShowsGlobalModel):
+class ModuleFederation(OuterHooks):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
@@ -68,6 +70,7 @@ class ModuleFederation(ShowsGlobalModel):
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
         module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
+        local_callbacks: Callbacks that run inside local fits; see :func:`federate`.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
@@ -83,6 +86,7 @@ class ModuleFederation(ShowsGlobalModel):
         head: str | Sequence[str] | None = None,
         monitor: str | None = None,
         module_factory: Factory | None = None,
+        local_callbacks: Sequence[L.Callback] = (),
         engine: Engine | None = None,
         **options: Any,
     ) -> None:
@@ -97,6 +101,8 @@ class ModuleFederation(ShowsGlobalModel):
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
         self.take_hparams(made.__name__)
+        check_local(local_callbacks, self.has_inner_trainers)
+        self.local = LocalHooks(local_callbacks)
 
     @property
     def given_module(self) -> L.LightningModule:
@@ -120,7 +126,7 @@ class ModuleFederation(ShowsGlobalModel):
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         check_trainer(self.trainer)
         given = self._given.module.configure_callbacks()
-        own = list(given) if isinstance(given, Sequence) else [given]
+        own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *self.missing_callbacks(own)]
 
     def default_loop(self) -> L.Callback:
@@ -139,7 +145,9 @@ class ModuleFederation(ShowsGlobalModel):
             module.trainer = None
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
-        return [make(module, data.num_classes, head=roles, factory=self._given.factory)]
+        client = make(module, data.num_classes, head=roles, factory=self._given.factory)
+        client.local = self.local
+        return [client]
 
     # ------------------------------------------------------------------ the global model
 
