@@ -24,9 +24,9 @@ from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.local_callbacks import check_local
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.module_evaluation import as_test_name
-from pfl_lightning.drop_in.outer_hooks import OuterHooks
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.drop_in.trainer_checks import check_trainer
+from pfl_lightning.drop_in.user_stages import UserStages
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.metrics import EvalMetrics, summarize
@@ -56,7 +56,7 @@ class _Given:
     factory: Factory | None
 
 
-class ModuleFederation(OuterHooks):
+class ModuleFederation(UserStages):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
@@ -141,7 +141,7 @@ class ModuleFederation(OuterHooks):
             if is_overridden("configure_model", module):
                 module.configure_model()
             if is_overridden("setup", module):
-                module.setup("fit")
+                module.setup(self.stage_name)
             module.trainer = None
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
@@ -160,6 +160,7 @@ class ModuleFederation(OuterHooks):
             raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
         client = copy.deepcopy(self.clients.models[0])
         assert isinstance(client, ModuleClient)
+        client.networks_as_given()
         module = client.exported_module()
         self.load_global(module)
         return module
@@ -171,11 +172,8 @@ class ModuleFederation(OuterHooks):
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             load_state(module, own)
 
-    def teardown(self, stage: str) -> None:
-        """Stop the engine, and load the global model into the module that was given."""
-        super().teardown(stage)
-        if not self.is_set_up:
-            return
+    def fill_given_module(self) -> None:
+        """Load the global model into the module that was given."""
         state, given = self.global_model().state_dict(), self._given.module
         if state.keys() != given.state_dict().keys():
             warnings.warn(

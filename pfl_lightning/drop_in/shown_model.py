@@ -63,6 +63,10 @@ class ShowsGlobalModel(Federation):
     def load_global(self, module: nn.Module) -> None:
         """Load the global model into a copy of the module."""
 
+    @abstractmethod
+    def fill_given_module(self) -> None:
+        """Load the global model into the module that was given."""
+
     @property
     def shown(self) -> L.LightningModule:
         """The global model after the last aggregation, in evaluation mode, on the federation's device.
@@ -75,6 +79,8 @@ class ShowsGlobalModel(Federation):
         weights = self.server.broadcast(0, self.round).weights
         key = (self.device, tuple((value.data_ptr(), value._version) for value in weights.values()))
         if self._shown is not None and self._shown.key == key:
+            if self._shown.module._trainer is not self._trainer:
+                self._shown.module.trainer = self._trainer
             return self._shown.module
         with torch.inference_mode(False), torch.no_grad():  # callbacks may ask for gradients later
             if self._shown is None:
