@@ -22,6 +22,9 @@ _INSIDE = {"StochasticWeightAveraging", "WeightAveraging", "BaseFinetuning", "Mo
 _OF_BATCHES = {"GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"}
 """Callbacks of Lightning that count batches or look at their losses."""
 
+_COUNT_EPOCHS = {"StochasticWeightAveraging", "BaseFinetuning"}
+"""Callbacks of Lightning that go on from what they did at an earlier epoch of the same fit."""
+
 _OUTSIDE = {
     "Checkpoint": "checkpoints are those of the federation",
     "ProgressBar": "local fits are silent",
@@ -102,23 +105,30 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
             ) from error
 
 
-def check_epochs(callbacks: Iterable[L.Callback], epochs: Iterable[int]) -> None:
-    """Refuse callbacks that need more local epochs than there are.
+def check_epochs(callbacks: Iterable[L.Callback], epochs: Iterable[int], continues: bool) -> None:
+    """Refuse callbacks whose epochs would not come.
 
     Args:
         callbacks: Those inside local fits.
         epochs: Epochs of each phase of a local fit.
+        continues: Whether ``current_epoch`` goes on over a client's rounds.
 
     Raises:
-        ConfigurationError: Nothing would be trained.
+        ConfigurationError: They would have no effect, or undo the training.
     """
     least = min(epochs, default=0)
     for callback in callbacks:
-        if "StochasticWeightAveraging" in lightning_kinds(callback) and least < 2:
+        name, kinds = type(callback).__name__, lightning_kinds(callback)
+        if continues and kinds & _COUNT_EPOCHS:
             raise ConfigurationError(
-                f"{type(callback).__name__} averages the weights that a client has at the start of its local epochs, "
-                f"and there is {least} in a round: nothing would be trained; use federate(..., epochs=2) or more, or "
-                "EMAWeightAveraging, which averages over steps"
+                f"{name} counts the epochs of one fit, and starts again in each local fit: use federate(..., "
+                "schedule='restart'), by which local fits count from 0"
+            )
+        if "StochasticWeightAveraging" in kinds and least < 2:
+            raise ConfigurationError(
+                f"{name} averages the weights that a client has at the start of its local epochs, and there is {least} "
+                "in a round: nothing would be trained; use federate(..., epochs=2) or more, or EMAWeightAveraging, "
+                "which averages over steps"
             )
 
 

@@ -40,10 +40,13 @@ class LocalHooks:
         """All callbacks of local fits."""
         return [*self.given, *self.moved]
 
-    def trainer_of_fit(self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any]) -> Any:
+    def trainer_of_fit(
+        self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
+    ) -> Any:
         """An inner Trainer that fits a module."""
         own = copies(self.callbacks)
-        return make_trainer([*own, *self.outer.callbacks(), *callbacks], **self.outer.options(module, own))
+        options |= self.outer.options(module, own)
+        return make_trainer([*own, *self.outer.callbacks(), *callbacks], **options)
 
     def trainer_of_evaluation(
         self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any

@@ -57,7 +57,9 @@ class OuterHooks(ShowsGlobalModel):
 
     def on_fit_start(self) -> None:
         """Start the engine, where callbacks inside local fits can have an effect."""
-        check_epochs(self.local.callbacks, [phase.epochs for phase in self.clients.models[0].phases()])
+        client = self.clients.models[0]
+        continues = bool(getattr(getattr(client, "continuity", None), "continues", False))
+        check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues)
         super().on_fit_start()
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:

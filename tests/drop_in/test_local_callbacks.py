@@ -1,5 +1,6 @@
 """Callbacks inside local fits: those that are given for them, and Lightning's that belong there."""
 
+import inspect
 import logging
 import warnings
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from _helpers.project import Data, Net, run_project
 from _helpers.toy import quiet_trainer
+from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     EarlyStopping,
@@ -22,6 +24,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 
 from pfl_lightning import RayEngine, SequentialEngine, TrainerEngine, federate
+from pfl_lightning.drop_in.local_callbacks import check_epochs
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
 
@@ -86,12 +89,16 @@ def test_a_callback_that_would_take_clients_for_batches_is_warned_of():
 
 def test_callbacks_of_lightning_stay_outside_without_a_word(tmp_path):
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1)
-    callbacks = [ModelCheckpoint(tmp_path), EarlyStopping("val_loss"), TQDMProgressBar()]
-    trainer = quiet_trainer(1, *callbacks, enable_checkpointing=True, enable_progress_bar=True)
+    given = [ModelCheckpoint(tmp_path), EarlyStopping("val_loss"), TQDMProgressBar()]
+    trainer = quiet_trainer(1, *given, enable_checkpointing=True, enable_progress_bar=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*a batch is a client.*")
         trainer.fit(federation, datamodule=data)
-    assert all(callback in trainer.callbacks for callback in callbacks)
+    assert all(callback in trainer.callbacks for callback in given)
+
+
+RESTART: dict[str, Any] = {"schedule": "restart"} if "schedule" in inspect.signature(federate).parameters else {}
+"""By which local fits count their epochs from 0."""
 
 
 class WithBackbone(Net):
@@ -102,9 +109,11 @@ class WithBackbone(Net):
         self.backbone = self.body
 
 
-def fitted(callbacks: Any = (), **options: Any) -> Any:
-    federation, data = federate(WithBackbone(), Data(), FedAvg, num_clients=2, seed=1, epochs=3, head="fc", **options)
-    trainer = quiet_trainer(1, *callbacks)
+def fitted(given: Any = (), **options: Any) -> Any:
+    federation, data = federate(
+        WithBackbone(), Data(), FedAvg, num_clients=2, seed=1, epochs=3, head="fc", **RESTART, **options
+    )
+    trainer = quiet_trainer(1, *given)
     trainer.fit(federation, datamodule=data)
     return federation.global_model().state_dict(), trainer
 
@@ -114,6 +123,8 @@ def averaging() -> L.Callback:
 
 
 INSIDE = [averaging(), ModelPruning("l1_unstructured", amount=0.5), BackboneFinetuning(unfreeze_backbone_at_epoch=1)]
+if hasattr(callbacks, "EMAWeightAveraging"):  # of newer versions
+    INSIDE.append(callbacks.EMAWeightAveraging())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -133,7 +144,7 @@ def test_lightning_s_callbacks_of_models_are_handed_in(callback, caplog):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_second_fit_hands_them_in_again_and_a_test_does_not_run_them():
-    federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc")
+    federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc", **RESTART)
     trainer = quiet_trainer(1, averaging())
     for _ in range(2):
         trainer.fit(federation, datamodule=data)
@@ -147,7 +158,7 @@ def test_a_module_may_configure_one():
         def configure_callbacks(self) -> Any:
             return [averaging(), EarlyStopping("val_loss")]
 
-    federation, data = federate(Averaging(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc")
+    federation, data = federate(Averaging(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc", **RESTART)
     trainer = quiet_trainer(1)
     trainer.fit(federation, datamodule=data)
     assert len(federation.local.moved) == 1
@@ -157,7 +168,7 @@ def test_a_module_may_configure_one():
 def test_averaging_over_one_local_epoch_would_train_nothing():
     for options in ({"trainer": {"callbacks": [averaging()]}}, {"local_callbacks": [averaging()]}):
         given = options.pop("trainer", {}).get("callbacks", [])
-        federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, head="fc", **options)
+        federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, head="fc", **RESTART, **options)
         with pytest.raises(ConfigurationError, match=r"1 in a round: nothing would be trained; use .*epochs=2"):
             quiet_trainer(1, *given).fit(federation, datamodule=data)
 
@@ -169,13 +180,20 @@ def test_learning_rates_are_logged_by_round(tmp_path):
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
     for interval in ("epoch", "step"):
-        federation, data = federate(Stepping(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc")
+        federation, data = federate(Stepping(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc", **RESTART)
         trainer = quiet_trainer(2, LearningRateMonitor(interval), logger=CSVLogger(tmp_path))
         trainer.fit(federation, datamodule=data)
         assert float(trainer.callback_metrics["lr-SGD"]) == pytest.approx(0.025)
         names = (tmp_path / f"lightning_logs/version_{trainer.logger.version}/metrics.csv").read_text().split("\n")[0]
         assert "lr-SGD" in names.split(",")
         assert "client_" not in names
+
+
+def test_callbacks_that_count_epochs_need_local_fits_that_begin_at_0():
+    for callback in (averaging(), BackboneFinetuning()):
+        check_epochs([callback], [3], continues=False)
+        with pytest.raises(ConfigurationError, match=r"counts the epochs of one fit.*schedule='restart'"):
+            check_epochs([callback], [3], continues=True)
 
 
 WRONG = [
