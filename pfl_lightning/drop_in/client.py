@@ -16,6 +16,7 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
+from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
@@ -58,6 +59,8 @@ class ModuleClient(FederatedClient):
             :func:`~pfl_lightning.drop_in.copies.copied`.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
+
+    local = LocalHooks()  # none, until the federation has set them
 
     def __init__(
         self,
@@ -257,13 +260,22 @@ class ModuleClient(FederatedClient):
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over what the server sends; nothing that another client has left behind stays."""
-        networks = [self.get_submodule(prefix[:-1]) for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+        networks = self.networks_as_given()
         if not self._transients:
             self._transients = [Transient(network) for network in networks]
-        for transient, network in zip(self._transients, networks, strict=True):
-            transient.restore(network)
         super().receive(broadcast)
         self.reset_metrics()
+
+    def networks_as_given(self) -> list[nn.Module]:
+        """The module, and what a method trains beside it, without what clients have left in their attributes."""
+        networks = [self.get_submodule(prefix[:-1]) for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+        for transient, network in zip(self._transients, networks, strict=False):  # none before the first fit
+            transient.restore(network)
+        return networks
+
+    def forget_given(self) -> None:
+        """From now on the attributes are those that all clients begin with."""
+        self._transients = []
 
     def evaluate(
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer

@@ -36,6 +36,7 @@ def federate(
     labels: Callable[[Any], Any] | None = None,
     module_factory: Factory | None = None,
     cohort: int | float = 1.0,
+    local_callbacks: Sequence[L.Callback] = (),
     engine: Engine | None = None,
     seed: int | None = None,
     train_dataloaders: Any = None,
@@ -70,6 +71,8 @@ def federate(
         module_factory: Makes the module once more, such as ``lambda: Net(lr=0.1)``, for a module that
             ``copy.deepcopy`` does not take: what it makes is given the weights.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
+        local_callbacks: Callbacks that run inside local fits and evaluations, on the batches of each client; each local
+            fit has new copies of them.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
         train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, or a list of
@@ -92,6 +95,7 @@ def federate(
         head=head,
         monitor=monitor,
         module_factory=module_factory,
+        local_callbacks=local_callbacks,
         engine=engine,
         seed=seed,
     )

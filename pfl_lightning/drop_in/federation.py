@@ -14,18 +14,21 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
+from pfl_lightning.drop_in.local_callbacks import check_local
+from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.module_evaluation import as_test_name
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.drop_in.trainer_checks import check_trainer
+from pfl_lightning.drop_in.user_stages import UserStages
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -53,7 +56,7 @@ class _Given:
     factory: Factory | None
 
 
-class ModuleFederation(Federation):
+class ModuleFederation(UserStages):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
@@ -67,6 +70,7 @@ class ModuleFederation(Federation):
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
         module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
+        local_callbacks: Callbacks that run inside local fits; see :func:`federate`.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
@@ -82,6 +86,7 @@ class ModuleFederation(Federation):
         head: str | Sequence[str] | None = None,
         monitor: str | None = None,
         module_factory: Factory | None = None,
+        local_callbacks: Sequence[L.Callback] = (),
         engine: Engine | None = None,
         **options: Any,
     ) -> None:
@@ -95,9 +100,14 @@ class ModuleFederation(Federation):
         if roles is not None:
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
-        if module._log_hyperparams:
-            plain = {n: v for n, v in module.hparams.items() if isinstance(v, bool | int | float | str | None)}
-            self.save_hyperparameters({"method": made.__name__, **plain})
+        self.take_hparams(made.__name__)
+        check_local(local_callbacks, self.has_inner_trainers)
+        self.local = LocalHooks(local_callbacks)
+
+    @property
+    def given_module(self) -> L.LightningModule:
+        """The module that was given."""
+        return self._given.module
 
     # ------------------------------------------------------------------ set-up
 
@@ -116,7 +126,7 @@ class ModuleFederation(Federation):
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         check_trainer(self.trainer)
         given = self._given.module.configure_callbacks()
-        own = list(given) if isinstance(given, Sequence) else [given]
+        own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *self.missing_callbacks(own)]
 
     def default_loop(self) -> L.Callback:
@@ -131,11 +141,13 @@ class ModuleFederation(Federation):
             if is_overridden("configure_model", module):
                 module.configure_model()
             if is_overridden("setup", module):
-                module.setup("fit")
+                module.setup(self.stage_name)
             module.trainer = None
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
-        return [make(module, data.num_classes, head=roles, factory=self._given.factory)]
+        client = make(module, data.num_classes, head=roles, factory=self._given.factory)
+        client.local = self.local
+        return [client]
 
     # ------------------------------------------------------------------ the global model
 
@@ -148,18 +160,20 @@ class ModuleFederation(Federation):
             raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
         client = copy.deepcopy(self.clients.models[0])
         assert isinstance(client, ModuleClient)
+        client.networks_as_given()
         module = client.exported_module()
+        self.load_global(module)
+        return module
+
+    def load_global(self, module: nn.Module) -> None:
+        """Load the model that the server would send into a copy of the module."""
         state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
         for prefix in NETWORKS:
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             load_state(module, own)
-        return module
 
-    def teardown(self, stage: str) -> None:
-        """Stop the engine, and load the global model into the module that was given."""
-        super().teardown(stage)
-        if not self.is_set_up:
-            return
+    def fill_given_module(self) -> None:
+        """Load the global model into the module that was given."""
         state, given = self.global_model().state_dict(), self._given.module
         if state.keys() != given.state_dict().keys():
             warnings.warn(

@@ -12,7 +12,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -152,7 +151,7 @@ def fit_module(
     """
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
     with _module_in_fit(client) as (record, callbacks):
-        trainer: Any = make_trainer(callbacks, logger=DummyLogger())
+        trainer: Any = client.local.trainer_of_fit(make_trainer, client.step_module, callbacks)
         if datamodule is None:
             trainer.fit(client.step_module, train_dataloaders=loader)
         else:
@@ -168,7 +167,8 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
     """
     callback = _ScoresCallback(task.scores)
     with silence():
-        trainer = make_trainer([callback], logger=DummyLogger(), limit_val_batches=1.0)
+        module = task.client.module
+        trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
     if trainer is None:
         return None
     validates, datamodule = task.stage == "validation", task.data.datamodule

@@ -1,5 +1,6 @@
 """Options of the outer Trainer mean in a federation what a Lightning user means by them, or are refused."""
 
+import contextlib
 import logging
 import warnings
 from functools import partial
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelPruning,
     StochasticWeightAveraging,
+    ThroughputMonitor,
     Timer,
 )
 from lightning.pytorch.loggers import CSVLogger
@@ -272,9 +274,12 @@ def test_inner_trainers_are_silent_under_either_name_of_the_package(package, cap
         assert log.isEnabledFor(logging.INFO)
 
 
-WRONG = [
+SEARCHING = [
     (BatchSizeFinder(), "BatchSizeFinder searches in a plain training run"),
     (LearningRateFinder(), "LearningRateFinder searches in a plain training run"),
+]
+WRONG = [
+    *SEARCHING,
     (GradientAccumulationScheduler({0: 2}), r"TrainerEngine\(callbacks=\[GradientAccumulationScheduler"),
     (StochasticWeightAveraging(0.1), r"TrainerEngine\(callbacks=\[StochasticWeightAveraging\(...\)\]\)"),
     (ModelPruning("l1_unstructured"), r"TrainerEngine\(callbacks=\[ModelPruning"),
@@ -284,41 +289,54 @@ WRONG = [
 
 @pytest.mark.parametrize(("callback", "message"), WRONG, ids=lambda value: type(value).__name__)
 def test_callbacks_that_have_nothing_to_work_on_outside(callback, message):
-    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match=message):
-        quiet_trainer(1, callback).fit(federation, datamodule=data)
     own = Federation(FedAvg, lambda shape: torch.nn.Flatten())
     with pytest.raises(ConfigurationError, match=message):
         quiet_trainer(1, callback).fit(own, datamodule=Digits(IID(2)))
 
 
-def test_callbacks_of_the_module_are_checked_too():
-    class Averaging(Net):
-        def configure_callbacks(self) -> Any:
-            return StochasticWeightAveraging(0.1)
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        *SEARCHING,
+        (GradientAccumulationScheduler({0: 2}), r"local_callbacks=\[GradientAccumulationScheduler\(...\)\]"),
+        (ThroughputMonitor(len), r"local_callbacks=\[ThroughputMonitor\(...\)\]"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_callbacks_that_mean_batches(callback, message):
+    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer(1, callback).fit(federation, datamodule=data)
 
-    with pytest.raises(ConfigurationError, match="StochasticWeightAveraging acts on a model while it is trained"):
-        run_project(FedAvg, module=Averaging())
+
+def test_callbacks_of_the_module_are_checked_too():
+    class Searching(Net):
+        def configure_callbacks(self) -> Any:
+            return LearningRateFinder()
+
+    with pytest.raises(ConfigurationError, match="LearningRateFinder searches in a plain training run"):
+        run_project(FedAvg, module=Searching())
 
 
 def test_weight_averaging_of_newer_versions():
     callbacks = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
-    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
+    own = Federation(FedAvg, lambda shape: torch.nn.Flatten())
     with pytest.raises(ConfigurationError, match=r"TrainerEngine\(callbacks=\[EMAWeightAveraging\(...\)\]\)"):
-        quiet_trainer(1, callbacks.EMAWeightAveraging()).fit(federation, datamodule=data)
+        quiet_trainer(1, callbacks.EMAWeightAveraging()).fit(own, datamodule=Digits(IID(2)))
 
 
-def test_the_tuner_says_so_too():
+@pytest.mark.parametrize("search", ["lr_find", "scale_batch_size"])
+def test_the_tuner_says_so_too(search):
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match="LearningRateFinder searches in a plain training run"):
-        Tuner(quiet_trainer(1)).lr_find(federation, datamodule=data, attr_name="lr")
+    trainer = quiet_trainer(1)
+    with pytest.raises(ConfigurationError, match=r"searches in a plain training run, .* has none: search with the"):
+        getattr(Tuner(trainer), search)(federation, datamodule=data)
 
 
-def test_a_monitor_of_rates_logs_nothing_and_says_so(tmp_path):
-    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
-    trainer = quiet_trainer(1, LearningRateMonitor(), logger=CSVLogger(tmp_path))
-    with pytest.warns(UserWarning, match=r"LearningRateMonitor logs nothing.*self.log\('lr'"):
-        trainer.fit(federation, datamodule=data)
+def test_a_monitor_of_rates_of_other_federations_logs_nothing_and_says_so(tmp_path):
+    own = Federation(FedAvg, lambda shape: torch.nn.Flatten())
+    with pytest.warns(UserWarning, match=r"LearningRateMonitor logs nothing"), contextlib.suppress(Exception):
+        quiet_trainer(1, LearningRateMonitor(), logger=CSVLogger(tmp_path)).fit(own, datamodule=Digits(IID(2)))
 
 
 class WithBackbone(Net):
