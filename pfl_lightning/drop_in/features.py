@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.client import FitContext
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource, TwoViews
 from pfl_lightning.drop_in.capture import FeatureCapture, FeatureSource, classes_of_batch
@@ -83,7 +83,7 @@ class FeatureModuleClient(ModuleClient):
         self._found: tuple[Tensor, ...] = ()
         self._classes: Tensor | None = None
         self._class_counts: dict[int, Tensor] = {}
-        self._predicts = False
+        self._scores: Tensor | None = None  # of the head, while the method's own are computed
 
     # ------------------------------------------------------------------ what methods ask for
 
@@ -134,6 +134,10 @@ class FeatureModuleClient(ModuleClient):
 
     def _passes(self, data: FitData) -> FeaturePass:
         return FeaturePass(self.module, self._capture, self.source.labels, data.datamodule)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Class scores (N, C) of the head, also where the features are not what it takes."""
+        return super().classify(features) if self._scores is None else self._scores
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The module's own loss, in the place of the cross entropy."""
@@ -248,7 +252,7 @@ class FeatureModuleClient(ModuleClient):
     def _predicting(self) -> Iterator[None]:
         """Let the head give the method's own class scores inside, where it predicts otherwise."""
         own = type(self)
-        if own.class_scores is FeatureAccess.class_scores and own.classify is FederatedClient.classify:
+        if own.class_scores is FeatureAccess.class_scores and own.classify is FeatureModuleClient.classify:
             yield
             return
         handle = self.head.register_forward_hook(self._as_predicted)
@@ -259,13 +263,13 @@ class FeatureModuleClient(ModuleClient):
             handle.remove()
 
     def _as_predicted(self, layer: nn.Module, arguments: Any, output: Any) -> Any:
-        if self._predicts or not isinstance(output, Tensor):
+        if self._scores is not None or not isinstance(output, Tensor):
             return output
-        self._predicts = True
+        self._scores = output
         try:
             return self.class_scores(self._capture.take()).to(output.dtype)
         finally:
-            self._predicts = False
+            self._scores = None
 
 
 class _Encoder(nn.Module):
