@@ -5,16 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "FitData", "SplitSource", "class_of_batch"]
+__all__ = [
+    "LABEL_KEYS",
+    "BatchSource",
+    "ClientParts",
+    "FederatedData",
+    "FitData",
+    "SplitSource",
+    "TwoViews",
+    "class_of_batch",
+]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
+
+
+class TwoViews(NamedTuple):
+    """One batch under two draws of a data set's own transforms.
+
+    Attributes:
+        first: The batch, as a user's step takes it.
+        second: The same items, read once more.
+    """
+
+    first: Any
+    second: Any
 
 
 class BatchSource(Protocol):

@@ -12,6 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+from pfl_lightning.data import TwoViews
 from pfl_lightning.datamodules.module import FederatedDataModule
 
 __all__ = ["BatchSizes", "ClientItems", "ItemDataModule", "ItemLoader", "ItemSource", "ItemSplit"]
@@ -105,15 +106,16 @@ class ItemSplit:
             shuffle: Whether every epoch has a new random order, if the user's loader shuffles too.
             drop_last: Whether an incomplete last batch is dropped.
             augment: Not used: augmentation is the data set's own.
-            views: Must be 1.
+            views: 1, or 2 for batches that are :class:`~pfl_lightning.data.TwoViews`: every item is read twice, so that
+                random transforms of the data set make two views of it.
 
         Raises:
-            ValueError: If several views are asked for, or no batch would be left.
+            ValueError: If more views are asked for, or no batch would be left.
         """
-        if views != 1:
+        if views not in (1, 2):
             raise ValueError(
-                f"a user-defined data set gives one view of each item, the method needs {views} augmented views: use "
-                "FromDatasets with augment"
+                f"a user-defined data set gives two views of each item at most, the method needs {views} augmented "
+                "views: use FromDatasets with augment"
             )
         if drop_last and batch_size > len(self):
             raise ValueError(
@@ -121,7 +123,7 @@ class ItemSplit:
                 f"batch_size to at most {len(self)}, set drop_last=False, or give clients more items"
             )
         order = generator if shuffle and self.source.shuffled else None
-        return ItemLoader(self, batch_size, torch.device(device), order, drop_last)
+        return ItemLoader(self, batch_size, torch.device(device), order, drop_last, views)
 
 
 class ItemLoader:
@@ -133,6 +135,7 @@ class ItemLoader:
         device: Device of the batches.
         generator: CPU generator of a new order for every pass; ``None`` keeps the order of the split.
         drop_last: Whether an incomplete last batch is dropped.
+        views: 1, or 2 for two readings of each item.
 
     Attributes:
         augmented: Always true, since the data set may transform its items at random at every pass.
@@ -147,8 +150,9 @@ class ItemLoader:
         device: torch.device,
         generator: torch.Generator | None,
         drop_last: bool,
+        views: int = 1,
     ) -> None:
-        self.batch_size = batch_size
+        self.batch_size, self.views = batch_size, views
         self.dataset = split.source.dataset
         self._split, self._device, self._generator, self._drop_last = split, device, generator, drop_last
 
@@ -161,7 +165,8 @@ class ItemLoader:
         if self._generator is not None:
             indices = indices[torch.randperm(len(indices), generator=self._generator)]
         for places in indices.split(self.batch_size)[: len(self)]:
-            yield move_data_to_device(self._split.source.batch(places.tolist()), self._device)
+            batches = [self._split.source.batch(places.tolist()) for _ in range(self.views)]
+            yield move_data_to_device(batches[0] if self.views == 1 else TwoViews(*batches), self._device)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Refuse, since items may have any shape.

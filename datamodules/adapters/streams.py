@@ -46,6 +46,8 @@ class StreamSplit(ItemSplit):
         """
         drop_last = bool(options.get("drop_last"))
         super().loader(batch_size, **options)  # for its checks
+        if options.get("views", 1) != 1:
+            raise ValueError("an IterableDataset gives one view of each item: give a map-style Dataset for two of them")
         return _StreamLoader(self, batch_size, torch.device(options.get("device", "cpu")), None, drop_last)
 
 

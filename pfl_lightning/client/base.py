@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 from pfl_lightning.client.context import Batch, Citation, FitContext
 from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
+from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, ClientUpdate
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FederatedClient"]
 
 
-class FederatedClient(DeclaredParts, PhaseLosses):
+class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
     """An encoder, a head, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what

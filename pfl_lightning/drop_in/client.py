@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
@@ -30,13 +30,17 @@ from pfl_lightning.older_package import as_written
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["ModuleClient", "client_class"]
+__all__ = ["HeadNeeded", "ModuleClient", "client_class", "refuse_options"]
 
 NETWORKS = ("module.", "global_model.")
 """What names of the user's parameters have in front, in the client's state."""
 
 TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
 """Options of clients that make their optimizers themselves."""
+
+
+class HeadNeeded(ConfigurationError):
+    """A method sets the head apart, and it is not known which layers are the head."""
 
 
 class ModuleClient(FederatedClient):
@@ -60,6 +64,9 @@ class ModuleClient(FederatedClient):
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
 
+    method: ClassVar[type[FederatedClient]]
+    """The method's own class."""
+
     local = LocalHooks()  # none, until the federation has set them
 
     def __init__(
@@ -67,7 +74,7 @@ class ModuleClient(FederatedClient):
         encoder: nn.Module,
         num_classes: int,
         *,
-        head: str | Sequence[str] | Roles | None = None,
+        head: str | Sequence[str] | Roles = (),
         epochs: int = 1,
         fine_tune: str | None = None,
         fine_tune_epochs: int = 1,
@@ -76,14 +83,7 @@ class ModuleClient(FederatedClient):
         factory: Factory | None = None,
         **options: Any,
     ) -> None:
-        if options:
-            training = sorted(options.keys() & TRAINING)
-            raise ConfigurationError(
-                f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how "
-                "it is trained"
-                if training
-                else f"{type(self).__name__} has no option {', '.join(sorted(options))}"
-            )
+        refuse_options(type(self), options)
         self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
         self._factory = factory
         super().__init__(
@@ -109,7 +109,7 @@ class ModuleClient(FederatedClient):
 
     def __reduce__(self) -> Any:
         """The class is made where it is needed, so that it cannot be found by its name."""
-        return _blank, (type(self).__mro__[1],), self.__getstate__()
+        return _blank, (type(self).method,), self.__getstate__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleClient:
         """A copy, in which a module that cannot be copied is made once more."""
@@ -132,9 +132,9 @@ class ModuleClient(FederatedClient):
         roles = [self._role(name) for name in known]
         if not self._roles:
             if ("encoder.*" in patterns) != ("head.*" in patterns):
-                raise ConfigurationError(
-                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and there is no last "
-                    "linear layer to be guessed: name the last layers by head="
+                raise HeadNeeded(
+                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and it has none: name "
+                    "the last layers by head="
                 )
             patterns = [pattern for pattern in patterns if pattern != "head.*"]
         fitting = set(matching(tuple(roles), tuple(patterns)))
@@ -329,19 +329,44 @@ def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
     """The method's class over :class:`ModuleClient`, under the method's name.
 
     Raises:
-        ConfigurationError: The method needs an encoder and a head.
+        ConfigurationError: The method needs an encoder of its own.
     """
-    if not method.model_agnostic:
+    from pfl_lightning.drop_in.features import FeatureMethod, FeatureModuleClient
+
+    if not (method.model_agnostic or method.feature_based):
         raise ConfigurationError(
-            f"{method.__name__} works on an encoder and its features, which a user's LightningModule does not "
-            "show: use a method that needs its training step alone (FedAvg, FedProx, FedPer, LGFedAvg, FedRep, FedBN, "
-            "FedBABU, Ditto, LocalOnly, or your own with model_agnostic = True), or give the network as an encoder "
-            "to Federation"
+            f"{method.__name__} trains an encoder by steps of its own, which a user's LightningModule does not take: "
+            "use "
+            "a method that needs its training step, or its features, alone (`pfl methods` has a list), your own with "
+            "model_agnostic = True or feature_based = True, or give the network as an encoder to Federation"
         )
     if method not in _made:
-        made = type(method.__name__, (method, ModuleClient), {"__module__": method.__module__})
+        bases = (method, ModuleClient) if method.model_agnostic else (FeatureMethod, method, FeatureModuleClient)
+        made = type(method.__name__, bases, {"__module__": method.__module__, "method": method})
         _made[method] = cast(type[ModuleClient], made)
     return _made[method]
+
+
+def refuse_options(made: type[ModuleClient], options: dict[str, Any], only: Collection[str] | None = None) -> None:
+    """Refuse options that a client of a user's module does not have.
+
+    Args:
+        made: The client's class.
+        options: What is given and has no place.
+        only: Which of them to refuse; ``None`` for all.
+
+    Raises:
+        ConfigurationError: Names them.
+    """
+    refused = sorted(options if only is None else options.keys() & set(only))
+    if not refused:
+        return
+    training = [name for name in refused if name in TRAINING]
+    raise ConfigurationError(
+        f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how it is trained"
+        if training
+        else f"{made.__name__} has no option {', '.join(refused)}"
+    )
 
 
 def _blank(method: type[FederatedClient]) -> ModuleClient:

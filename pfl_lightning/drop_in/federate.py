@@ -32,6 +32,7 @@ def federate(
     *,
     num_clients: int | None = None,
     head: str | Sequence[str] | None = None,
+    features: str | None = None,
     monitor: str | None = None,
     labels: Callable[[Any], Any] | None = None,
     module_factory: Factory | None = None,
@@ -59,15 +60,18 @@ def federate(
             of the package pytorch_lightning, Trainers of either package fit the federation.
         datamodule: The LightningDataModule, or training loader, whose Datasets are divided; a list of
             LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is.
-        method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
-            partial of one.
+        method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or the
+            features in front of a head, or a partial of one.
         partition: The rule that says which client holds which items; ``None`` is IID over ``num_clients``.
         num_clients: Number of clients m, where no rule is given.
         head: Names or patterns of the layers that are the head (``"classifier"``, ``["fc.*", "norm"]``); ``None``
-            guesses the last linear layer and says so.
+            finds it by tracing a batch where the method needs one, says so, and refuses to guess.
+        features: Name of the layer whose output are the features, for methods that work on features (FedProto, FedPAC,
+            ...); ``None`` for the input of the head.
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged as ``<monitor>/mean`` and so on.
-        labels: Gives the class of an item for the partition, where items are not pairs (input, class).
+        labels: Gives the class of an item for the partition, and the classes (N,) of a batch for methods on features,
+            where these are not pairs (input, class): ``lambda item: item["topic"]`` does both.
         module_factory: Makes the module once more, such as ``lambda: Net(lr=0.1)``, for a module that
             ``copy.deepcopy`` does not take: what it makes is given the weights.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
@@ -93,6 +97,8 @@ def federate(
         made,
         loop=FederatedLoop(cohort),
         head=head,
+        features=features,
+        labels=labels,
         monitor=monitor,
         module_factory=module_factory,
         local_callbacks=local_callbacks,
@@ -100,7 +106,8 @@ def federate(
         seed=seed,
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
-    data = data_of(datamodule, loaders, Division(partition, num_clients, labels))
+    divided = isinstance(datamodule, FederatedDataModule | list | tuple) and federation.reads_classes
+    data = data_of(datamodule, loaders, Division(partition, num_clients, None if divided else labels))
     given = datamodule if isinstance(datamodule, list | tuple) else [datamodule]
     if any(map(is_older, (module, *given))):
         as_older(federation)

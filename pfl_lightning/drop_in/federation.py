@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.local_callbacks import check_local
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.module_evaluation import as_test_name
-from pfl_lightning.drop_in.roles import Roles, find_roles
+from pfl_lightning.drop_in.parts import ClientParts
 from pfl_lightning.drop_in.trainer_checks import check_trainer
 from pfl_lightning.drop_in.user_stages import UserStages
 from pfl_lightning.engines import Engine, TrainerEngine
@@ -44,15 +44,13 @@ class _Given:
     Attributes:
         module: The author's module, which holds the global model in the end.
         first: A copy of it as it was.
-        head: Which of its layers are the head.
-        roles: The same by name; ``None`` while the module has no layers.
+        parts: Which of its layers the clients need.
         factory: Makes the module once more.
     """
 
     module: L.LightningModule
     first: L.LightningModule
-    head: str | Sequence[str] | None
-    roles: Roles | None
+    parts: ClientParts
     factory: Factory | None
 
 
@@ -66,7 +64,9 @@ class ModuleFederation(UserStages):
         module: The module. Clients train copies; it gives their first weights.
         method: A class of :mod:`pfl_lightning.methods` that needs no more than a training step, or
             ``functools.partial`` of one with its hyper-parameters.
-        head: Names or patterns of the layers that are the head; ``None`` guesses the last linear layer.
+        head: See :func:`federate`.
+        features: See :func:`federate`.
+        labels: See :func:`federate`; here of batches.
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
         module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
@@ -84,6 +84,8 @@ class ModuleFederation(UserStages):
         *,
         loop: L.Callback,
         head: str | Sequence[str] | None = None,
+        features: str | None = None,
+        labels: Callable[[Any], Any] | None = None,
         monitor: str | None = None,
         module_factory: Factory | None = None,
         local_callbacks: Sequence[L.Callback] = (),
@@ -92,13 +94,12 @@ class ModuleFederation(UserStages):
     ) -> None:
         module = check_module(module)
         made, settings = split_method(method)
-        super().__init__(
-            partial(client_class(made), **settings), type(module), engine=engine or TrainerEngine(), **options
-        )
-        roles = find_roles(module, head) if module.state_dict() else None
-        self._given = _Given(module, copied(module, module_factory), head, roles, module_factory)
-        if roles is not None:
-            self._try_out(roles)
+        client = client_class(made)
+        super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
+        parts = ClientParts(client, settings, head, features, labels, module_factory)
+        self._given = _Given(module, copied(module, module_factory), parts, module_factory)
+        if module.state_dict():  # otherwise it makes its layers in setup
+            parts.try_out(self._first_once_more())
         self.loop, self.monitor = loop, monitor
         self.take_hparams(made.__name__)
         check_local(local_callbacks, self.has_inner_trainers)
@@ -111,16 +112,13 @@ class ModuleFederation(UserStages):
 
     # ------------------------------------------------------------------ set-up
 
-    def _try_out(self, roles: Roles) -> None:
-        """Let wrong hyper-parameters, and a head that is needed and not there, be seen before the first round."""
-        make: Any = self._make_client
-        client = make(self._first_once_more(), 0, head=roles, factory=self._given.factory)
-        client.shared_names()
-        for phase in (*client.phases(), *client.personalization_phases()):
-            client.trained_names(phase)
-
     def _first_once_more(self) -> L.LightningModule:
         return copied(self._given.first, self._given.factory)
+
+    @property
+    def reads_classes(self) -> bool:
+        """Whether the method reads the classes of batches."""
+        return self._given.parts.on_features
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
@@ -143,9 +141,7 @@ class ModuleFederation(UserStages):
             if is_overridden("setup", module):
                 module.setup(self.stage_name)
             module.trainer = None
-        roles = self._given.roles or find_roles(module, self._given.head)
-        make: Any = self._make_client
-        client = make(module, data.num_classes, head=roles, factory=self._given.factory)
+            client = self._given.parts.make(module, data)
         client.local = self.local
         return [client]
 
@@ -196,6 +192,9 @@ class ModuleFederation(UserStages):
                 "personalize.train 'linear' puts a new head on the features of an encoder, which a user's "
                 "LightningModule does not show: use 'head' or 'all'"
             )
+        model = self.clients.models[0] if self.is_set_up else None
+        if personalization.train == "head" and isinstance(model, ModuleClient):
+            self._given.parts.find_missing_head(model, self.data)
         with super().personalized(personalization):
             yield
 
