@@ -16,6 +16,7 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
+from pfl_lightning.drop_in.frozen import chosen_names, shared_memory
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
@@ -56,6 +57,7 @@ class ModuleClient(FederatedClient):
         eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
         factory: Makes the module once more where it is to be copied; see
             :func:`~pfl_lightning.drop_in.copies.copied`.
+        frozen: See :func:`~pfl_lightning.drop_in.frozen.frozen_parameters`.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
 
@@ -71,6 +73,7 @@ class ModuleClient(FederatedClient):
         fine_tune_lr: float | None = None,
         eval_model: str | None = None,
         factory: Factory | None = None,
+        frozen: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         if options:
@@ -82,7 +85,7 @@ class ModuleClient(FederatedClient):
                 else f"{type(self).__name__} has no option {', '.join(sorted(options))}"
             )
         self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
-        self._factory = factory
+        self._factory, self._frozen_patterns = factory, frozen
         super().__init__(
             encoder,
             num_classes,
@@ -110,12 +113,10 @@ class ModuleClient(FederatedClient):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleClient:
         """A copy, in which a module that cannot be copied is made once more."""
-        memo |= held_tensors(self)
+        memo |= held_tensors(self) | shared_memory(self, self.frozen)
         if self._factory is not None:
-            for prefix in NETWORKS:
-                network: Any = getattr(self, prefix[:-1], None)
-                if network is not None:
-                    memo[id(network)] = copied(network, self._factory)
+            for network in self._networks():
+                memo[id(network)] = copied(network, self._factory, self._bare_frozen())
         make, arguments, state = self.__reduce__()
         memo[id(self)] = other = make(*arguments)
         other.__setstate__(copy.deepcopy(state, memo))
@@ -140,10 +141,39 @@ class ModuleClient(FederatedClient):
     def _role(self, name: str) -> str:
         return self._roles.of(name.removeprefix("module.")) if name.startswith("module.") else name
 
+    def _part(self, name: str) -> str:
+        """What a name of the state belongs to: encoder or head of one of the networks, or the method's own."""
+        prefix = next((prefix for prefix in NETWORKS if name.startswith(prefix)), "")
+        part = self._roles.of(name.removeprefix(prefix)) if prefix else name
+        return prefix + part.partition(".")[0]
+
+    def _networks(self) -> list[L.LightningModule]:
+        """The module, and the method's second one."""
+        return [vars(self)["_modules"][prefix[:-1]] for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase; not those that the module's author has frozen."""
         found = super().trained_names(phase)
         return {name for name in found if _bare(name) not in self._never_trained}
+
+    def find_frozen(self, network: nn.Module) -> frozenset[str]:
+        """Names of what is frozen, as far as it stays as it is."""
+        found = super().find_frozen(network)
+        chosen = chosen_names(network, {_bare(name) for name in found}, self._frozen_patterns)
+        return frozenset(name for name in found if _bare(name) in chosen)
+
+    def constant_layers(self) -> Iterator[nn.Module]:
+        """Layers that the author has frozen and put into evaluation mode, and normalization that never trains."""
+        yield from self.frozen_norms()
+        for network in self._networks():
+            for name in self._kept_in_evaluation:
+                parameters = list((layer := network.get_submodule(name)).parameters())
+                if parameters and not any(p.requires_grad for p in parameters):
+                    yield layer
+
+    def _bare_frozen(self) -> set[str]:
+        """Names in the module of what is frozen."""
+        return {_bare(name) for name in self.frozen}
 
     def shared_names(self) -> list[str]:
         """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
@@ -156,17 +186,18 @@ class ModuleClient(FederatedClient):
     def train(self, mode: bool = True) -> ModuleClient:
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""
         super().train(mode)
-        if mode:
-            for name in self._kept_in_evaluation:
-                self.module.get_submodule(name).eval()
+        if mode and self._kept_in_evaluation:
+            for network in self._networks():
+                for name in self._kept_in_evaluation:
+                    network.get_submodule(name).eval()
         return self
 
     def frozen_norms(self) -> Iterator[nn.Module]:
         """The normalization layers of the roles of which nothing trains in the current phase."""
-        trained = {self._role(n).partition(".")[0] for n, p in self.named_parameters() if p.requires_grad}
+        trained = {self._part(n) for n, p in self.named_parameters() if p.requires_grad}
         for name, layer in self.named_modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
-                own = [self._role(f"{name}.{part}").partition(".")[0] for part in layer.state_dict()]
+                own = [self._part(f"{name}.{part}") for part in layer.state_dict()]
                 if own and not trained & set(own):
                     yield layer
 
@@ -195,8 +226,8 @@ class ModuleClient(FederatedClient):
         return list(self.module.state_dict())
 
     def copy_network(self) -> nn.Module:
-        """The module once more."""
-        return copied(self.module, self._factory)
+        """The module once more; what is frozen is the same, not a copy."""
+        return copied(self.module, self._factory, self._bare_frozen())
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the module."""
@@ -257,7 +288,7 @@ class ModuleClient(FederatedClient):
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over what the server sends; nothing that another client has left behind stays."""
-        networks = [self.get_submodule(prefix[:-1]) for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+        networks = self._networks()
         if not self._transients:
             self._transients = [Transient(network) for network in networks]
         for transient, network in zip(self._transients, networks, strict=True):

@@ -35,6 +35,7 @@ def federate(
     monitor: str | None = None,
     labels: Callable[[Any], Any] | None = None,
     module_factory: Factory | None = None,
+    frozen: Sequence[str] | None = None,
     cohort: int | float = 1.0,
     engine: Engine | None = None,
     seed: int | None = None,
@@ -69,6 +70,9 @@ def federate(
         labels: Gives the class of an item for the partition, where items are not pairs (input, class).
         module_factory: Makes the module once more, such as ``lambda: Net(lr=0.1)``, for a module that
             ``copy.deepcopy`` does not take: what it makes is given the weights.
+        frozen: Names or patterns of parameters with ``requires_grad=False`` that no local fit changes. They neither
+            travel nor are stored for each client, and copies share their memory. ``None`` is all of them but those of a
+            network that may be a moving average of another; ``()`` is none: they travel as what trains does.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
@@ -92,6 +96,7 @@ def federate(
         head=head,
         monitor=monitor,
         module_factory=module_factory,
+        frozen=frozen,
         engine=engine,
         seed=seed,
     )

@@ -20,6 +20,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
+from pfl_lightning.drop_in.frozen import apart, frozen_parameters
 from pfl_lightning.drop_in.module_evaluation import as_test_name
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.drop_in.trainer_checks import check_trainer
@@ -44,6 +45,7 @@ class _Given:
         head: Which of its layers are the head.
         roles: The same by name; ``None`` while the module has no layers.
         factory: Makes the module once more.
+        frozen: Which of the frozen parameters never change.
     """
 
     module: L.LightningModule
@@ -51,6 +53,7 @@ class _Given:
     head: str | Sequence[str] | None
     roles: Roles | None
     factory: Factory | None
+    frozen: Sequence[str] | None
 
 
 class ModuleFederation(Federation):
@@ -67,6 +70,7 @@ class ModuleFederation(Federation):
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
         module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
+        frozen: Which of the frozen parameters never change; see :func:`federate`.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
@@ -82,6 +86,7 @@ class ModuleFederation(Federation):
         head: str | Sequence[str] | None = None,
         monitor: str | None = None,
         module_factory: Factory | None = None,
+        frozen: Sequence[str] | None = None,
         engine: Engine | None = None,
         **options: Any,
     ) -> None:
@@ -91,7 +96,8 @@ class ModuleFederation(Federation):
             partial(client_class(made), **settings), type(module), engine=engine or TrainerEngine(), **options
         )
         roles = find_roles(module, head) if module.state_dict() else None
-        self._given = _Given(module, copied(module, module_factory), head, roles, module_factory)
+        first = copied(module, module_factory, frozen_parameters(module, frozen))
+        self._given = _Given(module, first, head, roles, module_factory, frozen)
         if roles is not None:
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
@@ -104,13 +110,18 @@ class ModuleFederation(Federation):
     def _try_out(self, roles: Roles) -> None:
         """Let wrong hyper-parameters, and a head that is needed and not there, be seen before the first round."""
         make: Any = self._make_client
-        client = make(self._first_once_more(), 0, head=roles, factory=self._given.factory)
+        given = self._given
+        client = make(self._first_once_more(), 0, head=roles, factory=given.factory, frozen=given.frozen)
         client.shared_names()
         for phase in (*client.phases(), *client.personalization_phases()):
             client.trained_names(phase)
 
     def _first_once_more(self) -> L.LightningModule:
-        return copied(self._given.first, self._given.factory)
+        return copied(self._given.first, self._given.factory, self._shared_names())
+
+    def _shared_names(self) -> frozenset[str]:
+        """Names of the parameters whose memory copies of the first module share."""
+        return frozen_parameters(self._given.first, self._given.frozen)
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
@@ -135,7 +146,9 @@ class ModuleFederation(Federation):
             module.trainer = None
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
-        return [make(module, data.num_classes, head=roles, factory=self._given.factory)]
+        client = make(module, data.num_classes, head=roles, factory=self._given.factory, frozen=self._given.frozen)
+        apart(client.module, {name for name in self._shared_names() if f"module.{name}" not in client.frozen})
+        return [client]
 
     # ------------------------------------------------------------------ the global model
 
