@@ -16,8 +16,9 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
-from pfl_lightning.drop_in.frozen import chosen_names, shared_memory
+from pfl_lightning.drop_in.frozen import shared_memory
 from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.network_parts import NetworkParts, bare_name
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
@@ -32,14 +33,11 @@ from pfl_lightning.state.tensors import matching, norm_names
 
 __all__ = ["ModuleClient", "client_class"]
 
-NETWORKS = ("module.", "global_model.")
-"""What names of the user's parameters have in front, in the client's state."""
-
 TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
 """Options of clients that make their optimizers themselves."""
 
 
-class ModuleClient(FederatedClient):
+class ModuleClient(NetworkParts):
     """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
 
     Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
@@ -115,8 +113,8 @@ class ModuleClient(FederatedClient):
         """A copy, in which a module that cannot be copied is made once more."""
         memo |= held_tensors(self) | shared_memory(self, self.frozen)
         if self._factory is not None:
-            for network in self._networks():
-                memo[id(network)] = copied(network, self._factory, self._bare_frozen())
+            for network in self.networks():
+                memo[id(network)] = copied(network, self._factory, self.frozen_in_module())
         make, arguments, state = self.__reduce__()
         memo[id(self)] = other = make(*arguments)
         other.__setstate__(copy.deepcopy(state, memo))
@@ -141,39 +139,10 @@ class ModuleClient(FederatedClient):
     def _role(self, name: str) -> str:
         return self._roles.of(name.removeprefix("module.")) if name.startswith("module.") else name
 
-    def _part(self, name: str) -> str:
-        """What a name of the state belongs to: encoder or head of one of the networks, or the method's own."""
-        prefix = next((prefix for prefix in NETWORKS if name.startswith(prefix)), "")
-        part = self._roles.of(name.removeprefix(prefix)) if prefix else name
-        return prefix + part.partition(".")[0]
-
-    def _networks(self) -> list[L.LightningModule]:
-        """The module, and the method's second one."""
-        return [vars(self)["_modules"][prefix[:-1]] for prefix in NETWORKS if hasattr(self, prefix[:-1])]
-
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase; not those that the module's author has frozen."""
         found = super().trained_names(phase)
-        return {name for name in found if _bare(name) not in self._never_trained}
-
-    def find_frozen(self, network: nn.Module) -> frozenset[str]:
-        """Names of what is frozen, as far as it stays as it is."""
-        found = super().find_frozen(network)
-        chosen = chosen_names(network, {_bare(name) for name in found}, self._frozen_patterns)
-        return frozenset(name for name in found if _bare(name) in chosen)
-
-    def constant_layers(self) -> Iterator[nn.Module]:
-        """Layers that the author has frozen and put into evaluation mode, and normalization that never trains."""
-        yield from self.frozen_norms()
-        for network in self._networks():
-            for name in self._kept_in_evaluation:
-                parameters = list((layer := network.get_submodule(name)).parameters())
-                if parameters and not any(p.requires_grad for p in parameters):
-                    yield layer
-
-    def _bare_frozen(self) -> set[str]:
-        """Names in the module of what is frozen."""
-        return {_bare(name) for name in self.frozen}
+        return {name for name in found if bare_name(name) not in self._never_trained}
 
     def shared_names(self) -> list[str]:
         """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
@@ -187,17 +156,17 @@ class ModuleClient(FederatedClient):
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""
         super().train(mode)
         if mode and self._kept_in_evaluation:
-            for network in self._networks():
+            for network in self.networks():
                 for name in self._kept_in_evaluation:
                     network.get_submodule(name).eval()
         return self
 
     def frozen_norms(self) -> Iterator[nn.Module]:
         """The normalization layers of the roles of which nothing trains in the current phase."""
-        trained = {self._part(n) for n, p in self.named_parameters() if p.requires_grad}
+        trained = {self.part_of(n) for n, p in self.named_parameters() if p.requires_grad}
         for name, layer in self.named_modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
-                own = [self._part(f"{name}.{part}") for part in layer.state_dict()]
+                own = [self.part_of(f"{name}.{part}") for part in layer.state_dict()]
                 if own and not trained & set(own):
                     yield layer
 
@@ -227,7 +196,11 @@ class ModuleClient(FederatedClient):
 
     def copy_network(self) -> nn.Module:
         """The module once more; what is frozen is the same, not a copy."""
-        return copied(self.module, self._factory, self._bare_frozen())
+        other = copied(self.module, self._factory, self.frozen_in_module())
+        for name in self.frozen_in_module() & {name for name, _ in other.named_parameters()}:
+            layer, _, last = name.rpartition(".")
+            setattr(other.get_submodule(layer), last, self.module.get_parameter(name))  # also on another device
+        return other
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the module."""
@@ -288,7 +261,7 @@ class ModuleClient(FederatedClient):
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over what the server sends; nothing that another client has left behind stays."""
-        networks = self._networks()
+        networks = self.networks()
         if not self._transients:
             self._transients = [Transient(network) for network in networks]
         for transient, network in zip(self._transients, networks, strict=True):
@@ -334,11 +307,6 @@ class ModuleClient(FederatedClient):
                 self.logged_metrics |= self._record.values()
         finally:
             self._record = None
-
-
-def _bare(name: str) -> str:
-    """The name in the user's module."""
-    return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
 
 
 _made: dict[type[FederatedClient], type[ModuleClient]] = {}  # one class for a method, however often it is asked for

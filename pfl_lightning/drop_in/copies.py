@@ -85,9 +85,7 @@ def _made_again(module: L.LightningModule, factory: Factory, shared: Collection[
 
 
 @torch.no_grad()
-def _take_over(
-    given: dict[str, Tensor], made: dict[str, Tensor], name: str, shared: Collection[str] = ()
-) -> None:
+def _take_over(given: dict[str, Tensor], made: dict[str, Tensor], name: str, shared: Collection[str] = ()) -> None:
     if [(n, t.shape) for n, t in given.items()] != [(n, t.shape) for n, t in made.items()]:
         differing = [n for n in given.keys() | made.keys() if n not in given or n not in made] or [
             n for n in given if given[n].shape != made[n].shape

@@ -18,10 +18,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
-from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
+from pfl_lightning.drop_in.client import ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.frozen import apart, frozen_parameters
 from pfl_lightning.drop_in.module_evaluation import as_test_name
+from pfl_lightning.drop_in.network_parts import NETWORKS
 from pfl_lightning.drop_in.roles import Roles, find_roles
 from pfl_lightning.drop_in.trainer_checks import check_trainer
 from pfl_lightning.engines import Engine, TrainerEngine
@@ -147,7 +148,9 @@ class ModuleFederation(Federation):
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
         client = make(module, data.num_classes, head=roles, factory=self._given.factory, frozen=self._given.frozen)
-        apart(client.module, {name for name in self._shared_names() if f"module.{name}" not in client.frozen})
+        thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}
+        for network in (client.module, self._given.first):
+            apart(network, thawed)
         return [client]
 
     # ------------------------------------------------------------------ the global model
