@@ -97,8 +97,8 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
         known[key] = client.trained_names(phase)
         if not known[key]:
             raise ConfigurationError(
-                f"phase {phase.name!r} of {type(client).__name__} has nothing to train: all that {phase.train} names is "
-                "frozen (requires_grad=False); let some of it train, or use a method without this phase"
+                f"phase {phase.name!r} of {type(client).__name__} has nothing to train: all that {phase.train} names "
+                "is frozen (requires_grad=False); let some of it train, or use a method without this phase"
             )
     trained = known[key]
     for name, parameter in parameters.items():

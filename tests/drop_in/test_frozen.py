@@ -58,9 +58,8 @@ def weights_in(module):
 
 
 def all_weights(federation):
-    own = {
-        f"{k}.{n}": t for k in range(federation.num_clients) for n, t in federation.client_model(k).state_dict().items()
-    }
+    models = {client: federation.client_model(client) for client in range(federation.num_clients)}
+    own = {f"{client}.{name}": tensor for client, m in models.items() for name, tensor in m.state_dict().items()}
     return own | dict(federation.global_model().state_dict())
 
 
@@ -183,7 +182,7 @@ def test_a_changed_parameter_is_an_error():
         run_project(FedAvg, module=Thaws(), head="fc")
     module = Thaws()
     before = module.backbone[3].weight.clone()
-    federation, trainer = run_project(FedAvg, module=module, head="fc", frozen=())
+    federation, _ = run_project(FedAvg, module=module, head="fc", frozen=())
     assert not torch.equal(federation.global_model().backbone[3].weight, before)
 
 
