@@ -17,7 +17,7 @@ def methods_table() -> Table:
     table = Table(show_lines=True)
     for column in ("method", "year", "paper", "weights that travel", "any module"):
         table.add_column(column)
-    for method in methods.METHODS:
+    for method in (*methods.METHODS, *methods.ADAPTER_METHODS):
         shared = ", ".join(pattern.removesuffix(".*") for pattern in method.shared) or "none"
         paper = method.citation
         text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"

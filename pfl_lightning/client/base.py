@@ -108,12 +108,15 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
             check_learning_rate("fine_tune_lr", fine_tune_lr)
         self.num_classes = num_classes
         self.assemble(encoder)
+        self.frozen = self.find_frozen(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
         self._recorder: dict[str, list[Tensor]] | None = None
+        self.frozen_before: dict[str, Tensor] = {}
+        """Samples of what is frozen, as it was when the current fit began."""
         self.logged_metrics: dict[str, float] = {}
         """Values that a user's module logged in the current fit, apart from the terms of the loss."""
 
@@ -323,12 +326,15 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def exported_module(self) -> L.LightningModule:
-        """Module that a client's owner gets of a copy of it; all of it may train again."""
-        return self.requires_grad_(True)
+        """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in self.frozen)
+        return self
 
     def copy_network(self) -> nn.Module:
-        """Encoder and head once more, with the same weights."""
-        return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "head": copy.deepcopy(self.head)})
+        """Encoder and head once more, with the same weights; what is frozen is the same, not a copy."""
+        memo: dict[int, Any] = {id(p): p for name, p in self.named_parameters() if name in self.frozen}
+        return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder, memo), "head": copy.deepcopy(self.head, memo)})
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the own network, by the names that they have in :meth:`copy_network`."""

@@ -16,8 +16,10 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
+from pfl_lightning.drop_in.frozen import shared_memory
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.network_parts import NetworkParts, bare_name
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
@@ -32,9 +34,6 @@ from pfl_lightning.state.tensors import matching, norm_names
 
 __all__ = ["HeadNeeded", "ModuleClient", "client_class", "refuse_options"]
 
-NETWORKS = ("module.", "global_model.")
-"""What names of the user's parameters have in front, in the client's state."""
-
 TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
 """Options of clients that make their optimizers themselves."""
 
@@ -43,7 +42,7 @@ class HeadNeeded(ConfigurationError):
     """A method sets the head apart, and it is not known which layers are the head."""
 
 
-class ModuleClient(FederatedClient):
+class ModuleClient(NetworkParts):
     """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
 
     Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
@@ -61,6 +60,7 @@ class ModuleClient(FederatedClient):
         eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
         factory: Makes the module once more where it is to be copied; see
             :func:`~pfl_lightning.drop_in.copies.copied`.
+        frozen: See :func:`~pfl_lightning.drop_in.frozen.frozen_parameters`.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
 
@@ -81,11 +81,12 @@ class ModuleClient(FederatedClient):
         fine_tune_lr: float | None = None,
         eval_model: str | None = None,
         factory: Factory | None = None,
+        frozen: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         refuse_options(type(self), options)
         self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
-        self._factory = factory
+        self._factory, self._frozen_patterns = factory, frozen
         super().__init__(
             encoder,
             num_classes,
@@ -113,12 +114,10 @@ class ModuleClient(FederatedClient):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleClient:
         """A copy, in which a module that cannot be copied is made once more."""
-        memo |= held_tensors(self)
+        memo |= held_tensors(self) | shared_memory(self, self.frozen)
         if self._factory is not None:
-            for prefix in NETWORKS:
-                network: Any = getattr(self, prefix[:-1], None)
-                if network is not None:
-                    memo[id(network)] = copied(network, self._factory)
+            for network in self.networks():
+                memo[id(network)] = copied(network, self._factory, self.frozen_in_module())
         make, arguments, state = self.__reduce__()
         memo[id(self)] = other = make(*arguments)
         other.__setstate__(copy.deepcopy(state, memo))
@@ -146,7 +145,7 @@ class ModuleClient(FederatedClient):
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase; not those that the module's author has frozen."""
         found = super().trained_names(phase)
-        return {name for name in found if _bare(name) not in self._never_trained}
+        return {name for name in found if bare_name(name) not in self._never_trained}
 
     def shared_names(self) -> list[str]:
         """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
@@ -159,17 +158,18 @@ class ModuleClient(FederatedClient):
     def train(self, mode: bool = True) -> ModuleClient:
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""
         super().train(mode)
-        if mode:
-            for name in self._kept_in_evaluation:
-                self.module.get_submodule(name).eval()
+        if mode and self._kept_in_evaluation:
+            for network in self.networks():
+                for name in self._kept_in_evaluation:
+                    network.get_submodule(name).eval()
         return self
 
     def frozen_norms(self) -> Iterator[nn.Module]:
         """The normalization layers of the roles of which nothing trains in the current phase."""
-        trained = {self._role(n).partition(".")[0] for n, p in self.named_parameters() if p.requires_grad}
+        trained = {self.part_of(n) for n, p in self.named_parameters() if p.requires_grad}
         for name, layer in self.named_modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
-                own = [self._role(f"{name}.{part}").partition(".")[0] for part in layer.state_dict()]
+                own = [self.part_of(f"{name}.{part}") for part in layer.state_dict()]
                 if own and not trained & set(own):
                     yield layer
 
@@ -198,8 +198,12 @@ class ModuleClient(FederatedClient):
         return list(self.module.state_dict())
 
     def copy_network(self) -> nn.Module:
-        """The module once more."""
-        return copied(self.module, self._factory)
+        """The module once more; what is frozen is the same, not a copy."""
+        other = copied(self.module, self._factory, self.frozen_in_module())
+        for name in self.frozen_in_module() & {name for name, _ in other.named_parameters()}:
+            layer, _, last = name.rpartition(".")
+            setattr(other.get_submodule(layer), last, self.module.get_parameter(name))  # also on another device
+        return other
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the module."""
@@ -266,9 +270,9 @@ class ModuleClient(FederatedClient):
         super().receive(broadcast)
         self.reset_metrics()
 
-    def networks_as_given(self) -> list[nn.Module]:
+    def networks_as_given(self) -> list[L.LightningModule]:
         """The module, and what a method trains beside it, without what clients have left in their attributes."""
-        networks = [self.get_submodule(prefix[:-1]) for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+        networks = self.networks()
         for transient, network in zip(self._transients, networks, strict=False):  # none before the first fit
             transient.restore(network)
         return networks
@@ -315,11 +319,6 @@ class ModuleClient(FederatedClient):
                 self.logged_metrics |= self._record.values()
         finally:
             self._record = None
-
-
-def _bare(name: str) -> str:
-    """The name in the user's module."""
-    return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
 
 
 _made: dict[type[FederatedClient], type[ModuleClient]] = {}  # one class for a method, however often it is asked for

@@ -36,6 +36,7 @@ def federate(
     monitor: str | None = None,
     labels: Callable[[Any], Any] | None = None,
     module_factory: Factory | None = None,
+    frozen: Sequence[str] | None = None,
     cohort: int | float = 1.0,
     local_callbacks: Sequence[L.Callback] = (),
     engine: Engine | None = None,
@@ -74,6 +75,9 @@ def federate(
             where these are not pairs (input, class): ``lambda item: item["topic"]`` does both.
         module_factory: Makes the module once more, such as ``lambda: Net(lr=0.1)``, for a module that
             ``copy.deepcopy`` does not take: what it makes is given the weights.
+        frozen: Names or patterns of parameters with ``requires_grad=False`` that no local fit changes. They neither
+            travel nor are stored for each client, and copies share their memory. ``None`` is all of them but those of a
+            network that may be a moving average of another; ``()`` is none: they travel as what trains does.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         local_callbacks: Callbacks that run inside local fits and evaluations, on the batches of each client; each local
             fit has new copies of them.
@@ -102,6 +106,7 @@ def federate(
         monitor=monitor,
         module_factory=module_factory,
         local_callbacks=local_callbacks,
+        frozen=frozen,
         engine=engine,
         seed=seed,
     )

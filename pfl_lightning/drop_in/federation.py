@@ -19,11 +19,13 @@ from torch import nn
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
-from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
+from pfl_lightning.drop_in.client import ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
+from pfl_lightning.drop_in.frozen import apart, frozen_parameters
 from pfl_lightning.drop_in.local_callbacks import check_local
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.module_evaluation import as_test_name
+from pfl_lightning.drop_in.network_parts import NETWORKS
 from pfl_lightning.drop_in.parts import ClientParts
 from pfl_lightning.drop_in.trainer_checks import check_trainer
 from pfl_lightning.drop_in.user_stages import UserStages
@@ -46,12 +48,14 @@ class _Given:
         first: A copy of it as it was.
         parts: Which of its layers the clients need.
         factory: Makes the module once more.
+        frozen: Which of the frozen parameters never change.
     """
 
     module: L.LightningModule
     first: L.LightningModule
     parts: ClientParts
     factory: Factory | None
+    frozen: Sequence[str] | None
 
 
 class ModuleFederation(UserStages):
@@ -71,6 +75,7 @@ class ModuleFederation(UserStages):
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
         module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
         local_callbacks: Callbacks that run inside local fits; see :func:`federate`.
+        frozen: Which of the frozen parameters never change; see :func:`federate`.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
@@ -89,6 +94,7 @@ class ModuleFederation(UserStages):
         monitor: str | None = None,
         module_factory: Factory | None = None,
         local_callbacks: Sequence[L.Callback] = (),
+        frozen: Sequence[str] | None = None,
         engine: Engine | None = None,
         **options: Any,
     ) -> None:
@@ -96,8 +102,8 @@ class ModuleFederation(UserStages):
         made, settings = split_method(method)
         client = client_class(made)
         super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
-        parts = ClientParts(client, settings, head, features, labels, module_factory)
-        self._given = _Given(module, copied(module, module_factory), parts, module_factory)
+        parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
+        self._given = _Given(module, parts.copied(module), parts, module_factory, frozen)
         if module.state_dict():  # otherwise it makes its layers in setup
             parts.try_out(self._first_once_more())
         self.loop, self.monitor = loop, monitor
@@ -113,7 +119,11 @@ class ModuleFederation(UserStages):
     # ------------------------------------------------------------------ set-up
 
     def _first_once_more(self) -> L.LightningModule:
-        return copied(self._given.first, self._given.factory)
+        return copied(self._given.first, self._given.factory, self._shared_names())
+
+    def _shared_names(self) -> frozenset[str]:
+        """Names of the parameters whose memory copies of the first module share."""
+        return frozen_parameters(self._given.first, self._given.frozen)
 
     @property
     def reads_classes(self) -> bool:
@@ -143,6 +153,9 @@ class ModuleFederation(UserStages):
             module.trainer = None
             client = self._given.parts.make(module, data)
         client.local = self.local
+        thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}
+        for network in (client.module, self._given.first):
+            apart(network, thawed)
         return [client]
 
     # ------------------------------------------------------------------ the global model

@@ -12,6 +12,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.capture import FeatureSource
 from pfl_lightning.drop_in.client import HeadNeeded, ModuleClient
 from pfl_lightning.drop_in.copies import Factory, copied
+from pfl_lightning.drop_in.frozen import frozen_parameters
 from pfl_lightning.drop_in.head import head_layer, input_width, number_of_scores
 from pfl_lightning.drop_in.roles import check_layers, find_roles, likely_head, traced_head
 from pfl_lightning.drop_in.tracing import Trace, trace_batch
@@ -31,6 +32,7 @@ class ClientParts:
         features: Name of the layer whose output are the features; ``None`` for the input of the head.
         labels: Gives the classes of a batch.
         factory: Makes the module once more.
+        frozen: Which of the frozen parameters never change.
     """
 
     client_type: type[ModuleClient]
@@ -39,11 +41,16 @@ class ClientParts:
     features: str | None = None
     labels: Callable[[Any], Any] | None = None
     factory: Factory | None = None
+    frozen: Sequence[str] | None = None
 
     @property
     def on_features(self) -> bool:
         """Whether the method works on features."""
         return self.client_type.feature_based
+
+    def copied(self, module: L.LightningModule) -> L.LightningModule:
+        """A copy of the module, which shares what is frozen."""
+        return copied(module, self.factory, frozen_parameters(module, self.frozen))
 
     def try_out(self, module: L.LightningModule) -> bool:
         """Let wrong hyper-parameters and wrong names be seen before there are data.
@@ -79,8 +86,8 @@ class ClientParts:
         Raises:
             ConfigurationError: The head, or what there is of features and classes, is not known.
         """
-        wanted = self.try_out(copied(module, self.factory))
-        trace = trace_batch(copied(module, self.factory), data) if wanted or self.features is not None else Trace()
+        wanted = self.try_out(self.copied(module))
+        trace = trace_batch(self.copied(module), data) if wanted or self.features is not None else Trace()
         roles = traced_head(module, trace, self.client_type.__name__) if wanted else find_roles(module, self.head or ())
         if not self.on_features:
             return self._client(module, data.num_classes, head=roles)
@@ -121,11 +128,12 @@ class ClientParts:
             ConfigurationError: It is not known which layer is the head.
         """
         if self.head is None and not client._roles:
-            trace = trace_batch(copied(client.module, self.factory), data)
+            trace = trace_batch(self.copied(client.module), data)
             client._roles = traced_head(client.module, trace, "a personalization of the head")
 
     def _client(self, module: L.LightningModule, num_classes: int, **options: Any) -> ModuleClient:
-        return self.client_type(module, num_classes, factory=self.factory, **options, **self.settings)
+        known = {"factory": self.factory, "frozen": self.frozen, **options, **self.settings}
+        return self.client_type(module, num_classes, **known)
 
     def _check_features(self, module: L.LightningModule) -> None:
         if self.features is None:

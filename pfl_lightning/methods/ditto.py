@@ -52,6 +52,7 @@ class Ditto(FederatedClient):
         self.lam, self.personal_lr = lam, personal_lr
         self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
         self.global_model = self.copy_network()
+        self.frozen |= self.find_frozen(self.global_model)
 
     def active_network(self) -> nn.Module | None:
         """The global model where it alone trains; otherwise the personal one."""
