@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.drop_in.continuity import GoesOn
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
 from pfl_lightning.drop_in.logs import LogRecord
@@ -38,7 +39,7 @@ TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
 """Options of clients that make their optimizers themselves."""
 
 
-class ModuleClient(FederatedClient):
+class ModuleClient(GoesOn):
     """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
 
     Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
@@ -249,9 +250,13 @@ class ModuleClient(FederatedClient):
     def optimizers_from(self, configure: Callable[[], Any]) -> Any:
         """As :meth:`configure_optimizers`, from the module's own function."""
         if self.phase.optimizer is not None:
-            return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
-        configured = configure()
-        return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+            configured: Any = self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
+        else:
+            configured = configure()
+            configured = configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+        if self.course is not None:
+            self.course.take_over(configured)
+        return configured
 
     # ------------------------------------------------------------------ a fit and what is logged in it
 
@@ -301,6 +306,8 @@ class ModuleClient(FederatedClient):
             with patched(self.step_module, log=self._record.log):
                 yield {} if record is None else record
                 self.logged_metrics |= self._record.values()
+                if self.course is not None:
+                    self.course.finish_phase(self.course.counts.after(self.phase.epochs))
         finally:
             self._record = None
 

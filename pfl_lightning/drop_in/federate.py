@@ -37,6 +37,8 @@ def federate(
     module_factory: Factory | None = None,
     cohort: int | float = 1.0,
     engine: Engine | None = None,
+    schedule: str = "continue",
+    optimizer_state: str = "reset",
     seed: int | None = None,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
@@ -71,6 +73,11 @@ def federate(
             ``copy.deepcopy`` does not take: what it makes is given the weights.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
+        schedule: ``"continue"``: a client's schedulers, ``current_epoch`` and ``global_step`` go on over the rounds
+            that it takes part in, and ``self.trainer.max_epochs`` and ``estimated_stepping_batches`` are those of all
+            rounds together; ``"restart"``: every local fit begins at epoch 0.
+        optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
+            local fit begins without them.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
         train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, or a list of
             loaders, one a client.
@@ -93,6 +100,8 @@ def federate(
         monitor=monitor,
         module_factory=module_factory,
         engine=engine,
+        schedule=schedule,
+        optimizer_state=optimizer_state,
         seed=seed,
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)

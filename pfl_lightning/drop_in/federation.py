@@ -19,6 +19,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
+from pfl_lightning.drop_in.continuity import Continuity
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.module_evaluation import as_test_name
 from pfl_lightning.drop_in.roles import Roles, find_roles
@@ -29,6 +30,7 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+from pfl_lightning.state.carried import CarriedStates
 from pfl_lightning.state.tensors import load_state
 
 __all__ = ["ModuleFederation"]
@@ -70,6 +72,8 @@ class ModuleFederation(Federation):
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
+        schedule: ``"continue"`` or ``"restart"``; see :func:`federate`.
+        optimizer_state: ``"keep"`` or ``"reset"``; see :func:`federate`.
         options: See :class:`~pfl_lightning.Federation`: ``seed``, ``client_state_memory_gb``, ``spill_dir``.
     """
 
@@ -83,6 +87,8 @@ class ModuleFederation(Federation):
         monitor: str | None = None,
         module_factory: Factory | None = None,
         engine: Engine | None = None,
+        schedule: str = "continue",
+        optimizer_state: str = "reset",
         **options: Any,
     ) -> None:
         module = check_module(module)
@@ -95,6 +101,7 @@ class ModuleFederation(Federation):
         if roles is not None:
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
+        self._continuity = Continuity(schedule, optimizer_state)
         if module._log_hyperparams:
             plain = {n: v for n, v in module.hparams.items() if isinstance(v, bool | int | float | str | None)}
             self.save_hyperparameters({"method": made.__name__, **plain})
@@ -135,7 +142,22 @@ class ModuleFederation(Federation):
             module.trainer = None
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
-        return [make(module, data.num_classes, head=roles, factory=self._given.factory)]
+        client = make(module, data.num_classes, head=roles, factory=self._given.factory)
+        client.continuity = self._continuity
+        return [client]
+
+    def _build(self, data: FederatedData) -> None:
+        super()._build(data)
+        if self._continuity.carries:
+            limit = self.client_state_memory_gb
+            stored = sum(store.most_bytes for store in self.personal.stores) / 1e9
+            rest = None if limit is None else limit - stored
+            self.clients.carried = CarriedStates(data.num_clients, rest, self.spill_dir)
+
+    def on_train_start(self) -> None:
+        """Let the schedules of a new run begin: a Trainer that starts at round 0 goes on with none."""
+        if self.trainer.current_epoch == 0 and self.clients.carried is not None:
+            self.clients.carried.clear()
 
     # ------------------------------------------------------------------ the global model
 

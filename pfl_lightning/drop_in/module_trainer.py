@@ -20,6 +20,7 @@ from torchmetrics import Metric
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.client import ModuleClient
+from pfl_lightning.drop_in.continuity import CourseCallback
 from pfl_lightning.drop_in.logs import LogRecord, can_reduce
 from pfl_lightning.drop_in.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.patching import patched
@@ -153,10 +154,15 @@ def fit_module(
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
     with _module_in_fit(client) as (record, callbacks):
         trainer: Any = make_trainer(callbacks, logger=DummyLogger())
+        course = client.course
+        if course is not None and course.settings.continues:
+            trainer.callbacks.append(CourseCallback(trainer, course.counts, context.facts.num_rounds))
         if datamodule is None:
             trainer.fit(client.step_module, train_dataloaders=loader)
         else:
             trainer.fit(client.step_module, datamodule=_standing_in(datamodule, "train_dataloader", loader))
+        if course is not None:
+            course.finish_phase(CourseCallback.counts_of(trainer))
         return _logged_values(trainer, record)
 
 
