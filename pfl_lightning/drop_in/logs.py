@@ -51,6 +51,8 @@ class LogRecord:
     """
 
     def __init__(self) -> None:
+        self.names: set[str] = set()
+        """All that was logged, also what is not taken."""
         self._entries: dict[str, _Entry] = {}
         self._epoch = 0
         self._batch_size: int | None = None

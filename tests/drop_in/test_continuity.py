@@ -1,14 +1,13 @@
 """Schedules, counts and optimizers that go on from a client's local fit to its next."""
 
-import itertools
 from typing import Any, ClassVar
 
 import lightning as L
 import pytest
 import torch
-from _helpers.plain import batches, named
+from _helpers.plain import RoundsAsEpochs, named
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import BATCH, SEED, GivenCohorts, Toy, assert_same, quiet_trainer, whole_state
+from _helpers.toy import SEED, GivenCohorts, Toy, assert_same, quiet_trainer, whole_state
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
@@ -90,20 +89,6 @@ class Manual(Net):
         ]
 
 
-class Epochs:
-    """The batches of a client in the order of the rounds, for a Trainer that knows nothing of a federation."""
-
-    def __init__(self, toy: Toy, client: int = 0, rounds: Any = range(ROUNDS), epochs: int = 1) -> None:
-        self.number = -(-len(toy.labels[client]) // BATCH)
-        self.steps = itertools.chain(*(batches(toy, client, round, "fit/0", epochs) for round in rounds))
-
-    def __len__(self) -> int:
-        return self.number
-
-    def __iter__(self) -> Any:
-        return itertools.islice(self.steps, self.number)
-
-
 def project(method: Any, rounds: int, module: Any, data: Any = None, **options: Any) -> Any:
     return run_project(method, rounds, module=module, data=data or Data(Toy(ONE, validation=3, test=3)), **options)
 
@@ -116,7 +101,7 @@ ONE_CLIENT = {"cohorts": [[0]], "optimizer_state": "keep"}
 def test_rounds_of_one_client_are_epochs_of_a_plain_run_bit_by_bit(module, epochs):
     federation, _ = project(FedAvg, ROUNDS, module(), epochs=epochs, **ONE_CLIENT)
     plain = module()
-    loader = Epochs(Toy(ONE, validation=3, test=3), epochs=epochs)
+    loader = RoundsAsEpochs(Toy(ONE, validation=3, test=3), 0, ROUNDS, epochs)
     quiet_trainer(ROUNDS * epochs).fit(plain, train_dataloaders=loader)
     assert_same(named(federation.global_model()), named(plain))
 
@@ -124,7 +109,7 @@ def test_rounds_of_one_client_are_epochs_of_a_plain_run_bit_by_bit(module, epoch
 def test_the_plain_loop_continues_schedules_and_optimizers():
     federation, _ = project(FedAvg, ROUNDS, FixedCosine(), engine=SequentialEngine(), **ONE_CLIENT)
     plain = FixedCosine()
-    quiet_trainer(ROUNDS).fit(plain, train_dataloaders=Epochs(Toy(ONE, validation=3, test=3)))
+    quiet_trainer(ROUNDS).fit(plain, train_dataloaders=RoundsAsEpochs(Toy(ONE, validation=3, test=3), 0, ROUNDS))
     assert_same(named(federation.global_model()), named(plain))
 
 
