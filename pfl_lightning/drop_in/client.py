@@ -300,12 +300,13 @@ class ModuleClient(GoesOn):
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
         """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
-        self._record = LogRecord()
+        self._record = LogRecord(in_training=True)
         warn_of_counters(self.step_module)
         try:
             with patched(self.step_module, log=self._record.log):
                 yield {} if record is None else record
                 self.logged_metrics |= self._record.values()
+                self.shown_metrics |= self._record.shown
                 if self.course is not None:
                     self.course.finish_phase(self.course.counts.after(self.phase.epochs))
         finally:

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pfl_lightning.client import FederatedClient
@@ -102,6 +103,7 @@ class ModuleFederation(Federation):
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
         self._continuity = Continuity(schedule, optimizer_state)
+        self._best: dict[str, float] = {}
         if module._log_hyperparams:
             plain = {n: v for n, v in module.hparams.items() if isinstance(v, bool | int | float | str | None)}
             self.save_hyperparameters({"method": made.__name__, **plain})
@@ -155,9 +157,11 @@ class ModuleFederation(Federation):
             self.clients.carried = CarriedStates(data.num_clients, rest, self.spill_dir)
 
     def on_train_start(self) -> None:
-        """Let the schedules of a new run begin: a Trainer that starts at round 0 goes on with none."""
-        if self.trainer.current_epoch == 0 and self.clients.carried is not None:
-            self.clients.carried.clear()
+        """Let schedules and best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
+        if self.trainer.current_epoch == 0:
+            self._best.clear()
+            if self.clients.carried is not None:
+                self.clients.carried.clear()
 
     # ------------------------------------------------------------------ the global model
 
@@ -217,6 +221,8 @@ class ModuleFederation(Federation):
         if accuracies:
             summary = summarize(list(accuracies), list(accuracies.values()))
             values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+        for name, how in {name: how for s in scores.values() for name, how in s.best.items()}.items():
+            values[f"{before}{name}"] = self._best_so_far(f"{before}{name}", how, values[f"{before}{name}"])
         name = self._monitored(prefix)
         own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
         if len(own):
@@ -229,6 +235,23 @@ class ModuleFederation(Federation):
                 stacklevel=2,
             )
         return values
+
+    def _best_so_far(self, name: str, how: str, value: float) -> float:
+        """The best of the rounds up to now, of what a MaxMetric or a MinMetric of the module gave in this one."""
+        if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.sanity_checking:
+            return value
+        best = max if how == "max" else min
+        self._best[name] = best(self._best.get(name, value), value)
+        return self._best[name]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """As of every federation, and the best values so far."""
+        return {**super().get_extra_state(), "best": dict(self._best)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        super().set_extra_state(state)
+        self._best = dict(state.get("best", {}))
 
     @staticmethod
     def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:

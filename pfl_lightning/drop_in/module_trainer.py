@@ -64,7 +64,7 @@ def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Cal
         output = own_step(*args, **kwargs)
         return client.with_method_terms(output) if module.automatic_optimization else output
 
-    record = LogRecord()
+    record = LogRecord(in_training=True)
 
     @wraps(own_log)
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -72,6 +72,8 @@ def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Cal
             own_log(name, value, *args, **kwargs)
             return
         record.names.add(name)
+        if args[0] if args else kwargs.get("prog_bar"):
+            record.shown.add(name)
         if len(args) < 3:  # on_step and on_epoch are not given by place
             if isinstance(value, Metric):
                 kwargs |= {"on_step": False, "on_epoch": True}  # so that the Trainer computes and resets it
@@ -170,6 +172,7 @@ def fit_module(
             trainer.fit(client.step_module, datamodule=_standing_in(datamodule, loaders))
         if course is not None:
             course.finish_phase(CourseCallback.counts_of(trainer))
+        client.shown_metrics |= record.shown
         return _logged_values(trainer, record)
 
 
@@ -186,7 +189,8 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
         return None
     validates, datamodule = task.stage == "validation", task.data.datamodule
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
-    with silence(), _module_under_trainer(task.client.module):
+    log = task.notes.watched(task.client.module.log)
+    with silence(), _module_under_trainer(task.client.module, log=log):
         if datamodule is None:
             run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
         else:
@@ -219,7 +223,7 @@ def _numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
 
 def _logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
     """What a module logged in a fit: means over the last epoch; what cannot be recorded, as the Trainer has it."""
-    own = record.values()
-    steps = {f"{name}_{what}" for name in own for what in ("step", "epoch")}
-    trained = {f"{name}{end}" for name in record.names for end in ("", "_step", "_epoch")} - steps
-    return {n: v for n, v in _numbers(trainer.callback_metrics).items() if n in trained} | own
+    known, own = _numbers(trainer.callback_metrics), record.values()
+    trained = {f"{name}{end}" for name in record.names for end in ("", "_step", "_epoch")}
+    own = {n: v for n, v in own.items() if n in record.names or n in known}
+    return {n: v for n, v in known.items() if n in trained} | own

@@ -92,7 +92,7 @@ class Engine(ABC):
         """Run one local fit; afterwards the module holds the client's state."""
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
-        client.logged_metrics, client.carried = {}, task.carried
+        client.logged_metrics, client.shown_metrics, client.carried = {}, frozenset(), task.carried
         try:
             begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
@@ -121,6 +121,7 @@ class Engine(ABC):
             logged=dict(client.logged_metrics),
             num_samples=context.data.num_samples,
             carried=carried,
+            shown=client.shown_metrics,
         )
 
     def _run_prepared(

@@ -99,6 +99,7 @@ class FitResult:
         logged: Values that the module itself logged, apart from the terms of the loss, by name.
         num_samples: Samples that the client trained on; its weight in means of what was logged.
         carried: What the fit hands on to the client's next, if anything.
+        shown: Names of the logged values that the progress bar shows.
     """
 
     client: int
@@ -111,6 +112,7 @@ class FitResult:
     logged: Losses = field(default_factory=dict)
     num_samples: int = 0
     carried: bytes | None = None
+    shown: frozenset[str] = frozenset()
 
     def with_own_state(self) -> FitResult:
         """Return the result with a copy of the personal state, which stays valid when the next client is fitted."""
