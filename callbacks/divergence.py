@@ -148,7 +148,7 @@ def has_dead_features(federation: Federation) -> bool:
     client = federation.data.participating[0]
     for _, model in federation.client_models([client]):
         encoder = getattr(model, "encoder", None)
-        if not isinstance(encoder, nn.Module):
+        if not isinstance(encoder, nn.Module) or model.step_module is not model:  # a user's module has no features
             return False
         features: Tensor = federation.evaluation_task(client).context.data.features(encoder)[0].double().flatten(1)
         if len(features) < 2:

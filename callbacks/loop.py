@@ -172,7 +172,9 @@ class FederatedLoop(L.Callback):
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
         metrics = self._round.metrics()
-        pl_module.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        shown = {name for result in self._round.results for name in result.shown}
+        for name, value in metrics.items():
+            pl_module.log(name, value, name in shown, logger=False, on_step=False, on_epoch=True, batch_size=1)
         exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
         if (exceeded or growth.factor > MOST_GROWTH) and isinstance(pl_module, Federation):
             self._report(trainer, pl_module, self.guard.exceeded(metrics, growth, pl_module))

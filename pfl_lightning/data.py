@@ -163,6 +163,7 @@ class FitData:
         forward_context: Context of every forward pass, such as the outer Trainer's autocast.
         convert_input: Conversion of inputs to the type of the outer Trainer's precision.
         labeled: The labeled samples, for plain batches; ``None`` where all samples have labels.
+        validation: The validation part, for a local fit that watches its own progress.
     """
 
     part: SplitSource
@@ -175,6 +176,7 @@ class FitData:
     forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
     convert_input: Callable[[Tensor], Tensor] = lambda inputs: inputs
     labeled: SplitSource | None = None
+    validation: SplitSource | None = None
     _plain: BatchSource | None = field(default=None, repr=False)
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 

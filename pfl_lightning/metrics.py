@@ -21,12 +21,16 @@ class EvalMetrics:
         loss: Mean cross entropy, in nats.
         num_samples: Number of samples.
         logged: Values that a user-defined LightningModule logged, by name.
+        shown: Names of those that the progress bar shows.
+        best: Of those that are the best over epochs, by name: ``"max"`` or ``"min"``.
     """
 
     accuracy: float
     loss: float
     num_samples: int
     logged: Mapping[str, float] = field(default_factory=dict)
+    shown: frozenset[str] = frozenset()
+    best: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,12 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
     """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
     batch is -1. Phases of plain batches, personalization and evaluation see the labeled ones alone."""
 
+    carried: bytes | None = None
+    """What the client's last local fit has handed on and, after the phases of this one, what it hands on itself."""
+
+    shown_metrics: frozenset[str] = frozenset()
+    """Names of the values, logged by a user's module in the current fit, that the progress bar shows."""
+
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
 

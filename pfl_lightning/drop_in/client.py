@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.drop_in.continuity import GoesOn
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
 from pfl_lightning.drop_in.frozen import shared_memory
@@ -42,7 +43,7 @@ class HeadNeeded(ConfigurationError):
     """A method sets the head apart, and it is not known which layers are the head."""
 
 
-class ModuleClient(NetworkParts):
+class ModuleClient(NetworkParts, GoesOn):
     """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
 
     Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
@@ -256,9 +257,13 @@ class ModuleClient(NetworkParts):
     def optimizers_from(self, configure: Callable[[], Any]) -> Any:
         """As :meth:`configure_optimizers`, from the module's own function."""
         if self.phase.optimizer is not None:
-            return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
-        configured = configure()
-        return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+            configured: Any = self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
+        else:
+            configured = configure()
+            configured = configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+        if self.course is not None:
+            self.course.take_over(configured)
+        return configured
 
     # ------------------------------------------------------------------ a fit and what is logged in it
 
@@ -311,12 +316,15 @@ class ModuleClient(NetworkParts):
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
         """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
-        self._record = LogRecord()
+        self._record = LogRecord(in_training=True)
         warn_of_counters(self.step_module)
         try:
             with patched(self.step_module, log=self._record.log):
                 yield {} if record is None else record
                 self.logged_metrics |= self._record.values()
+                self.shown_metrics |= self._record.shown
+                if self.course is not None:
+                    self.course.finish_phase(self.course.counts.after(self.phase.epochs))
         finally:
             self._record = None
 

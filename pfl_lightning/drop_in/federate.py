@@ -40,6 +40,8 @@ def federate(
     cohort: int | float = 1.0,
     local_callbacks: Sequence[L.Callback] = (),
     engine: Engine | None = None,
+    schedule: str = "continue",
+    optimizer_state: str = "reset",
     seed: int | None = None,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
@@ -82,6 +84,11 @@ def federate(
         local_callbacks: Callbacks that run inside local fits and evaluations, on the batches of each client; each local
             fit has new copies of them.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
+        schedule: ``"continue"``: a client's schedulers, ``current_epoch`` and ``global_step`` go on over the rounds
+            that it takes part in, and ``self.trainer.max_epochs`` and ``estimated_stepping_batches`` are those of all
+            rounds together; ``"restart"``: every local fit begins at epoch 0.
+        optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
+            local fit begins without them.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
         train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, or a list of
             loaders, one a client.
@@ -108,6 +115,8 @@ def federate(
         local_callbacks=local_callbacks,
         frozen=frozen,
         engine=engine,
+        schedule=schedule,
+        optimizer_state=optimizer_state,
         seed=seed,
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
@@ -20,6 +21,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import ModuleClient, client_class
+from pfl_lightning.drop_in.continuity import Continuity
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.frozen import apart, frozen_parameters
 from pfl_lightning.drop_in.local_callbacks import check_local
@@ -34,6 +36,7 @@ from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+from pfl_lightning.state.carried import CarriedStates
 from pfl_lightning.state.tensors import load_state
 
 __all__ = ["ModuleFederation"]
@@ -79,6 +82,8 @@ class ModuleFederation(UserStages):
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
+        schedule: ``"continue"`` or ``"restart"``; see :func:`federate`.
+        optimizer_state: ``"keep"`` or ``"reset"``; see :func:`federate`.
         options: See :class:`~pfl_lightning.Federation`: ``seed``, ``client_state_memory_gb``, ``spill_dir``.
     """
 
@@ -96,6 +101,8 @@ class ModuleFederation(UserStages):
         local_callbacks: Sequence[L.Callback] = (),
         frozen: Sequence[str] | None = None,
         engine: Engine | None = None,
+        schedule: str = "continue",
+        optimizer_state: str = "reset",
         **options: Any,
     ) -> None:
         module = check_module(module)
@@ -110,6 +117,8 @@ class ModuleFederation(UserStages):
         self.take_hparams(made.__name__)
         check_local(local_callbacks, self.has_inner_trainers)
         self.local = LocalHooks(local_callbacks)
+        self._continuity = Continuity(schedule, optimizer_state)
+        self._best: dict[str, float] = {}
 
     @property
     def given_module(self) -> L.LightningModule:
@@ -152,11 +161,26 @@ class ModuleFederation(UserStages):
                 module.setup(self.stage_name)
             module.trainer = None
             client = self._given.parts.make(module, data)
-        client.local = self.local
+        client.local, client.continuity = self.local, self._continuity
         thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}
         for network in (client.module, self._given.first):
             apart(network, thawed)
         return [client]
+
+    def _build(self, data: FederatedData) -> None:
+        super()._build(data)
+        if self._continuity.carries:
+            limit = self.client_state_memory_gb
+            stored = sum(store.most_bytes for store in self.personal.stores) / 1e9
+            rest = None if limit is None else limit - stored
+            self.clients.carried = CarriedStates(data.num_clients, rest, self.spill_dir)
+
+    def on_train_start(self) -> None:
+        """Let schedules and best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
+        if self.trainer.current_epoch == 0:
+            self._best.clear()
+            if self.clients.carried is not None:
+                self.clients.carried.clear()
 
     # ------------------------------------------------------------------ the global model
 
@@ -221,6 +245,8 @@ class ModuleFederation(UserStages):
         if accuracies:
             summary = summarize(list(accuracies), list(accuracies.values()))
             values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+        for name, how in {name: how for s in scores.values() for name, how in s.best.items()}.items():
+            values[f"{before}{name}"] = self._best_so_far(f"{before}{name}", how, values[f"{before}{name}"])
         name = self._monitored(prefix)
         own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
         if len(own):
@@ -233,6 +259,23 @@ class ModuleFederation(UserStages):
                 stacklevel=2,
             )
         return values
+
+    def _best_so_far(self, name: str, how: str, value: float) -> float:
+        """The best of the rounds up to now, of what a MaxMetric or a MinMetric of the module gave in this one."""
+        if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.sanity_checking:
+            return value
+        best = max if how == "max" else min
+        self._best[name] = best(self._best.get(name, value), value)
+        return self._best[name]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """As of every federation, and the best values so far."""
+        return {**super().get_extra_state(), "best": dict(self._best)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        super().set_extra_state(state)
+        self._best = dict(state.get("best", {}))
 
     @staticmethod
     def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.data import BatchSource, FitData, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client import ModuleClient
-from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.logs import LogNotes, LogRecord
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
@@ -109,6 +109,7 @@ class StepsTask:
         data: The client's settings.
         environment: Device and precision.
         scores: Is shown every batch.
+        notes: Is told of every value that is logged.
     """
 
     client: ModuleClient
@@ -117,6 +118,7 @@ class StepsTask:
     data: FitData
     environment: FitEnvironment
     scores: ClassScores
+    notes: LogNotes
 
     def loader(self, device: torch.device) -> BatchSource:
         """The batches."""
@@ -146,15 +148,17 @@ def score_module(
     scores = ClassScores(module, client.num_classes)
     own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
     client.reset_metrics()  # what a fine-tuning, or the other part, left
-    logged: dict[str, float] = {}
+    logged, notes = dict[str, float](), LogNotes(module)
     if own is not None:
         with scores.watching():
-            logged = run_steps(StepsTask(client, own, part, data, environment, scores), make_trainer)
+            logged = run_steps(StepsTask(client, own, part, data, environment, scores, notes), make_trainer)
     if not logged and not scores.forward_called:
         scores = _probed(client, part, data, environment)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
-    return EvalMetrics(scores.accuracy, math.nan, len(part), logged)
+        notes.shown = {as_test_name(name) for name in notes.shown}
+        notes.best = {as_test_name(name): how for name, how in notes.best.items()}
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, frozenset(notes.shown), notes.best)
 
 
 def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
@@ -196,7 +200,7 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
     """
     module, stage, environment, record = task.client.module, task.stage, task.environment, LogRecord()
     step = getattr(module, f"{stage}_step")
-    with patched(module, log=record.log), needs_no_trainer(module):
+    with patched(module, log=task.notes.watched(record.log)), needs_no_trainer(module):
         _call(module, f"on_{stage}_start")
         _call(module, f"on_{stage}_epoch_start")
         for index, batch in enumerate(task.loader(environment.device)):

@@ -66,6 +66,7 @@ def make_context(
         environment.precision.forward_context,
         environment.precision.convert_input,
         None if part is own.train else own.train,
+        own.validation,
     )
     return FitContext(client, round, fit_data, environment.facts)
 

@@ -90,7 +90,7 @@ class TrainerEngine(Engine):
 
         def make_trainer(callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
             own = [*copy.deepcopy(self.callbacks), *callbacks, watch]
-            return self.make_trainer(environment, own, max_epochs=phase.epochs, **options)
+            return self.make_trainer(environment, own, **{"max_epochs": phase.epochs, **options})
 
         with silence():
             logged = client.fit_under_trainer(make_trainer, context, generator)

@@ -60,7 +60,10 @@ class EvaluationHooks(EngineHooks, ClientModels):
         summary = self.evaluation.summary
         # During a fit the loop logs them against the round; Lightning would count local fits.
         outside = self.trainer.state.fn != TrainerFn.FITTING
-        self.log_dict(summary, logger=outside, batch_size=1)
+        scores = (*self.evaluation.validation_scores.values(), *self.evaluation.test_scores.values())
+        shown = {name for score in scores for name in score.shown}
+        for name, value in summary.items():
+            self.log(name, value, name in shown, logger=outside, batch_size=1)
         for prefix in () if outside else ("", "novel_", "test_", "novel_test_"):
             mean = summary.get(f"{prefix}accuracy/mean")
             if mean is not None and f"{prefix}accuracy" not in summary:  # which a user's module may log itself
