@@ -57,7 +57,8 @@ def federate(
         module: The LightningModule. Clients train copies; when a fit is over it holds the global model. Where it is
             of the package pytorch_lightning, Trainers of either package fit the federation.
         datamodule: The LightningDataModule, or training loader, whose Datasets are divided; a list of
-            LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is.
+            LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is. ``None``
+            takes the loaders that the module brings itself.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
             partial of one.
         partition: The rule that says which client holds which items; ``None`` is IID over ``num_clients``.
@@ -96,7 +97,8 @@ def federate(
         seed=seed,
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
-    data = data_of(datamodule, loaders, Division(partition, num_clients, labels))
+    division, written = Division(partition, num_clients, labels), getattr(module, "_orig_mod", module)  # if compiled
+    data = data_of(datamodule, loaders, division, written)
     given = datamodule if isinstance(datamodule, list | tuple) else [datamodule]
     if any(map(is_older, (module, *given))):
         as_older(federation)

@@ -55,6 +55,7 @@ class LogRecord:
         self._epoch = 0
         self._batch_size: int | None = None
         self._batch: Any = None
+        self._suffix = ""
 
     def start_epoch(self) -> None:
         """From now on values belong to a new epoch."""
@@ -65,9 +66,10 @@ class LogRecord:
                 entry.metric = None
         self._epoch += 1
 
-    def start_batch(self, batch: Any) -> None:
-        """From now on values weigh as much as this batch has samples."""
+    def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
+        """From now on values weigh as much as this batch has samples, and are of this one of several loaders."""
         self._batch, self._batch_size = batch, None
+        self._suffix = "" if dataloader_idx is None else f"/dataloader_idx_{dataloader_idx}"
 
     def log(
         self,
@@ -80,9 +82,11 @@ class LogRecord:
         reduce_fx: Any = "mean",
         *args: Any,
         batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
         **kwargs: Any,
     ) -> None:
         """Take a value, as ``LightningModule.log`` does."""
+        name += self._suffix if add_dataloader_idx else ""
         reduction = getattr(reduce_fx, "__name__", reduce_fx)
         if not can_reduce(reduce_fx):
             raise ConfigurationError(
