@@ -88,7 +88,7 @@ class CombinedSplit:
         >>> from pfl_lightning.datamodules.adapters.items import BatchSizes, ItemSource
         >>> source = ItemSource([0, 1, 2, 3], default_collate, batches=BatchSizes(2, 2, False))
         >>> parts = [ItemSplit(source, torch.tensor(own), torch.zeros(4)) for own in ([0, 1, 2], [3])]
-        >>> shape = StageLoaders.of({"a": 1, "b": 2}, training=True).shape
+        >>> shape = StageLoaders.of({"a": DataLoader([0]), "b": DataLoader([0])}, training=True).shape
         >>> for batch in CombinedSplit(parts, shape).loader(2).batches():
         ...     print({name: own.tolist() for name, own in batch.items()})
         {'a': [0, 1], 'b': [3]}

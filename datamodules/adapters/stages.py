@@ -171,7 +171,7 @@ def source_of(
         order = SampledBatches(batch_sampler, len(dataset))  # type: ignore[arg-type]
     elif not isinstance(dataset, IterableDataset) and not _goes_through(sampler):
         order = order_of(sampler, len(dataset))  # type: ignore[arg-type]
-    shuffled = not isinstance(sampler, SequentialSampler)
+    shuffled = order is not None or not isinstance(sampler, SequentialSampler)
     workers = Workers(loader, dataset, turns) if loader.num_workers else None
     sizes = BatchSizes(int(size or 1), int(size or 1), bool(drop_last))
     return ItemSource(dataset, loader.collate_fn, shuffled, hooks, order, workers, sizes, stage != "train")
