@@ -62,7 +62,8 @@ def federate(
         module: The LightningModule. Clients train copies; when a fit is over it holds the global model. Where it is
             of the package pytorch_lightning, Trainers of either package fit the federation.
         datamodule: The LightningDataModule, or training loader, whose Datasets are divided; a list of
-            LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is.
+            LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is. ``None``
+            takes the loaders that the module brings itself.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or the
             features in front of a head, or a partial of one.
         partition: The rule that says which client holds which items; ``None`` is IID over ``num_clients``.
@@ -121,7 +122,8 @@ def federate(
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
     divided = isinstance(datamodule, FederatedDataModule | list | tuple) and federation.reads_classes
-    data = data_of(datamodule, loaders, Division(partition, num_clients, None if divided else labels))
+    division = Division(partition, num_clients, None if divided else labels)
+    data = data_of(datamodule, loaders, division, getattr(module, "_orig_mod", module))  # as it was before compilation
     given = datamodule if isinstance(datamodule, list | tuple) else [datamodule]
     if any(map(is_older, (module, *given))):
         as_older(federation)

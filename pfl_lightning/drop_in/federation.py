@@ -87,6 +87,8 @@ class ModuleFederation(UserStages):
         options: See :class:`~pfl_lightning.Federation`: ``seed``, ``client_state_memory_gb``, ``spill_dir``.
     """
 
+    tests_in_fits = False
+
     def __init__(
         self,
         module: L.LightningModule,
@@ -283,7 +285,7 @@ class ModuleFederation(UserStages):
         found = {}
         for name in sorted({name for score in scores.values() for name in score.logged}):
             own = [score for score in scores.values() if name in score.logged]
-            weights = [score.num_samples for score in own]
+            weights = [score.samples_of(name) for score in own]
             found[name] = float(np.average([score.logged[name] for score in own], weights=weights))
         return found
 

@@ -93,6 +93,7 @@ class LogRecord:
         self._epoch = 0
         self._batch_size: int | None = None
         self._batch: Any = None
+        self._suffix = ""
 
     def start_epoch(self) -> None:
         """From now on values belong to a new epoch."""
@@ -103,9 +104,10 @@ class LogRecord:
                 entry.metric = None
         self._epoch += 1
 
-    def start_batch(self, batch: Any) -> None:
-        """From now on values weigh as much as this batch has samples."""
+    def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
+        """From now on values weigh as much as this batch has samples, and are of this one of several loaders."""
         self._batch, self._batch_size = batch, None
+        self._suffix = "" if dataloader_idx is None else f"/dataloader_idx_{dataloader_idx}"
 
     def log(
         self,
@@ -118,9 +120,11 @@ class LogRecord:
         reduce_fx: Any = "mean",
         *args: Any,
         batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
         **kwargs: Any,
     ) -> None:
         """Take a value, as ``LightningModule.log`` does."""
+        name += self._suffix if add_dataloader_idx else ""
         if prog_bar:
             self.shown.add(name)
         by_step = self._in_training if on_step is None else on_step

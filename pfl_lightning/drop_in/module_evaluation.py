@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
@@ -158,7 +159,8 @@ def score_module(
         logged = {as_test_name(name): value for name, value in logged.items()}
         notes.shown = {as_test_name(name) for name in notes.shown}
         notes.best = {as_test_name(name): how for name, how in notes.best.items()}
-    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, frozenset(notes.shown), notes.best)
+    sizes = getattr(part, "sizes", ())
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, frozenset(notes.shown), notes.best, sizes)
 
 
 def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
@@ -170,7 +172,7 @@ def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment:
     owners = [client.module, *([] if data.datamodule is None else [data.datamodule])]
     if any(is_overridden(hook, owner) for hook in BATCH_HOOKS for owner in owners):
         return scores
-    for batch in part.loader(data.eval_batch_size, device=environment.device):
+    for batch, _, _ in _numbered(part.loader(data.eval_batch_size, device=environment.device)):
         if not scores.probe(environment.precision.convert_input(batch), environment):
             break
     return scores
@@ -203,18 +205,27 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
     with patched(module, log=task.notes.watched(record.log)), needs_no_trainer(module):
         _call(module, f"on_{stage}_start")
         _call(module, f"on_{stage}_epoch_start")
-        for index, batch in enumerate(task.loader(environment.device)):
+        for batch, index, loader in _numbered(task.loader(environment.device)):
             batch = environment.precision.convert_input(batch)
-            record.start_batch(batch)
-            _call(module, f"on_{stage}_batch_start", batch, index, 0)
+            record.start_batch(batch, loader)
+            _call(module, f"on_{stage}_batch_start", batch, index, loader or 0)
             with environment.precision.forward_context():
-                output = call_step(step, batch, index)
+                output = call_step(step, batch, index, loader)
             task.scores.see(batch)
-            _call(module, f"on_{stage}_batch_end", output, batch, index, 0)
+            _call(module, f"on_{stage}_batch_end", output, batch, index, loader or 0)
         record.start_batch(None)
         _call(module, f"on_{stage}_epoch_end")
         _call(module, f"on_{stage}_end")
         return record.values()
+
+
+def _numbered(loader: BatchSource) -> Iterator[tuple[Any, int, int | None]]:
+    """Batches with their number and, of several loaders one after the other, that of their loader."""
+    if not isinstance(loader, CombinedLoader):
+        yield from ((batch, index, None) for index, batch in enumerate(loader))
+        return
+    several = len(loader.flattened) > 1 and loader._mode == "sequential"
+    yield from ((batch, index, number if several else None) for batch, index, number in loader)
 
 
 def _call(module: nn.Module, hook: str, *args: Any) -> None:

@@ -87,6 +87,13 @@ class EngineHooks(FederationRounds):
             self._current_round = None
         self.evaluation.stop()
         self.engine.stop()
+        self._release_data()
         if self._stage is not None:
             self._stage.close()
             self._stage = None
+
+    def _release_data(self) -> None:
+        """End the processes that read a project's data."""
+        release = getattr(getattr(self._trainer, "datamodule", None), "release", None)
+        if release is not None:
+            release()

@@ -81,7 +81,9 @@ def test_arguments(module, method, options, message):
 def test_data_that_are_no_data_module():
     with pytest.raises(ConfigurationError, match=r"expected a LightningDataModule, .* got TensorDataset"):
         federate(Net(), TensorDataset(torch.zeros(4, 2)), FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match=r"expected a LightningDataModule, .* got NoneType"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected a LightningDataModule, .* got nothing, and the module has no train"
+    ):
         federate(Net(), method=FedAvg, num_clients=2)
     with pytest.raises(ConfigurationError, match=r"method must be a class of pfl_lightning.methods .* got None"):
         federate(Net(), Data(), num_clients=2)

@@ -48,7 +48,6 @@ def test_csv(tmp_path):
     for name in (
         "train_loss",
         "val_loss",
-        "test_loss",
         "val_loss/std",
         "accuracy/mean",
         "train/loss",
