@@ -12,6 +12,7 @@ import numpy as np
 
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
+from pfl_lightning.drop_in.callback_form import ProjectCallback
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
@@ -24,7 +25,7 @@ MOST_UNDONE = 3
 """Rounds in a row that may end in a server that is not finite; then the run fails."""
 
 
-class FederatedLoop(L.Callback):
+class FederatedLoop(ProjectCallback):
     """Samples the cohort of every round, sends and collects the messages, and lets the server aggregate.
 
     An epoch of the Trainer is a round. The server aggregates after the last client of the round, before the validation.
@@ -38,6 +39,14 @@ class FederatedLoop(L.Callback):
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
         stop_on_divergence: Whether the run ends after a round in which the training diverges; see
             :class:`~pfl_lightning.callbacks.divergence.DivergenceGuard`, which warns in any case.
+        method: A class of :mod:`pfl_lightning.methods`, a partial of one, or its name or import path. With it the
+            Trainer is given a LightningModule and data as they are, and the federation is made of them. Without it the
+            Trainer is given a Federation.
+        options: With a method: the options of :func:`~pfl_lightning.federate`, such as ``num_clients``, and
+            hyper-parameters of the method.
+
+    Example:
+        >>> L.Trainer(callbacks=[FederatedLoop(method=FedPer, num_clients=10)])  # doctest: +SKIP
     """
 
     def __init__(
@@ -47,7 +56,10 @@ class FederatedLoop(L.Callback):
         min_clients: int = 1,
         eval_cohort: int | float = 1.0,
         stop_on_divergence: bool = False,
+        method: Any = None,
+        **options: Any,
     ) -> None:
+        super().__init__(method, **options)
         _check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
         _check_number_of_clients(
             "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
@@ -60,13 +72,16 @@ class FederatedLoop(L.Callback):
             min_clients,
         )
         self.eval_cohort = self._eval_cohort_before = eval_cohort
-        self.traffic = Traffic()
+        self.stop_on_divergence = stop_on_divergence
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from the first round."""
+        self.traffic, self.guard = Traffic(), DivergenceGuard()
         self.rounds, self.seconds = 0, 0.0
         self.undone = 0  # rounds in a row
-        self.stop_on_divergence, self.guard = stop_on_divergence, DivergenceGuard()
         self._start = 0.0
-        self._in_round = False
-        self._aggregated = True
+        self._in_round, self._aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
 
     # ------------------------------------------------------------------ the cohort
@@ -88,9 +103,15 @@ class FederatedLoop(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
+        self.follow(trainer)
         if not isinstance(pl_module, Federation):
-            raise ConfigurationError(f"FederatedLoop drives a Federation, got {type(pl_module).__name__}")
-        if stage != "fit":
+            name = type(pl_module).__name__
+            raise ConfigurationError(
+                f"FederatedLoop drives a Federation, got {name}: with FederatedLoop(method=FedPer, num_clients=10) it "
+                f"makes the federation of {name} and the Trainer's data itself; else use pfl_lightning.federate"
+            )
+        self._goes_on = stage == "fit"
+        if not self._goes_on:
             return
         data: Any = pl_module.data
         clients = data.participating
@@ -131,6 +152,7 @@ class FederatedLoop(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """From now on all clients are evaluated."""
+        self.leave()
         self._evaluate_all(trainer)
 
     @staticmethod
@@ -195,6 +217,7 @@ class FederatedLoop(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Stop the engine: Lightning calls no ``teardown`` after an error."""
+        self.leave()
         self._evaluate_all(trainer)
         if isinstance(pl_module, Federation):
             pl_module.stop_engine()
@@ -236,7 +259,7 @@ class FederatedLoop(L.Callback):
         Raises:
             CheckpointError: The checkpoint was written in the middle of a round.
         """
-        if state_dict["in_round"]:
+        if state_dict["in_round"] and self._goes_on:  # it can be evaluated
             raise CheckpointError(
                 f"the checkpoint was written in the middle of a round, after {state_dict['rounds']} rounds: not all of "
                 "its clients had trained, or the new models were not all validated; resume from one that was written "

@@ -10,7 +10,6 @@ import lightning as L
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.copies import Factory
@@ -103,6 +102,8 @@ def federate(
     Raises:
         ConfigurationError: Says what of the project, or of the arguments, cannot be federated, and what to do.
     """
+    from pfl_lightning.callbacks.loop import FederatedLoop  # which may make the federation by this function
+
     made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method
     federation = ModuleFederation(
         module,
