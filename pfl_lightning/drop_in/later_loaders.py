@@ -73,9 +73,14 @@ def with_loaders(data: Any, loaders: Mapping[str, Any]) -> Any:
         )
     parts, size = {}, 1
     for name, given in loaders.items():
-        loader = loaders_of(GivenLoaders(given))["train"]
-        parts[_PARTS[name]] = _splits(data, loader)
-        size = int(loader.batch_size or 1)
+        found = loaders_of(GivenLoaders(given))["train"]
+        if len(found.loaders) > 1:
+            raise ConfigurationError(
+                f"{name} has {len(found.loaders)} loaders, and the data were divided without them: give them in a data "
+                "module, or to federate, before the data are divided"
+            )
+        parts[_PARTS[name]] = _splits(data, found.first)
+        size = int(found.first.batch_size or 1)
     return _WithParts(data, parts, size)
 
 

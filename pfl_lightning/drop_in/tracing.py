@@ -105,7 +105,7 @@ def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
         if own.train.datamodule is None:
             trainer.fit(module, train_dataloaders=loader)
         else:
-            trainer.fit(module, datamodule=_standing_in(own.train.datamodule, "train_dataloader", loader))
+            trainer.fit(module, datamodule=_standing_in(own.train.datamodule, {"train_dataloader": loader}))
 
 
 class _Watch(L.Callback):
