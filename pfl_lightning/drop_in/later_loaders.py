@@ -39,6 +39,13 @@ class _WithParts(LightningDataModule):
             raise AttributeError(name)
         return getattr(self.divided, name)
 
+    def release(self) -> None:
+        """End the processes that read items."""
+        self.divided.release()
+        for splits in self.parts.values():
+            if splits[0].source.workers is not None:
+                splits[0].source.workers.close()
+
     def client_data(self, client: int) -> ClientItems:
         """Splits of one client."""
         changed: dict[str, Any] = {name: splits[client] for name, splits in self.parts.items()}
