@@ -60,6 +60,13 @@ def test_stages_are_called_as_lightning_calls_them():
     assert federation.given_module._trainer is None
 
 
+def test_clients_that_adapt_before_a_test_are_set_up_for_training():
+    Staged.calls = []
+    federation, data = project(Staged(), fine_tune="head")
+    quiet_trainer(1).test(federation, datamodule=data, verbose=False)
+    assert Staged.calls == ["prepare_data", "setup test", "setup fit", "teardown test"]
+
+
 def test_a_fit_after_a_validation_is_the_same_fit():
     def fitted(first: bool) -> Any:
         Staged.calls = []
