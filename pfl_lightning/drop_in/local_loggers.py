@@ -116,6 +116,8 @@ class _Local:
         return type(self._own)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_own", "_run"):  # of an object that is being made
+            raise AttributeError(name)
         if name in _ONCE:
             return _nothing
         value = getattr(self._own, name)

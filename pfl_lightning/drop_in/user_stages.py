@@ -79,13 +79,17 @@ class UserStages(OuterHooks):
             self._last_data = self.data
             if not before:
                 self._stages_seen = {stage}
-        if stage not in self._stages_seen:
-            self._stages_seen = {*self._stages_seen, stage}
-            if is_overridden("setup", self.given_module):
-                for module in self._networks():
-                    with _attached(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
-                        module.setup(stage)
-                self._shown = None
+        adapts = bool(self.clients.models[0].personalization_phases()) or self._personalization is not None
+        # Clients that adapt before they are evaluated train.
+        wanted = ["fit", stage] if adapts and stage != "fit" else [stage]
+        missing = [one for one in wanted if one not in self._stages_seen]
+        self._stages_seen = {*self._stages_seen, *missing}
+        if missing and is_overridden("setup", self.given_module):
+            for module in self._networks():
+                with _attached(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
+                    for one in missing:
+                        module.setup(one)
+            self._shown = None
         if stage == "predict":
             self._predict_like_the_module(has_data)
 

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import pickle
 import warnings
 from typing import Any
 
@@ -194,6 +195,30 @@ def test_callbacks_that_count_epochs_need_local_fits_that_begin_at_0():
         check_epochs([callback], [3], continues=False)
         with pytest.raises(ConfigurationError, match=r"counts the epochs of one fit.*schedule='restart'"):
             check_epochs([callback], [3], continues=True)
+
+
+def test_worker_processes_get_the_callbacks():
+    federation, _ = run_project(FedAvg, num_clients=2, cohorts=[[0]], local_callbacks=[Counting()], head="fc")
+    other = pickle.loads(pickle.dumps(federation.clients.models[0]))
+    assert [type(callback) for callback in other.local.given] == [Counting]
+    assert other.local.outer.trainer is None
+
+
+def test_callbacks_of_the_older_package_run_inside():
+    older = pytest.importorskip("pytorch_lightning")
+
+    class Older(older.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            assert len(batch) == 2
+            type(self).seen += 1
+            self.log("older", 2.0)
+
+    given = [Older(), older.callbacks.ModelPruning("l1_unstructured", amount=0.5)]
+    _, trainer = run_project(FedAvg, num_clients=2, cohorts=[[0, 1]], local_callbacks=given, head="fc")
+    assert Older.seen > 2
+    assert float(trainer.callback_metrics["older"]) == 2.0
 
 
 WRONG = [

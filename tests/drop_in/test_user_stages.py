@@ -60,6 +60,13 @@ def test_stages_are_called_as_lightning_calls_them():
     assert federation.given_module._trainer is None
 
 
+def test_clients_that_adapt_before_a_test_are_set_up_for_training():
+    Staged.calls = []
+    federation, data = project(Staged(), fine_tune="head")
+    quiet_trainer(1).test(federation, datamodule=data, verbose=False)
+    assert Staged.calls == ["prepare_data", "setup test", "setup fit", "teardown test"]
+
+
 def test_a_fit_after_a_validation_is_the_same_fit():
     def fitted(first: bool) -> Any:
         Staged.calls = []
@@ -70,6 +77,41 @@ def test_a_fit_after_a_validation_is_the_same_fit():
         return federation.client_model(0).fc.weight
 
     assert torch.equal(fitted(True), fitted(False))
+
+
+class Late(L.LightningModule):
+    """Makes its layers in setup, whenever it is called."""
+
+    def setup(self, stage: str) -> None:
+        self.net = torch.nn.Linear(6, 5)
+        self.frozen = torch.nn.Linear(6, 5).requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.net(inputs) + self.frozen(inputs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*makes its layers in setup.*")
+def test_layers_that_are_made_again_hold_what_was_trained():
+    federation, data = federate(Late(), Data(), FedAvg, num_clients=2, seed=1, head=())
+    trainer = quiet_trainer(2)
+    trainer.fit(federation, datamodule=data)
+    before = {name: value.clone() for name, value in federation.global_model().state_dict().items()}
+    trainer.test(federation, datamodule=data, verbose=False)
+    for name, value in federation.client_model(0).state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert {name for name, p in federation.global_model().named_parameters() if not p.requires_grad} == {
+        "frozen.weight",
+        "frozen.bias",
+    }
 
 
 class Remembering(Net):
