@@ -21,9 +21,8 @@ def methods_table() -> Table:
         shared = ", ".join(pattern.removesuffix(".*") for pattern in method.shared) or "none"
         paper = method.citation
         text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"
-        table.add_row(
-            method.__name__, str(paper.year) if paper else "", text, shared, "yes" if method.model_agnostic else ""
-        )
+        modules = "yes" if method.model_agnostic else "classifiers" if method.feature_based else ""
+        table.add_row(method.__name__, str(paper.year) if paper else "", text, shared, modules)
     return table
 
 

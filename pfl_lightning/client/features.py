@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
 from torch import Tensor
+from torch.nn import functional as F
 
 from pfl_lightning.data import FitData
 
@@ -60,6 +61,14 @@ class FeatureAccess(L.LightningModule):
     def count_classes(self, context: FitContext) -> Tensor:
         """Training samples of each class, (C,)."""
         return context.data.class_counts(self.num_classes)
+
+    def head_input(self, features: Tensor) -> Tensor:
+        """What enters the head, (N, d): the features, or what a method makes of them."""
+        return features
+
+    def head_cross_entropy(self, entering: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of the head's scores alone; a user's module has its own loss in this place."""
+        return F.cross_entropy(self.head(entering), labels)
 
     def class_scores(self, features: Tensor) -> Tensor:
         """Class scores (N, C) that the client is evaluated by, from features (N, d)."""

@@ -38,10 +38,17 @@ class FeatureCapture:
         module: The user's module.
         head: Name of its head.
         source: Which layer has the features.
+        enter: Makes of them what enters the head instead; ``None`` where it takes the features themselves.
     """
 
-    def __init__(self, module: nn.Module, head: str, source: FeatureSource) -> None:
-        self._module, self._head, self._source = module, head, source
+    def __init__(
+        self,
+        module: nn.Module,
+        head: str,
+        source: FeatureSource,
+        enter: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._module, self._head, self._source, self._enter = module, head, source, enter
         self._found: Any = None
 
     @property
@@ -62,8 +69,14 @@ class FeatureCapture:
         finally:
             handle.remove()
 
-    def _see(self, layer: nn.Module, arguments: Any, named: Any) -> None:
-        self._found = first_tensor((arguments, named))
+    def _see(self, layer: nn.Module, arguments: Any, named: Any) -> Any:
+        self._found = found = first_tensor((arguments, named))
+        if self._enter is None or found is None:
+            return None
+        entering = self._enter(self._checked(found))
+        if arguments and arguments[0] is found:
+            return (entering, *arguments[1:]), named
+        return arguments, {name: entering if value is found else value for name, value in named.items()}
 
     def _see_output(self, layer: nn.Module, arguments: Any, output: Any) -> None:
         self._found = first_tensor(output)
@@ -75,14 +88,18 @@ class FeatureCapture:
             ConfigurationError: The step has not called the layer, or gives features of another shape.
         """
         found, self._found = self._found, None
-        name, width = type(self._module).__name__, self._source.width
+        name = type(self._module).__name__
         if found is None:
             raise ConfigurationError(
                 f"a step of {name} has not called the layer with the features ({self.place}): name by features= a "
                 "layer "
                 "that it calls"
             )
-        features: Tensor = found.flatten(1) if found.ndim > 1 else found
+        return self._checked(found)
+
+    def _checked(self, found: Tensor) -> Tensor:
+        name, width = type(self._module).__name__, self._source.width
+        features = found.flatten(1) if found.ndim > 1 else found
         if features.ndim != 2 or features.shape[1] != width:
             raise ConfigurationError(
                 f"features must have the shape (batch, {width}), {self.place} of {name} has {tuple(found.shape)}: "

@@ -36,6 +36,8 @@ MODULES_OWN = {"head_lr": None, "head_relu": False}
 class FeatureMethod(ModuleClient):
     """Stands before the method among a client's bases: steps and forward passes are the module's, whatever it says."""
 
+    _entered: Tensor | None = None
+
     def __init__(self, encoder: nn.Module, num_classes: int, **options: Any) -> None:
         refuse_options(type(self), options, only=TRAINING)
         if options.get("head_relu"):
@@ -46,6 +48,10 @@ class FeatureMethod(ModuleClient):
         known = inspect.signature(type(self).method.__init__).parameters
         own = {name: value for name, value in MODULES_OWN.items() if name in known}
         super().__init__(encoder, num_classes, **{**own, **options})
+
+    def head_input(self, features: Tensor) -> Tensor:
+        """What enters the head; in and after a step of the module what has entered it, which is computed once."""
+        return super().head_input(features) if self._entered is None else self._entered
 
     forward = ModuleClient.forward
     training_step = ModuleClient.training_step  # type: ignore[assignment]
@@ -79,10 +85,17 @@ class FeatureModuleClient(ModuleClient):
                 "steps its optimizers by itself (manual optimization): use a method that needs no features"
             )
         self.head_name, self.source = head_layer(encoder, head), source
-        self._capture = FeatureCapture(encoder, self.head_name, source)
+        enters = type(self).method.head_input is not FeatureAccess.head_input
+        if enters and source.layer is not None:
+            raise ConfigurationError(
+                f"{type(self).__name__} puts layers of its own in front of the head, whose input the features "
+                "are: leave features= away"
+            )
+        self._capture = FeatureCapture(encoder, self.head_name, source, self._enter if enters else None)
         self._found: tuple[Tensor, ...] = ()
         self._classes: Tensor | None = None
         self._class_counts: dict[int, Tensor] = {}
+        self._entered: Tensor | None = None  # the head, in the newest step
         self._scores: Tensor | None = None  # of the head, while the method's own are computed
 
     # ------------------------------------------------------------------ what methods ask for
@@ -139,6 +152,18 @@ class FeatureModuleClient(ModuleClient):
         """Class scores (N, C) of the head, also where the features are not what it takes."""
         return super().classify(features) if self._scores is None else self._scores
 
+    def _enter(self, features: Tensor) -> Tensor:
+        """Bring what the method makes of the features to the head; its own calls of the head have that already."""
+        if self._scores is not None:
+            return features
+        self._entered = None
+        self._entered = self.head_input(features)
+        return self._entered
+
+    def head_cross_entropy(self, entering: Tensor, labels: Tensor) -> Tensor:
+        """The module's own loss of the newest step."""
+        return super().head_cross_entropy(entering, labels) if self._own_loss is None else self._own_loss
+
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The module's own loss, in the place of the cross entropy."""
         if self._own_loss is None or not self.uses("cross_entropy"):
@@ -154,7 +179,8 @@ class FeatureModuleClient(ModuleClient):
         try:
             return self.loss_terms(self._found[0], self._classes) | self.view_terms(self._found, self._classes)
         finally:
-            self._own_loss, self._found = None, ()
+            self._own_loss = self._entered = None
+            self._found = ()
 
     def with_method_terms(self, output: Any) -> Any:
         """What the module's step returned, with the sum of the phase's terms as its loss."""
@@ -269,7 +295,7 @@ class FeatureModuleClient(ModuleClient):
         try:
             return self.class_scores(self._capture.take()).to(output.dtype)
         finally:
-            self._scores = None
+            self._scores = self._entered = None
 
 
 class _Encoder(nn.Module):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import quiet_trainer
+from _helpers.toy import for_toy, quiet_trainer
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -100,7 +100,7 @@ def test_values_are_checked_at_once(method, options):
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_every_method_applies_or_says_that_it_cannot(method):
     if method.model_agnostic or method.feature_based:
-        federation, _ = run_project(method, num_clients=2, head="fc")
+        federation, _ = run_project(for_toy(method), num_clients=2, head="fc")
         assert type(federation.client_model(1)) is Net
     else:
         with pytest.raises(ConfigurationError, match=f"{method.__name__} trains an encoder by steps of its own"):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -12,8 +13,10 @@ from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, own_model, qui
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
+from pfl_lightning.callbacks.divergence import has_dead_features
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import DCPFL, Calibre, FedClassAvg, FedGH, FedPAC, FedProto, FedRoD
+from pfl_lightning.methods import DCPFL, Calibre, DualFed, FedAvg, FedClassAvg, FedGH, FedPAC, FedProto, FedRoD
+from pfl_lightning.methods import dualfed as dualfed_module
 from pfl_lightning.methods import fedrod as fedrod_module
 
 LR, COHORTS = 0.05, [[0, 2, 3], [1, 2]]
@@ -26,6 +29,12 @@ METHODS = {
     "FedRoD": (FedRoD, {}, {"lr": LR}),
     "DCPFL": (DCPFL, {"virtual_features": 40, "server_lr": 0.2}, SGD),
     "DCPFL matrices": (DCPFL, {"virtual_features": 40, "factors": False}, SGD),
+    "DualFed": (DualFed, {"contrastive": 2.0, "projector_batch_norm": False}, {"lr": LR, "weight_decay": 5e-4}),
+    "DualFed logits": (
+        DualFed,
+        {"stages": "simultaneous", "prediction": "logits", "projector_batch_norm": False, "contrastive": 2.0},
+        {"lr": LR, "weight_decay": 5e-4},
+    ),
     "FedClassAvg": (
         FedClassAvg,
         {"contrastive": False, "proximal": 0.4},
@@ -34,14 +43,17 @@ METHODS = {
 }
 
 
+OWN = ("personal_head.", "projector.", "global_head.")  # what methods have beside the module
+
+
 def as_builtin(state):
     """A module's tensors under the names of encoder and head."""
     return {name.replace("body.", "encoder.").replace("fc.", "head."): tensor for name, tensor in state.items()}
 
 
 @pytest.fixture
-def same_personal_head(monkeypatch):
-    """Fed-RoD's second head begins with the same weights, however many random numbers were drawn before."""
+def same_layers(monkeypatch):
+    """Layers that methods add begin with the same weights, however many random numbers were drawn before."""
 
     class Linear(torch.nn.Linear):
         def reset_parameters(self):
@@ -49,11 +61,10 @@ def same_personal_head(monkeypatch):
                 for parameter in self.parameters():
                     parameter.copy_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
 
-    class Layers:
-        Module = torch.nn.Module
-
-    Layers.Linear = Linear
-    monkeypatch.setattr(fedrod_module, "nn", Layers)
+    names = ("Module", "Sequential", "ReLU", "BatchNorm1d")
+    layers = SimpleNamespace(Linear=Linear, **{name: getattr(torch.nn, name) for name in names})
+    for method in (fedrod_module, dualfed_module):
+        monkeypatch.setattr(method, "nn", layers)
 
 
 def states(federation, wanted):
@@ -62,8 +73,8 @@ def states(federation, wanted):
     for client in range(CLIENTS):
         own = own_model(federation, client)
         module = as_builtin(own.module.state_dict()) if wanted == "module" else own.state_dict()
-        module |= {name: w for name, w in own.state_dict().items() if name.startswith("personal_head.")}
-        names = [name for name in module if name.startswith(("encoder.", "head.", "personal_head."))]
+        module |= {name: w for name, w in own.state_dict().items() if name.startswith(OWN)}
+        names = [name for name in module if name.startswith(("encoder.", "head.", *OWN))]
         found |= {f"client {client} {name}": module[name].clone() for name in names}
     named = as_builtin({n.removeprefix("module."): w for n, w in federation.server.broadcast(1, 2).weights.items()})
     return found | {f"sent {name}": tensor.clone() for name, tensor in named.items()}
@@ -71,7 +82,7 @@ def states(federation, wanted):
 
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine, VectorizedEngine])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_module_trains_as_the_built_in_method(name, engine, same_personal_head):
+def test_a_module_trains_as_the_built_in_method(name, engine, same_layers):
     method, options, of_builtin = METHODS[name]
     options = {**options, "epochs": 2}
     builtin = run(
@@ -274,6 +285,12 @@ def test_what_has_no_features_is_told(module, message):
 def test_a_method_with_steps_of_its_own_is_refused():
     with pytest.raises(ConfigurationError, match="Calibre trains an encoder by steps of its own"):
         federate(Net(), Data(), Calibre, num_clients=2)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedProto])
+def test_features_that_cannot_be_seen_are_not_dead(method):
+    federation, _ = fitted(method, Data(), cohorts=COHORTS)
+    assert not has_dead_features(federation)
 
 
 def test_a_client_is_what_it_is_after_a_journey():
