@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
-from pfl_lightning.drop_in.frozen import apart, frozen_parameters
+from pfl_lightning.drop_in.frozen import apart, followers, frozen_parameters
 from pfl_lightning.drop_in.module_evaluation import as_test_name
 from pfl_lightning.drop_in.network_parts import NETWORKS
 from pfl_lightning.drop_in.roles import Roles, find_roles
@@ -34,6 +35,8 @@ from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.tensors import load_state
 
 __all__ = ["ModuleFederation"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,13 @@ class ModuleFederation(Federation):
         )
         roles = find_roles(module, head) if module.state_dict() else None
         first = copied(module, module_factory, frozen_parameters(module, frozen))
+        for name in followers(module) if frozen is None else ():
+            _log.info(
+                "%s of %s is frozen and has the shapes of a network that trains: taken for its moving average, it "
+                "travels as what trains does; if it never changes, leave it out of what travels by frozen=[...]",
+                name,
+                type(module).__name__,
+            )
         self._given = _Given(module, first, head, roles, module_factory, frozen)
         if roles is not None:
             self._try_out(roles)

@@ -25,7 +25,7 @@ class FedSALoRA(FederatedClient):
         "Selective Aggregation for Low-Rank Adaptation in Federated Learning", "Guo et al.", "ICLR", 2025
     )
     model_agnostic = True
-    shared = ("*.lora_A.*",)
+    shared: tuple[str, ...] = ("*.lora_A.*",)
     batch_norm = "own"
 
     def __init__(self, encoder: nn.Module, num_classes: int, **options: Unpack[ClientOptions]) -> None:
