@@ -23,7 +23,7 @@ from pfl_lightning.drop_in.checks import check_module, split_method
 from pfl_lightning.drop_in.client import ModuleClient, client_class
 from pfl_lightning.drop_in.continuity import Continuity
 from pfl_lightning.drop_in.copies import Factory, copied
-from pfl_lightning.drop_in.frozen import apart, frozen_parameters
+from pfl_lightning.drop_in.frozen import apart, frozen_parameters, name_followers
 from pfl_lightning.drop_in.local_callbacks import check_local
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.module_evaluation import as_test_name
@@ -113,6 +113,7 @@ class ModuleFederation(UserStages):
         super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
         parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
         self._given = _Given(module, parts.copied(module), parts, module_factory, frozen)
+        name_followers(module, frozen)
         if module.state_dict():  # otherwise it makes its layers in setup
             parts.try_out(self._first_once_more())
         self.loop, self.monitor = loop, monitor

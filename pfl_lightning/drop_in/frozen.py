@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["apart", "chosen_names", "frozen_parameters", "shared_memory"]
+__all__ = ["apart", "chosen_names", "followers", "frozen_parameters", "name_followers", "shared_memory"]
+
+_log = logging.getLogger(__name__)
 
 UNUSED = "original_module"
 """Where peft keeps a layer of which it trains a copy; the layer itself stays as it is."""
@@ -45,8 +48,8 @@ def chosen_names(module: nn.Module, found: Collection[str], patterns: Sequence[s
         ConfigurationError: A pattern fits nothing that is frozen.
     """
     if patterns is None:
-        followers = tuple(f"{name}." for name in _followers(module))
-        return frozenset(name for name in found if not name.startswith(followers))
+        moving = tuple(f"{name}." for name in followers(module)) if found else ()
+        return frozenset(name for name in found if not name.startswith(moving))
     fitting = {p: {n for n in found if fnmatchcase(n, p) or fnmatchcase(n, f"{p}.*")} for p in patterns}
     for pattern, names in fitting.items():
         if not names and found:
@@ -76,20 +79,39 @@ def apart(module: nn.Module, names: Collection[str]) -> None:
             parameter.data = parameter.detach().clone()
 
 
-def _followers(module: nn.Module) -> Iterator[str]:
-    """Names of frozen networks that have the layers and shapes of one that trains."""
+def followers(module: nn.Module) -> list[str]:
+    """Names of frozen networks that have the layers and shapes of one that trains, and so may be its moving average."""
     trained = {name: layer for name, layer in module.named_modules() if name and _trains(layer)}
     forms: dict[tuple[Any, ...], list[str]] = {}
     for name, layer in trained.items():
         forms.setdefault(_form(layer), []).append(name)
-    inside: tuple[str, ...] = ()
-    for name, layer in module.named_modules():
-        if not name or name in trained or name.startswith(inside or ("\0",)) or not list(layer.parameters()):
-            continue
-        inside += (f"{name}.",)  # the largest ones
+
+    def follows(name: str, layer: nn.Module) -> bool:
+        last = name.rpartition(".")[2]
         like = [other for other in forms.get(_form(layer), ()) if not _in_a_row(name, other)]
-        if name.rpartition(".")[2] != UNUSED and any(_follows(layer, trained[other]) for other in like):
-            yield name
+        if last != UNUSED and any(_may_follow(layer, trained[other]) for other in like):
+            return True
+        parts = [(part, child) for part, child in layer.named_children() if list(child.parameters())]
+        alone = not list(layer.parameters(recurse=False))
+        return alone and bool(parts) and all(follows(f"{name}.{part}", child) for part, child in parts)
+
+    found, inside = list[str](), list[str]()
+    for name, layer in module.named_modules():
+        if name and name not in trained and not name.startswith(tuple(inside)) and list(layer.parameters()):
+            inside.append(f"{name}.")  # the largest ones
+            found += [name] if follows(name, layer) else []
+    return found
+
+
+def name_followers(module: nn.Module, patterns: Sequence[str] | None) -> None:
+    """Say in the log which frozen networks are taken for followers, where no patterns say what is frozen."""
+    for name in followers(module) if patterns is None else ():
+        _log.info(
+            "%s of %s is frozen and has the shapes of a network that trains: taken for its moving average, it "
+            "travels as what trains does; if it never changes, leave it out of what travels by frozen=[...]",
+            name,
+            type(module).__name__,
+        )
 
 
 def _trains(layer: nn.Module) -> bool:
@@ -106,8 +128,8 @@ def _in_a_row(one: str, other: str) -> bool:
     return first == second and number.isdecimal() and index.isdecimal()
 
 
-def _follows(frozen: nn.Module, trained: nn.Module) -> bool:
-    """Whether a frozen network may be the average of one that trains; a single layer only if it has its values, too."""
+def _may_follow(frozen: nn.Module, trained: nn.Module) -> bool:
+    """Whether a frozen network may be the average of one of its form; a single layer only if it has its values, too."""
     layers = [layer for layer in frozen.modules() if list(layer.parameters(recurse=False))]
     return len(layers) > 1 or all(
         _equal(own, other) for own, other in zip(frozen.parameters(), trained.parameters(), strict=True)
