@@ -221,8 +221,8 @@ class ModuleFederation(Federation):
         if accuracies:
             summary = summarize(list(accuracies), list(accuracies.values()))
             values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
-        for name, how in {name: how for s in scores.values() for name, how in s.best.items()}.items():
-            values[f"{before}{name}"] = self._best_so_far(f"{before}{name}", how, values[f"{before}{name}"])
+        for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
+            values[key] = self._best_so_far(key, how, values[key])
         name = self._monitored(prefix)
         own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
         if len(own):
