@@ -156,7 +156,7 @@ def _known_entry_points() -> Iterator[None]:
     """Let Lightning look for callbacks of installed packages once, not for every Trainer."""
     own = getattr(registry, "entry_points", None)
     if own is metadata.entry_points:
-        registry.entry_points = _entry_points  # type: ignore[attr-defined]
+        registry.entry_points = _entry_points  # type: ignore[assignment,attr-defined]
     try:
         yield
     finally:
