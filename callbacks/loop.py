@@ -134,6 +134,10 @@ class FederatedLoop(ProjectCallback):
         data.eval_clients = [clients[place] for place in self.sample_eval_clients(len(clients), pl_module.seed)]
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+        # It would be said again with each round's loader, of clients; every round is logged.
+        warnings.filterwarnings(
+            "ignore", r"The number of training batches \(\d+\) is smaller than the logging interval"
+        )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let TensorBoard forget rounds that an interrupted run logged and that are played again."""

@@ -248,8 +248,8 @@ class ModuleFederation(UserStages):
         if accuracies:
             summary = summarize(list(accuracies), list(accuracies.values()))
             values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
-        for best, how in {name: how for s in scores.values() for name, how in s.best.items()}.items():
-            values[f"{before}{best}"] = self._best_so_far(f"{before}{best}", how, values[f"{before}{best}"])
+        for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
+            values[key] = self._best_so_far(key, how, values[key])
         name = self._monitored(prefix)
         own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
         if len(own):

@@ -55,7 +55,8 @@ class CarriedStates:
             self._make_room(len(content) + len(content) // 8)
         assert self.rows is not None
         row = torch.zeros_like(self.rows.initial["content"])
-        row[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        if content:
+            row[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         self.rows.set(client, {"content": row, "length": torch.tensor(len(content))})
 
     def clear(self) -> None:
