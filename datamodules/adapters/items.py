@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pfl_lightning.data import TwoViews
 from pfl_lightning.datamodules.adapters.orders import Order
-from pfl_lightning.datamodules.adapters.workers import Workers, read_batch
+from pfl_lightning.datamodules.adapters.workers import By, Fetch, Workers
 from pfl_lightning.datamodules.module import FederatedDataModule
 
 __all__ = ["BatchSizes", "ClientItems", "ItemDataModule", "ItemLoader", "ItemSource", "ItemSplit"]
@@ -40,6 +40,7 @@ class ItemSource:
         batches: Sizes of its loader's batches, for where several are combined; None if it has none of its own.
         evaluated: Whether it is for evaluations alone, which have the sizes of its own loader.
         loader: The client's own loader, where it is used as it is; None where the items are read by their places.
+        by: What the data set is asked for, see :class:`~pfl_lightning.datamodules.adapters.workers.Fetch`.
     """
 
     dataset: Any
@@ -51,12 +52,13 @@ class ItemSource:
     batches: BatchSizes | None = None
     evaluated: bool = False
     loader: Any = None
+    by: By = "items"
 
     def read(self, batches: Sequence[list[int]], generator: torch.Generator | None) -> Iterator[Any]:
         """Collated batches of the items at the given places."""
         if self.workers is not None:
             return self.workers.read(batches, generator)
-        return (read_batch(self.dataset, self.collate, places) for places in batches)
+        return map(Fetch(self.dataset, self.collate, self.by), batches)
 
 
 class ItemSplit:

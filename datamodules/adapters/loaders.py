@@ -14,7 +14,8 @@ from lightning.pytorch import LightningDataModule
 from pfl_lightning.datamodules.adapters.combined import CombinedSplit, StageLoaders
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
-from pfl_lightning.datamodules.adapters.stages import loaders_of, one_class, source_of
+from pfl_lightning.datamodules.adapters.sources import one_class, source_of
+from pfl_lightning.datamodules.adapters.stages import loaders_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints

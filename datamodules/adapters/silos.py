@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from pfl_lightning.datamodules.adapters.combined import CombinedSplit, Shape, StageLoaders
 from pfl_lightning.datamodules.adapters.items import BatchSizes, ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of, one_class, source_of
+from pfl_lightning.datamodules.adapters.sources import one_class, source_of
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of
 from pfl_lightning.datamodules.adapters.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.workers import OneAtATime
 from pfl_lightning.datamodules.clients.division import split_validation

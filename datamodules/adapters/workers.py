@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-__all__ = ["OneAtATime", "Workers", "end_workers", "read_batch"]
+__all__ = ["By", "Fetch", "OneAtATime", "Workers", "end_workers"]
 
 Task = tuple[list[int], int]
 """Places of the items of a batch, and the seed of what their transforms draw."""
 
+By = Literal["items", "list", "item"]
+
 SETTINGS = ("num_workers", "pin_memory", "timeout", "prefetch_factor", "pin_memory_device")
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Reads a batch of a data set, as a DataLoader does.
+
+    Attributes:
+        dataset: Map-style data set.
+        collate: The loader's function from items to a batch.
+        by: What the data set is asked for: its items one by one, a list of them, or a single item, which is a batch.
+
+    Example:
+        >>> Fetch([1, 2, 3], sum)([0, 2])
+        4
+    """
+
+    dataset: Any
+    collate: Callable[[Any], Any]
+    by: By = "items"
+
+    def __call__(self, places: list[int]) -> Any:
+        """Collated batch of the items at the given places."""
+        if self.by != "items":
+            return self.collate(self.dataset[places if self.by == "list" else places[0]])
+        if hasattr(self.dataset, "__getitems__"):
+            return self.collate(self.dataset.__getitems__(places))
+        return self.collate([self.dataset[place] for place in places])
 
 
 class Workers:
@@ -28,17 +58,17 @@ class Workers:
     Args:
         loader: The user's loader, whose ``num_workers``, ``worker_init_fn``, ``pin_memory``, ``prefetch_factor``,
             ``timeout`` and ``multiprocessing_context`` hold.
-        dataset: Its data set, or the part of it that its sampler takes.
+        fetch: Reads a batch.
         turns: Lets one of several such objects have processes at a time; ``None`` for no such limit.
     """
 
-    def __init__(self, loader: DataLoader[Any], dataset: Any, turns: OneAtATime | None = None) -> None:
+    def __init__(self, loader: DataLoader[Any], fetch: Fetch, turns: OneAtATime | None = None) -> None:
         self._settings = {name: getattr(loader, name) for name in SETTINGS if hasattr(loader, name)}
         context = loader.multiprocessing_context
         method = getattr(context, "get_start_method", None)
         self._settings["multiprocessing_context"] = method() if method is not None else context
         self._init, self._turns = loader.worker_init_fn, turns
-        self._reader = _Reader(dataset, loader.collate_fn)
+        self._reader = _Reader(fetch)
         self._loader: DataLoader[Any] | None = None
         self._in_use = False
 
@@ -143,15 +173,15 @@ class _Tasks:
 class _Reader(Dataset[Any]):
     """A data set of batches."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset, self.collate = dataset, collate
+    def __init__(self, fetch: Fetch) -> None:
+        self.fetch = fetch
 
     def __getitem__(self, task: Task) -> Any:
         places, seed = task
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002  (transforms draw from it)
-        return read_batch(self.dataset, self.collate, places)
+        return self.fetch(places)
 
 
 class _Start:
@@ -163,16 +193,9 @@ class _Start:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, _Reader):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # this process's copy, which user code may change
+            object.__setattr__(info, "dataset", info.dataset.fetch.dataset)  # the process's own copy
         if self._init is not None:
             self._init(worker)
-
-
-def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], places: Sequence[int]) -> Any:
-    """Collated batch of the items at the given places."""
-    if hasattr(dataset, "__getitems__"):
-        return collate(dataset.__getitems__(list(places)))
-    return collate([dataset[place] for place in places])
 
 
 def _as_it_is(batch: Any) -> Any:

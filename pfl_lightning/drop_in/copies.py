@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from pfl_lightning.drop_in.frozen import shared_memory
 from pfl_lightning.errors import ConfigurationError
@@ -18,6 +19,9 @@ from pfl_lightning.older_package import made_lightning, written_class
 __all__ = ["Factory", "copied", "held_tensors"]
 
 Factory = Callable[[], L.LightningModule]
+
+DATA = (Dataset, DataLoader, L.LightningDataModule)
+"""What of a module is data."""
 
 
 def copied(
@@ -54,11 +58,14 @@ def copied(
 def held_tensors(module: nn.Module) -> dict[int, Any]:
     """Copies of results of computations that a module or a layer holds on to, without gradient, as a memo of deepcopy.
 
-    Such are the weights of ``torch.nn.utils.weight_norm`` and images that a step keeps; deepcopy refuses them.
+    Such are the weights of ``torch.nn.utils.weight_norm`` and images that a step keeps; deepcopy refuses them. Data
+    sets and loaders that a module brings stand for themselves: all copies share them.
     """
     values = (value for layer in module.modules() for value in vars(layer).values())
-    found = {id(tensor): tensor for value in values for tensor in _computed(value)}
-    return {number: tensor.detach().clone() for number, tensor in found.items()}
+    every = list(values)
+    found = {id(tensor): tensor for value in every for tensor in _computed(value)}
+    data = {id(value): value for value in every if isinstance(value, DATA)}
+    return {number: tensor.detach().clone() for number, tensor in found.items()} | data
 
 
 def _computed(value: Any) -> Iterator[Tensor]:

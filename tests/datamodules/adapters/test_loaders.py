@@ -283,7 +283,6 @@ ONE = DataLoader(tensors())
         (Several(loaders=range(3)), "gives a range, expected a DataLoader"),
         (Several(loaders={"a": ONE, "b": None}), "gives a NoneType, expected a DataLoader"),
         (Several(loaders=DataLoader(Streamed())), "over a Streamed, which cannot be indexed"),
-        (Several(loaders=DataLoader(tensors(), batch_size=None)), "no batch size"),
         (
             Several(loaders=DataLoader(tensors(), sampler=[(0, 1), (2, 3)])),
             "has a list, which gives tuples in the place of numbers of items: .* a list of loaders, one a client",
