@@ -6,6 +6,7 @@ from _helpers.foreign import (
     demos,
     earth,
     forecasting,
+    generation,
     graphs,
     self_supervised,
     tables,
@@ -14,5 +15,5 @@ from _helpers.foreign import (
 )
 from _helpers.foreign.project import Project
 
-KINDS = (demos, text, vision, self_supervised, graphs, forecasting, chemistry, tables, anomalies, earth)
+KINDS = (demos, text, vision, generation, self_supervised, graphs, forecasting, chemistry, tables, anomalies, earth)
 PROJECTS: list[Project] = [project for kind in KINDS for project in kind.PROJECTS]

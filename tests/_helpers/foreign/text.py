@@ -115,10 +115,64 @@ class Pictures(Dataset):
         return {"pixel_values": self.inputs[place], "labels": self.classes[place]}
 
 
+class Sounds(Dataset):
+    """Waves of different lengths, higher in one class."""
+
+    def __init__(self, items: int, seed: int) -> None:
+        self.items, self.seed = items, seed
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, place: int) -> Any:
+        draw = torch.Generator().manual_seed(self.seed + place)
+        time = torch.arange(200 + 20 * (place % 4)) / 10
+        return torch.sin(time * (1 + 2 * (place % 2))) + 0.1 * torch.randn(len(time), generator=draw), place % 2
+
+
+def padded(items: list[Any]) -> dict[str, Any]:
+    waves, classes = zip(*items, strict=True)
+    inputs = torch.nn.utils.rnn.pad_sequence(list(waves), batch_first=True)
+    lengths = torch.tensor([len(wave) for wave in waves])
+    mask = (torch.arange(inputs.shape[1]) < lengths[:, None]).long()
+    return {"input_values": inputs, "attention_mask": mask, "labels": torch.tensor(classes)}
+
+
+def wav2vec() -> Made:
+    from transformers import Wav2Vec2Config, Wav2Vec2ForSequenceClassification
+
+    config = Wav2Vec2Config(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=(8, 8),
+        conv_stride=(5, 2),
+        conv_kernel=(10, 3),
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        classifier_proj_size=8,
+        mask_time_prob=0.0,
+        num_labels=2,
+    )
+    return HuggingFace(Wav2Vec2ForSequenceClassification(config)), {
+        "train_dataloaders": DataLoader(Sounds(36, 1), batch_size=6, collate_fn=padded),
+        "val_dataloaders": DataLoader(Sounds(12, 2), batch_size=6, collate_fn=padded),
+    }
+
+
 PROJECTS = [
     Project(
         "text classification", "transformers", "BertForSequenceClassification", "token ids", bert, ("transformers",)
     ),
     Project("language model", "transformers", "GPT2LMHeadModel", "token ids", gpt2, ("transformers",), has_head=False),
     Project("images", "transformers", "ViTForImageClassification", "dictionaries", vit, ("transformers",)),
+    Project(
+        "audio",
+        "transformers",
+        "Wav2Vec2ForSequenceClassification",
+        "waves of different lengths",
+        wav2vec,
+        ("transformers",),
+    ),
 ]
