@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
+from pfl_lightning.drop_in.cli_optimizers import take_cli_optimizers
 from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.module_evaluation import as_test_name
@@ -91,7 +92,9 @@ class ModuleFederation(Federation):
             partial(client_class(made), **settings), type(module), engine=engine or TrainerEngine(), **options
         )
         roles = find_roles(module, head) if module.state_dict() else None
-        self._given = _Given(module, copied(module, module_factory), head, roles, module_factory)
+        first = copied(module, module_factory)
+        take_cli_optimizers(module, first)
+        self._given = _Given(module, first, head, roles, module_factory)
         if roles is not None:
             self._try_out(roles)
         self.loop, self.monitor = loop, monitor
@@ -136,6 +139,11 @@ class ModuleFederation(Federation):
         roles = self._given.roles or find_roles(module, self._given.head)
         make: Any = self._make_client
         return [make(module, data.num_classes, head=roles, factory=self._given.factory)]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the module's hyper-parameters alone: a LightningCLI reads its arguments from a checkpoint."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}).pop("method", None)
 
     # ------------------------------------------------------------------ the global model
 
