@@ -12,7 +12,8 @@ import numpy as np
 
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
-from pfl_lightning.drop_in.callback_form import ProjectCallback
+from pfl_lightning.checks import check_number_of_clients
+from pfl_lightning.drop_in.project_callback import ProjectCallback
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
@@ -60,8 +61,8 @@ class FederatedLoop(ProjectCallback):
         **options: Any,
     ) -> None:
         super().__init__(method, **options)
-        _check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
-        _check_number_of_clients(
+        check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
+        check_number_of_clients(
             "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
         )
         if min_clients < 1:
@@ -104,6 +105,8 @@ class FederatedLoop(ProjectCallback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
         self.follow(trainer)
+        if stage == "predict" and self.makes_federations:
+            return
         if not isinstance(pl_module, Federation):
             name = type(pl_module).__name__
             raise ConfigurationError(
@@ -275,28 +278,6 @@ class FederatedLoop(ProjectCallback):
             self.guard.load_state_dict(state_dict["guard"])
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
-
-
-def _check_number_of_clients(name: str, value: int | float, because: str) -> None:
-    """Refuse what is neither a share of all clients nor a number of clients.
-
-    Args:
-        name: Name of the argument.
-        value: A share (a float in (0, 1]) or a number.
-        because: Why there must be clients.
-
-    Raises:
-        ConfigurationError: Names the argument and the value.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not value > 0
-        or (isinstance(value, float) and value > 1)
-    ):
-        raise ConfigurationError(
-            f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
-        )
 
 
 def _number_of_clients(name: str, value: int | float, num_clients: int) -> int:

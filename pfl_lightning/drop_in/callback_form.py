@@ -5,22 +5,24 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.checks import split_method
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.drop_in.federation import ModuleFederation
 from pfl_lightning.drop_in.later_loaders import with_loaders
-from pfl_lightning.drop_in.trainer_data import GivenData, attach_logging, data_given_to, put_in_place, trainer_of
+from pfl_lightning.drop_in.prediction import GlobalWeights
+from pfl_lightning.drop_in.trainer_data import GivenData, data_given_to, put_in_place
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.state.checkpoints import use_atomic_files
 
-__all__ = ["CallbackForm", "ProjectCallback"]
+__all__ = ["CallbackForm"]
 
 _OWN_DATA = ("datamodule", "train_dataloaders")
 
@@ -32,8 +34,7 @@ class CallbackForm:
     was fitted.
 
     Args:
-        method: A class of :mod:`pfl_lightning.methods` or a partial of one, its name or import path, or a dictionary
-            with ``class_path`` and ``init_args``.
+        method: A class of :mod:`pfl_lightning.methods` or a partial of one, or its name or import path.
         options: Of :func:`~pfl_lightning.drop_in.federate.federate`, hyper-parameters of the method among them.
 
     Attributes:
@@ -48,10 +49,14 @@ class CallbackForm:
         self.method = find_method(method)
         self.options = options
         _check_options(self.method, options)
+        # A LightningCLI gives all that it knows of; None is not a data module.
+        defaults = {name: parameter.default for name, parameter in inspect.signature(federate).parameters.items()}
+        self.options = {n: v for n, v in options.items() if n not in defaults or v is not defaults[n]}
         self.federation: ModuleFederation | None = None
         self.data: FederatedDataModule | None = None
         self._module: L.LightningModule | None = None
         self._given = GivenData()
+        self._predicting: GlobalWeights | None = None
 
     def take_over(self, trainer: L.Trainer) -> bool:
         """Let the Trainer's call go on with the federation of the module that it was given.
@@ -70,19 +75,40 @@ class CallbackForm:
                 f"{type(module).__name__}: give the Trainer the module and data as they are, or leave method away"
             )
         given, is_new = data_given_to(trainer, found), module is not self._module
-        if is_new:
+        use_atomic_files(trainer)
+        if trainer.state.fn == TrainerFn.PREDICTING:
+            self._predict(trainer, module, given)
+            return False
+        federation, data = self._federation_of(trainer, module, given)
+        put_in_place(trainer, federation, data)
+        return is_new
+
+    def leave(self) -> None:
+        """The Trainer's call is over."""
+        if self._predicting is not None:
+            self._predicting.leave()
+            self._predicting = None
+
+    def _predict(self, trainer: L.Trainer, module: Any, given: GivenData) -> None:
+        """Leave the module where it is: it has the global model after a fit, and gets that of a checkpoint."""
+        if trainer.lightning_module is not module:
+            put_in_place(trainer, module, given.datamodule, **given.loaders)
+        self._predicting = GlobalWeights(module, lambda: self._federation_of(trainer, module, given), given, trainer)
+
+    def _federation_of(self, trainer: L.Trainer, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
+        if module is not self._module:
             self.federation = self.data = None
         data = self._data_of(given) if self.data is not None else None
         if data is None:
             _check_divisible(given, self.options)
             data = self._made(trainer, module, given)
         assert self.federation is not None
-        put_in_place(trainer, self.federation, data)
-        return is_new
+        return self.federation, data
 
     def _data_of(self, given: GivenData) -> Any:
         """Data of the federation that there is, for what is given now; ``None`` where they are to be divided first."""
-        if given.is_part_of(self._given) or (self._has_own_data and not given.is_for_evaluation):
+        predicts = "predict_dataloaders" in given.loaders
+        if predicts or given.is_part_of(self._given) or (self._has_own_data and not given.is_for_evaluation):
             return self.data
         return with_loaders(self.data, given.loaders) if given.is_for_evaluation else None
 
@@ -109,66 +135,6 @@ class CallbackForm:
         return data
 
 
-class ProjectCallback(L.Callback):
-    """A callback that makes the federation of a project, if it is given a method.
-
-    Args:
-        method: See :class:`CallbackForm`; ``None`` for a Trainer that is given a Federation.
-        options: See :class:`CallbackForm`.
-
-    Raises:
-        ConfigurationError: There is no such method, or no such option.
-    """
-
-    def __init__(self, method: Any = None, **options: Any) -> None:
-        if method is None and options:
-            raise ConfigurationError(
-                f"FederatedLoop has no option {', '.join(sorted(options))} without a method, such as "
-                "FederatedLoop(method=FedPer, num_clients=10)"
-            )
-        self._form = None if method is None else CallbackForm(method, **options)
-        self._is_in_place = False
-        self._log: Any = None
-
-    @property
-    def federation(self) -> ModuleFederation | None:
-        """The federation that was made of the Trainer's module; ``None`` before, and without a method."""
-        return None if self._form is None else self._form.federation
-
-    @property
-    def data(self) -> FederatedDataModule | None:
-        """The data of :attr:`federation`."""
-        return None if self._form is None else self._form.data
-
-    # A Trainer assigns it to every callback in a call of fit, validate, test or predict, as soon as it knows its module
-    # and before anything is set up: every hook of module, data and callbacks is then called once, and in the usual
-    # order. In `setup` the data would have been prepared already, and would be once more.
-    @property
-    def log(self) -> Any:
-        """The ``log`` of the Trainer's module."""
-        return self._log
-
-    @log.setter
-    def log(self, log: Any) -> None:
-        self._log = log
-        if self._form is not None and not self._is_in_place:
-            self._is_in_place = True
-            if self._form.take_over(trainer_of(log)):
-                self.begin()
-
-    def begin(self) -> None:
-        """Forget the rounds of another federation."""
-
-    def follow(self, trainer: L.Trainer) -> None:
-        """In ``setup``: let all callbacks log where this one has put a federation in place."""
-        if self._is_in_place:
-            attach_logging(trainer)
-
-    def leave(self) -> None:
-        """The Trainer's call is over."""
-        self._is_in_place = False
-
-
 def _check_divisible(given: GivenData, options: Mapping[str, Any]) -> None:
     if given.is_for_evaluation and not any(name in options for name in _OWN_DATA):
         raise ConfigurationError(
@@ -179,18 +145,17 @@ def _check_divisible(given: GivenData, options: Mapping[str, Any]) -> None:
 
 
 def find_method(given: Any) -> Any:
-    """A method by its class, its name (``"FedPer"``), its import path, or a dictionary of a config.
+    """A method by its class or a partial of it, its name (``"FedPer"``) or its import path.
 
     Raises:
         ConfigurationError: There is none.
     """
-    if isinstance(given, Mapping):
-        unknown = given.keys() - {"class_path", "init_args", "dict_kwargs"}
-        if "class_path" not in given or unknown:
-            raise ConfigurationError(f"method as a dictionary has class_path and init_args, got {dict(given)}")
-        arguments = {**(given.get("init_args") or {}), **(given.get("dict_kwargs") or {})}
-        return partial(find_method(given["class_path"]), **arguments)
     if not isinstance(given, str):
+        if hasattr(given, "class_path") or isinstance(given, Mapping):
+            raise ConfigurationError(
+                "FederatedLoop's method is a name or an import path in a config, such as 'FedProx', and its hyper-"
+                "parameters stand beside it: in a LightningCLI's config as dict_kwargs, such as dict_kwargs: {mu: 0.1}"
+            )
         split_method(given)
         return given
     path, _, name = given.rpartition(".")

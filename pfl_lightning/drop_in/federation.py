@@ -20,8 +20,13 @@ from torch import nn
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
+<<<<<<< HEAD
 from pfl_lightning.drop_in.client import ModuleClient, client_class
 from pfl_lightning.drop_in.continuity import Continuity
+=======
+from pfl_lightning.drop_in.cli_optimizers import take_cli_optimizers
+from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
+>>>>>>> wip/callback
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.frozen import apart, frozen_parameters, name_followers
 from pfl_lightning.drop_in.local_callbacks import check_local
@@ -109,6 +114,7 @@ class ModuleFederation(UserStages):
     ) -> None:
         module = check_module(module)
         made, settings = split_method(method)
+<<<<<<< HEAD
         client = client_class(made)
         super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
         parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
@@ -116,6 +122,17 @@ class ModuleFederation(UserStages):
         name_followers(module, frozen)
         if module.state_dict():  # otherwise it makes its layers in setup
             parts.try_out(self._first_once_more())
+=======
+        super().__init__(
+            partial(client_class(made), **settings), type(module), engine=engine or TrainerEngine(), **options
+        )
+        roles = find_roles(module, head) if module.state_dict() else None
+        first = copied(module, module_factory)
+        take_cli_optimizers(module, first)
+        self._given = _Given(module, first, head, roles, module_factory)
+        if roles is not None:
+            self._try_out(roles)
+>>>>>>> wip/callback
         self.loop, self.monitor = loop, monitor
         self.take_hparams(made.__name__)
         check_local(local_callbacks, self.has_inner_trainers)
@@ -184,6 +201,11 @@ class ModuleFederation(UserStages):
             self._best.clear()
             if self.clients.carried is not None:
                 self.clients.carried.clear()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the module's hyper-parameters alone: a LightningCLI reads its arguments from a checkpoint."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}).pop("method", None)
 
     # ------------------------------------------------------------------ the global model
 

@@ -13,7 +13,8 @@ from lightning.pytorch import LightningDataModule
 from pfl_lightning.datamodules import FromLoaders
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of, source_of
+from pfl_lightning.datamodules.adapters.sources import source_of
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["with_loaders"]

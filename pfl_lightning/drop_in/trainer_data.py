@@ -63,14 +63,14 @@ def data_given_to(trainer: Any, module: Any) -> GivenData:
     return GivenData(loaders=given)
 
 
-def put_in_place(trainer: Any, module: L.LightningModule, data: Any) -> None:
+def put_in_place(trainer: Any, module: L.LightningModule, data: Any, **loaders: Any) -> None:
     """Let the call under way go on with another module and other data, as if they had been given.
 
     It is made when the Trainer has connected the module that it was given and attached its callbacks, and has not yet
     called ``prepare_data`` or ``setup`` of anything.
     """
     trainer.strategy.connect(module)
-    trainer._data_connector.attach_data(module, datamodule=data)
+    trainer._data_connector.attach_data(module, datamodule=data, **loaders)
     trainer._callback_connector._attach_model_callbacks()
 
 

@@ -199,7 +199,9 @@ def test_data_of_the_loop_s_own():
     assert [len(loop.data.client_data(client).train) for client in range(3)] == [10, 15, 13]
 
 
-def test_method_by_name_and_by_a_dictionary_of_a_config():
+def test_method_by_its_name():
+    """As Hydra's instantiate calls it."""
+
     def weights(method: Any, **options: Any) -> Any:
         module = Net()
         quiet_trainer(1, FederatedLoop(method=method, num_clients=2, seed=SEED, **options)).fit(module, Data())
@@ -208,7 +210,6 @@ def test_method_by_name_and_by_a_dictionary_of_a_config():
     expected = weights(FedProx, mu=0.3, epochs=2)
     path = "pfl_lightning.methods.FedProx"
     assert_same(weights(path, mu=0.3, epochs=2), expected, atol=0)
-    assert_same(weights({"class_path": path, "init_args": {"mu": 0.3, "epochs": 2}}), expected, atol=0)
     assert_same(weights(partial(FedProx, mu=0.3), epochs=2), expected, atol=0)
 
 
@@ -220,7 +221,7 @@ def test_method_by_name_and_by_a_dictionary_of_a_config():
         ({"method": "FedPerr"}, "method 'FedPerr' cannot be found"),
         ({"method": "no.such.Method"}, "cannot be found .*import path"),
         ({"method": "torch.nn.Linear"}, "method must be a class of pfl_lightning.methods"),
-        ({"method": {"class": "FedPer"}}, "method as a dictionary has class_path and init_args"),
+        ({"method": {"class_path": "FedPer"}}, "a name or an import path in a config, .* dict_kwargs"),
         ({"num_clients": 3}, "no option num_clients without a method"),
     ],
 )
@@ -296,3 +297,34 @@ def test_projects_of_the_older_package():
     assert_same(new.state_dict(), old.state_dict(), atol=0)
     assert isinstance(trainer.lightning_module, Federation)
     assert trainer.test(old, OldData())
+
+
+class Predicts(Net):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.trainer.predicting
+        return self(batch[0])
+
+
+def test_predictions_are_the_global_model_s(tmp_path):
+    """Of the module itself, after a fit and from a checkpoint, in this process and in another."""
+    samples = loaders()
+    inputs = samples["test_dataloaders"].dataset.tensors[0]
+    module, loop = Predicts(), FederatedLoop(method=FedAvg, **OPTIONS)
+    trainer = saving_trainer(tmp_path / "run", 3, loop)
+    trainer.fit(module, samples["train_dataloaders"], samples["val_dataloaders"])
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    last = torch.cat(trainer.predict(module, samples["test_dataloaders"]))
+    torch.testing.assert_close(last, loop.federation.global_model()(inputs).detach())
+    trainer.predict(dataloaders=samples["test_dataloaders"], ckpt_path=tmp_path / "last.ckpt")
+    assert trainer.lightning_module is module
+
+    trainer = quiet_trainer(1, FederatedLoop(method=FedAvg, **OPTIONS))
+    trainer.fit(Predicts(), Data())
+    trainer.save_checkpoint(tmp_path / "split.ckpt")
+    module, loop = Predicts(), FederatedLoop(method=FedAvg, **OPTIONS)
+    found = quiet_trainer(1, loop).predict(module, samples["test_dataloaders"])  # not trained
+    torch.testing.assert_close(torch.cat(found), Predicts()(inputs).detach())
+    trainer = quiet_trainer(1, loop)
+    with pytest.raises(ConfigurationError, match="given predict_dataloaders alone"):
+        trainer.predict(module, samples["test_dataloaders"], ckpt_path=tmp_path / "split.ckpt")
+    assert "on_load_checkpoint" not in vars(module)
