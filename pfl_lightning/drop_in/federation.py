@@ -20,13 +20,9 @@ from torch import nn
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.checks import check_module, split_method
-<<<<<<< HEAD
+from pfl_lightning.drop_in.cli_optimizers import take_cli_optimizers
 from pfl_lightning.drop_in.client import ModuleClient, client_class
 from pfl_lightning.drop_in.continuity import Continuity
-=======
-from pfl_lightning.drop_in.cli_optimizers import take_cli_optimizers
-from pfl_lightning.drop_in.client import NETWORKS, ModuleClient, client_class
->>>>>>> wip/callback
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.frozen import apart, frozen_parameters, name_followers
 from pfl_lightning.drop_in.local_callbacks import check_local
@@ -114,25 +110,15 @@ class ModuleFederation(UserStages):
     ) -> None:
         module = check_module(module)
         made, settings = split_method(method)
-<<<<<<< HEAD
         client = client_class(made)
         super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
         parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
-        self._given = _Given(module, parts.copied(module), parts, module_factory, frozen)
+        first = parts.copied(module)
+        take_cli_optimizers(module, first)
+        self._given = _Given(module, first, parts, module_factory, frozen)
         name_followers(module, frozen)
         if module.state_dict():  # otherwise it makes its layers in setup
             parts.try_out(self._first_once_more())
-=======
-        super().__init__(
-            partial(client_class(made), **settings), type(module), engine=engine or TrainerEngine(), **options
-        )
-        roles = find_roles(module, head) if module.state_dict() else None
-        first = copied(module, module_factory)
-        take_cli_optimizers(module, first)
-        self._given = _Given(module, first, head, roles, module_factory)
-        if roles is not None:
-            self._try_out(roles)
->>>>>>> wip/callback
         self.loop, self.monitor = loop, monitor
         self.take_hparams(made.__name__)
         check_local(local_callbacks, self.has_inner_trainers)
