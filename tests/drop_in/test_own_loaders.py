@@ -174,7 +174,7 @@ def test_one_client_trains_on_combined_loaders_as_a_trainer_does(kind, engine):
 
 def test_every_data_set_of_combined_loaders_is_divided():
     own = combined("dict")
-    _, data, _ = fitted(Pairs(), CombinedLoader(own, "max_size_cycle"), num_clients=3)
+    _, data, _ = fitted(Pairs(), own, num_clients=3)
     places: Any = [[], []]
     for client in range(3):
         train = data.client_data(client).train
