@@ -73,10 +73,10 @@ def federate(
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
-        train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, or a list of
-            loaders, one a client.
-        val_dataloaders: The validation loader, or one a client.
-        test_dataloaders: The test loader, or one a client.
+        train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, a dictionary or
+            a CombinedLoader of several, or a list of loaders, one a client.
+        val_dataloaders: The validation loader, a list of several, or one a client.
+        test_dataloaders: The test loader, a list of several, or one a client.
         hyperparameters: Of the method, such as ``epochs`` (local epochs a round, 1 by default) and ``mu``.
 
     Returns:

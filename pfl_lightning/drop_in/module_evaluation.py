@@ -155,7 +155,7 @@ def score_module(
         scores = _probed(client, part, data, environment)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
-    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, getattr(part, "sizes", ()))
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, loader_sizes=getattr(part, "sizes", ()))
 
 
 def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
