@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pfl_lightning.datamodules.adapters.combined import CombinedSplit, StageLoad
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.sources import one_class, source_of
-from pfl_lightning.datamodules.adapters.stages import loaders_of
+from pfl_lightning.datamodules.adapters.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
@@ -110,8 +109,7 @@ class FromLoaders(ItemDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """State without Trainers."""
-        own = copy.copy(self.datamodule)
-        own.trainer = None
+        own = for_another_process(self.datamodule, self._ready is not None)
         shapes = {name: replace(found, loaders=()) for name, found in self._stages.items()}
         return {**super().__getstate__(), "datamodule": own, "_stages": shapes}
 
@@ -178,7 +176,7 @@ class FromLoaders(ItemDataModule):
         """Set up the wrapped data module and read the classes; inputs are the positions of the items.
 
         Raises:
-            TypeError: If a loader is not a single DataLoader over a map-style data set.
+            TypeError: If a loader is no DataLoader over a map-style data set.
             PartitionError: If the rule needs classes and items have none.
         """
         own = self.datamodule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from pfl_lightning.datamodules.adapters.combined import CombinedSplit, Shape, St
 from pfl_lightning.datamodules.adapters.items import BatchSizes, ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.sources import one_class, source_of
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.workers import OneAtATime
 from pfl_lightning.datamodules.clients.division import split_validation
@@ -94,9 +93,7 @@ class FromSilos(ItemDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """State without Trainers."""
-        silos = [copy.copy(silo) for silo in self.silos]
-        for silo in silos:
-            silo.trainer = None
+        silos = [for_another_process(silo, self._ready is not None) for silo in self.silos]
         return {**super().__getstate__(), "silos": silos}
 
     def prepare_data(self) -> None:
@@ -108,7 +105,7 @@ class FromSilos(ItemDataModule):
         """Set up the data modules; the samples are the positions of the items, one client's after another's.
 
         Raises:
-            TypeError: If a loader is not a single DataLoader over a map-style data set; a note names the client.
+            TypeError: If a loader is no DataLoader; a note names the client.
             PartitionError: If ``drop_last`` leaves a client no batch.
         """
         for client, silo in enumerate(self.silos):

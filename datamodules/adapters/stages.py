@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from pfl_lightning.datamodules.adapters.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
 
-__all__ = ["GivenLoaders", "brings", "loaders_of"]
+__all__ = ["GivenLoaders", "brings", "for_another_process", "loaders_of"]
 
 
 class GivenLoaders(LightningDataModule):
@@ -40,11 +41,6 @@ class GivenLoaders(LightningDataModule):
         super().__init__()
         self._given = {"train_dataloader": train, "val_dataloader": validation, "test_dataloader": test}
         self._module = [] if module is None else [module]  # no attribute of its own: it is the federation's
-
-    def prepare_data(self) -> None:
-        """Let the module prepare its data."""
-        for module in self._module:
-            module.prepare_data()
 
     def setup(self, stage: str) -> None:
         """Set up the module, whose loaders are asked for next."""
@@ -78,9 +74,23 @@ class GivenLoaders(LightningDataModule):
 
 
 def brings(module: Any, name: str) -> bool:
-    """Whether a LightningModule has a loader of its own: the name of the hook, such as ``"train_dataloader"``."""
+    """Whether a LightningModule, of either package, has a hook of its own: its name, such as ``"train_dataloader"``."""
     hook = getattr(module, name)
     return not str(getattr(hook, "__module__", "")).startswith(("lightning.pytorch.", "pytorch_lightning."))
+
+
+def for_another_process(datamodule: LightningDataModule, is_read: bool) -> LightningDataModule:
+    """A copy of a data module without its Trainer.
+
+    Args:
+        datamodule: The data module.
+        is_read: Whether its loaders are known, so that loaders that were given, and a module, stay here.
+    """
+    if is_read and isinstance(datamodule, GivenLoaders):
+        return GivenLoaders()
+    own = copy.copy(datamodule)
+    own.trainer = None
+    return own
 
 
 @contextmanager

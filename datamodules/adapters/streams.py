@@ -73,7 +73,9 @@ class StreamSplit(ItemSplit):
 
     def __len__(self) -> int:
         own = self.source.loader
-        return len(self.indices) if own is None or own.items is None else own.items
+        if own is None or own.items is None or hasattr(self.source.dataset, "__len__"):
+            return len(self.indices)
+        return int(own.items)
 
     def split(self, size: int) -> Iterator[ItemSplit]:
         """Refuse, since a stream can only be read from its beginning.

@@ -255,15 +255,18 @@ class ModuleClient(NetworkParts, GoesOn):
         return self.optimizers_from(self.step_module.configure_optimizers)
 
     def optimizers_from(self, configure: Callable[[], Any]) -> Any:
-        """As :meth:`configure_optimizers`, from the module's own function."""
-        if self.phase.optimizer is not None:
-            configured: Any = self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
-        else:
-            configured = configure()
-            configured = configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+        """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
+        configured = self.new_optimizers(configure)
         if self.course is not None:
             self.course.take_over(configured)
         return configured
+
+    def new_optimizers(self, configure: Callable[[], Any]) -> Any:
+        """Optimizers and schedulers of the current phase, as at the start of a run."""
+        if self.phase.optimizer is not None:
+            return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
+        configured = configure()
+        return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
 
     # ------------------------------------------------------------------ a fit and what is logged in it
 

@@ -227,14 +227,14 @@ class FeatureModuleClient(ModuleClient):
         inputs, labels = batch  # of the package's own data
         return tuple((view, labels) for view in inputs.unbind(1))
 
-    def optimizers_from(self, configure: Callable[[], Any]) -> Any:
+    def new_optimizers(self, configure: Callable[[], Any]) -> Any:
         """The module's own optimizers, of which the first also trains what the method has beside the module."""
         module = [p for name, p in self.module.named_parameters() if name not in self._never_trained]
         frozen = not any(parameter.requires_grad for parameter in module)
         if frozen:  # a phase of the method's own layers alone, in which an optimizer over nothing could not be made
             nn.ParameterList(module).requires_grad_(True)
         try:
-            configured = super().optimizers_from(configure)
+            configured = super().new_optimizers(configure)
         finally:
             if frozen:
                 nn.ParameterList(module).requires_grad_(False)

@@ -90,10 +90,10 @@ def federate(
         optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
             local fit begins without them.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
-        train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, or a list of
-            loaders, one a client.
-        val_dataloaders: The validation loader, or one a client.
-        test_dataloaders: The test loader, or one a client.
+        train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, a dictionary or
+            a CombinedLoader of several, or a list of loaders, one a client.
+        val_dataloaders: The validation loader, a list of several, or one a client.
+        test_dataloaders: The test loader, a list of several, or one a client.
         hyperparameters: Of the method, such as ``epochs`` (local epochs a round, 1 by default) and ``mu``.
 
     Returns:

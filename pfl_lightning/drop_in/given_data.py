@@ -83,7 +83,7 @@ def data_of(
     own = module if module is not None and any(brings(module, name) for name in HOOKS) else None
     if loaders.named():
         given = _from_loaders(given, loaders, division, own)
-    elif isinstance(given, DataLoader | CombinedLoader):
+    elif isinstance(given, DataLoader | CombinedLoader | dict):
         given = GivenLoaders(given, module=own)
     elif given is None and own is not None and brings(own, HOOKS[0]):
         given = GivenLoaders(module=own)
@@ -119,7 +119,7 @@ def _rule(division: Division) -> Partitioner:
 
 def _from_loaders(given: Any, loaders: LoadersByStage, division: Division, module: L.LightningModule | None) -> Any:
     """One data module of loaders, or one for each client where they are lists of one a client."""
-    plain = isinstance(given, DataLoader | CombinedLoader) or (
+    plain = isinstance(given, DataLoader | CombinedLoader | dict) or (
         isinstance(given, list | tuple) and all(isinstance(loader, DataLoader) for loader in given)
     )
     trains = module is not None and brings(module, HOOKS[0])

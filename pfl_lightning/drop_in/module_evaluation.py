@@ -160,7 +160,8 @@ def score_module(
         notes.shown = {as_test_name(name) for name in notes.shown}
         notes.best = {as_test_name(name): how for name, how in notes.best.items()}
     sizes = getattr(part, "sizes", ())
-    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, frozenset(notes.shown), notes.best, sizes)
+    shown, best = frozenset(notes.shown), notes.best
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, shown, best, loader_sizes=sizes)
 
 
 def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:

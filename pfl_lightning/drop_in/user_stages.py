@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from pfl_lightning.data import FederatedData
+from pfl_lightning.datamodules.adapters.stages import brings
 from pfl_lightning.drop_in.outer_hooks import OuterHooks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -84,7 +85,7 @@ class UserStages(OuterHooks):
         wanted = ["fit", stage] if adapts and stage != "fit" else [stage]
         missing = [one for one in wanted if one not in self._stages_seen]
         self._stages_seen = {*self._stages_seen, *missing}
-        if missing and is_overridden("setup", self.given_module):
+        if missing and brings(self.given_module, "setup"):
             for module in self._networks():
                 with _attached(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
                     for one in missing:
@@ -101,7 +102,7 @@ class UserStages(OuterHooks):
         if not self.is_set_up:
             return
         self.fill_given_module()
-        if is_overridden("teardown", self.given_module):
+        if brings(self.given_module, "teardown"):
             for module in self._networks():
                 with _attached(module, self._trainer):
                     module.teardown(stage)
@@ -117,7 +118,7 @@ class UserStages(OuterHooks):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what the module's own hook adds."""
-        if is_overridden("on_save_checkpoint", self.given_module):
+        if brings(self.given_module, "on_save_checkpoint"):
             before = self._content_for_module(checkpoint)
             content = dict(before)
             self.shown.on_save_checkpoint(content)
@@ -133,9 +134,9 @@ class UserStages(OuterHooks):
             CheckpointError: The checkpoint is of something else.
         """
         super().on_load_checkpoint(checkpoint)
-        if not is_overridden("on_load_checkpoint", self.given_module):
+        if not brings(self.given_module, "on_load_checkpoint"):
             return
-        if MODULE_CONTENT not in checkpoint and is_overridden("on_save_checkpoint", self.given_module):
+        if MODULE_CONTENT not in checkpoint and brings(self.given_module, "on_save_checkpoint"):
             warnings.warn(
                 f"the checkpoint has nothing of {type(self.given_module).__name__}.on_save_checkpoint: its "
                 "on_load_checkpoint is not called",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -94,6 +94,7 @@ class EngineHooks(FederationRounds):
 
     def _release_data(self) -> None:
         """End the processes that read a project's data."""
-        release = getattr(getattr(self._trainer, "datamodule", None), "release", None)
-        if release is not None:
-            release()
+        with suppress(ReferenceError):  # the Trainer is gone, and its data have heard of its end
+            release = getattr(getattr(self._trainer, "datamodule", None), "release", None)
+            if release is not None:
+                release()

@@ -154,7 +154,7 @@ def test_rounds_without_a_client_do_not_count_for_it(monkeypatch):
 
 def test_phases_count_by_themselves(monkeypatch):
     monkeypatch.setattr(Counting, "seen", [])
-    run_project(FedRep, 2, module=Counting(), cohorts=[[0]], head_epochs=2)
+    run_project(FedRep, 2, module=Counting(), cohorts=[[0]], head_epochs=2, head="fc")
     epochs = [(epoch, most) for epoch, _, most, _ in Counting.seen]
     assert epochs == [(0, 4), (1, 4), (0, 2), (2, 4), (3, 4), (1, 2)]
 

@@ -174,7 +174,7 @@ def test_one_client_trains_on_combined_loaders_as_a_trainer_does(kind, engine):
 
 def test_every_data_set_of_combined_loaders_is_divided():
     own = combined("dict")
-    _, data, _ = fitted(Pairs(), CombinedLoader(own, "max_size_cycle"), num_clients=3)
+    _, data, _ = fitted(Pairs(), own, num_clients=3)
     places: Any = [[], []]
     for client in range(3):
         train = data.client_data(client).train
@@ -184,3 +184,29 @@ def test_every_data_set_of_combined_loaders_is_divided():
             found += part.indices.tolist()
     assert sorted(places[1]) == list(range(18))
     assert len(set(places[0])) == len(places[0])
+
+
+class NoTestStep(Judged):
+    test_step = L.LightningModule.test_step
+
+
+@pytest.mark.parametrize("kind", [Judged, NoTestStep])
+def test_several_test_loaders(kind):
+    class Tested(TwoSets):
+        def test_dataloader(self) -> Any:
+            return {"one": DataLoader(samples(9, 4), 3), "two": DataLoader(samples(8, 5), 4)}
+
+    class Testing(kind):
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+            self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    federation, data = federate(kind() if kind is NoTestStep else Testing(), [Tested()], FedAvg, seed=1)
+    trainer = quiet_trainer(1)
+    trainer.fit(federation, datamodule=data)
+    plain = Testing()
+    plain.load_state_dict(federation.global_model().state_dict())
+    results = quiet_trainer(1).test(plain, datamodule=Tested(), verbose=False)
+    expected = {name: value for own in results for name, value in own.items()}  # a Trainer has one for each loader
+    (got,) = trainer.test(federation, datamodule=data, verbose=False)
+    for name in ("test_loss/dataloader_idx_0", "test_loss/dataloader_idx_1"):
+        assert got[name] == pytest.approx(expected[name], abs=1e-6)

@@ -152,6 +152,7 @@ def test_one_client_at_a_time_has_workers(options):
     first = processes(batches(data, 0))
     assert processes(batches(data, 0)) == first
     second = processes(batches(data, 1))
+    assert len(pickle.loads(pickle.dumps(data)).client_data(1).train) == 24
     assert not any(map(running, first))
     data.release()
     assert not any(map(running, second))
