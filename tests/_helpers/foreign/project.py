@@ -39,7 +39,7 @@ class Project:
         imports: Modules without which it is skipped.
         monitor: A value that callbacks watch; ``None`` where the module has no validation step.
         options: What ``federate`` is given beside the method and the number of clients.
-        has_head: Whether FedPer makes sense.
+        head: Its last layer, which stays on the client under FedPer; empty where it has none that is a linear layer.
         changes: Further lines that the project needs, in words.
         fails: Why the federation fails today; empty where it runs.
         differs: Why one client with all data is not the plain run today; empty where it is.
@@ -54,7 +54,7 @@ class Project:
     imports: tuple[str, ...]
     monitor: str | None = "val_loss"
     options: dict[str, Any] = field(default_factory=dict)
-    has_head: bool = True
+    head: str = ""
     changes: str = ""
     fails: str = ""
     differs: str = ""

@@ -63,6 +63,7 @@ def _model(name: str, make: Any, **options: Any) -> Project:
         make,
         ("pytorch_tabular",),
         monitor="valid_loss",
+        head="head.layers.0",
         slow=True,
         **options,
     )
@@ -79,7 +80,6 @@ PROJECTS = [
         cells,
         ("scvi", "anndata"),
         monitor="elbo_validation",
-        has_head=False,
         slow=True,
         fails="a batch sampler of the project's own is refused",
     ),
