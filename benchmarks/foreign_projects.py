@@ -51,7 +51,7 @@ def main(pattern: str = "") -> None:
 def row(project: Project) -> str:
     """A row of the table."""
     plain = plain_run(project, EPOCHS, Reseeded())
-    methods = (FedAvg, FedPer) if project.has_head else (FedAvg,)
+    methods = (FedAvg, FedPer) if project.head else (FedAvg,)
     federated = [attempt(lambda method=method: federated_by(project, method)) for method in methods]
     wrong = [text for text in federated if text]
     exact = attempt(lambda: compared(project, plain))

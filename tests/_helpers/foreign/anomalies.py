@@ -53,7 +53,6 @@ PROJECTS = [
         ganomaly,
         ("anomalib",),
         monitor=None,
-        has_head=False,
         slow=True,
         fails="the module's callbacks that change batches are given clients",
     )

@@ -29,4 +29,6 @@ def mpnn() -> Made:
     }
 
 
-PROJECTS = [Project("chemistry", "chemprop", "MPNN", "SMILES", mpnn, ("chemprop",), slow=True)]
+PROJECTS = [
+    Project("chemistry", "chemprop", "MPNN", "SMILES", mpnn, ("chemprop",), head="predictor.ffn.1.2", slow=True)
+]

@@ -52,7 +52,7 @@ def manual() -> Made:
 
 
 def _demo(module: str, data: str, make: Any, **options: Any) -> Project:
-    return Project("demo", "lightning", module, data, make, ("lightning",), monitor=None, has_head=False, **options)
+    return Project("demo", "lightning", module, data, make, ("lightning",), monitor=None, **options)
 
 
 PROJECTS = [
@@ -64,7 +64,7 @@ PROJECTS = [
         fails="a module's own loaders are not asked for",
     ),
     _demo("ManualOptimBoringModel", "BoringDataModule", manual),
-    _demo("LightningTransformer", "(token ids, token ids)", transformer),
+    _demo("LightningTransformer", "(token ids, token ids)", transformer, head="model.decoder"),
     Project(
         "demo",
         "pytorch-lightning",
@@ -73,6 +73,5 @@ PROJECTS = [
         older_boring,
         ("pytorch_lightning",),
         monitor=None,
-        has_head=False,
     ),
 ]

@@ -64,8 +64,10 @@ def _task(kind: str, name: str, data: str, make: Any, **options: Any) -> Project
 
 
 PROJECTS = [
-    _task("earth observation", "ClassificationTask", "dictionaries: image, label", classification),
-    _task("several labels", "ClassificationTask, multilabel", "dictionaries: image, labels", multilabel),
-    _task("regression of images", "RegressionTask", "dictionaries: image, number", regression),
-    _task("segmentation", "SemanticSegmentationTask", "dictionaries: image, mask", segmentation, has_head=False),
+    _task("earth observation", "ClassificationTask", "dictionaries: image, label", classification, head="model.fc"),
+    _task(
+        "several labels", "ClassificationTask, multilabel", "dictionaries: image, labels", multilabel, head="model.fc"
+    ),
+    _task("regression of images", "RegressionTask", "dictionaries: image, number", regression, head="model.fc"),
+    _task("segmentation", "SemanticSegmentationTask", "dictionaries: image, mask", segmentation),
 ]

@@ -89,14 +89,13 @@ def _forecast(name: str, make: Any, **options: Any) -> Project:
         "TimeSeriesDataSet",
         make,
         ("pytorch_forecasting",),
-        has_head=False,
         **options,
     )
 
 
 PROJECTS = [
-    _forecast("TemporalFusionTransformer", fusion),
-    _forecast("DeepAR", deep_ar),
+    _forecast("TemporalFusionTransformer", fusion, head="output_layer"),
+    _forecast("DeepAR", deep_ar, head="distribution_projector"),
     _forecast("NBeats", n_beats),
     Project(
         "forecasting",
@@ -106,7 +105,6 @@ PROJECTS = [
         n_hits,
         ("neuralforecast",),
         monitor="ptl/val_loss",
-        has_head=False,
         slow=True,
     ),
 ]

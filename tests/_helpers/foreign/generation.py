@@ -131,7 +131,6 @@ PROJECTS = [
         gan,
         ("monai",),
         monitor=None,
-        has_head=False,
     ),
     Project(
         "detection",
@@ -141,7 +140,6 @@ PROJECTS = [
         detection,
         ("torchvision",),
         monitor="val_missed",
-        has_head=False,
         slow=True,
     ),
 ]

@@ -67,8 +67,14 @@ def with_datamodule() -> Made:
 
 
 PROJECTS = [
-    Project("graphs", "torch-geometric", "GIN", "Batch of graphs", classifier, ("torch_geometric",)),
+    Project("graphs", "torch-geometric", "GIN", "Batch of graphs", classifier, ("torch_geometric",), head="classify"),
     Project(
-        "graphs", "torch-geometric", "GIN, LightningDataset", "Batch of graphs", with_datamodule, ("torch_geometric",)
+        "graphs",
+        "torch-geometric",
+        "GIN, LightningDataset",
+        "Batch of graphs",
+        with_datamodule,
+        ("torch_geometric",),
+        head="classify",
     ),
 ]

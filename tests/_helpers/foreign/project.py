@@ -14,7 +14,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -39,7 +38,7 @@ class Project:
         imports: Modules without which it is skipped.
         monitor: A value that callbacks watch; ``None`` where the module has no validation step.
         options: What ``federate`` is given beside the method and the number of clients.
-        has_head: Whether FedPer makes sense.
+        head: Its last layer, which stays on the client under FedPer; empty where it has none that is a linear layer.
         changes: Further lines that the project needs, in words.
         fails: Why the federation fails today; empty where it runs.
         differs: Why one client with all data is not the plain run today; empty where it is.
@@ -54,7 +53,7 @@ class Project:
     imports: tuple[str, ...]
     monitor: str | None = "val_loss"
     options: dict[str, Any] = field(default_factory=dict)
-    has_head: bool = True
+    head: str = ""
     changes: str = ""
     fails: str = ""
     differs: str = ""
@@ -96,12 +95,15 @@ class Reseeded(L.Callback):
         self.batches += 1
 
 
+def package_of(module: Any) -> Any:
+    """The package ``lightning.pytorch``, or ``pytorch_lightning`` where the module is of that."""
+    older = any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__)
+    return importlib.import_module("pytorch_lightning" if older else "lightning.pytorch")
+
+
 def trainer_of(module: Any, epochs: int, *callbacks: Any, **options: Any) -> Any:
     """A silent Trainer of the package that the module is of."""
-    if any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__):
-        package: Any = importlib.import_module("pytorch_lightning")
-    else:
-        package = L
+    package = package_of(module)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "num_sanity_val_steps": 0}
     return package.Trainer(max_epochs=epochs, callbacks=list(callbacks), **{**quiet, **options})
@@ -152,9 +154,10 @@ def federated_run(project: Project, folder: Path, method: Any = FedAvg, rounds: 
     federation, divided = federate(module, **data, method=method, num_clients=clients, seed=SEED, **project.options)
     callbacks: list[L.Callback] = []
     if project.monitor is not None:
+        own = package_of(federation).callbacks
         callbacks = [
-            EarlyStopping(project.monitor, patience=5),
-            ModelCheckpoint(folder, monitor=project.monitor, save_top_k=1),
+            own.EarlyStopping(project.monitor, patience=5),
+            own.ModelCheckpoint(folder, monitor=project.monitor, save_top_k=1),
         ]
     trainer = trainer_of(federation, rounds, *callbacks, enable_checkpointing=bool(callbacks))
     trainer.fit(federation, datamodule=divided)

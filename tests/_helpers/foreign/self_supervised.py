@@ -105,9 +105,7 @@ def byol() -> Made:
 
 
 def _lightly(name: str, make: Any, **options: Any) -> Project:
-    return Project(
-        "self-supervised", "lightly", name, "two views", make, ("lightly",), monitor=None, has_head=False, **options
-    )
+    return Project("self-supervised", "lightly", name, "two views", make, ("lightly",), monitor=None, **options)
 
 
 PROJECTS = [_lightly("SimCLR", simclr), _lightly("BYOL", byol)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import tempfile
 from typing import Any
 
 from _helpers.foreign.project import Made, Project
@@ -27,13 +29,14 @@ def _tabular(task: str) -> Made:
     draw = np.random.default_rng(0)
     table = pd.DataFrame({"age": draw.normal(size=48), "dose": draw.normal(size=48), "ward": ["a", "b", "c"] * 16})
     table["outcome"] = (table.age > 0).astype(int) if task == "classification" else table.age + table.dose
-    project = TabularModel(
-        data_config=DataConfig(target=["outcome"], continuous_cols=["age", "dose"], categorical_cols=["ward"]),
-        model_config=CategoryEmbeddingModelConfig(task=task, layers="8-8", dropout=0.1, learning_rate=1e-2),
-        optimizer_config=OptimizerConfig(),
-        trainer_config=TrainerConfig(batch_size=6, accelerator="cpu"),
-        verbose=False,
-    )
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # it leaves a file of its own
+        project = TabularModel(
+            data_config=DataConfig(target=["outcome"], continuous_cols=["age", "dose"], categorical_cols=["ward"]),
+            model_config=CategoryEmbeddingModelConfig(task=task, layers="8-8", dropout=0.1, learning_rate=1e-2),
+            optimizer_config=OptimizerConfig(),
+            trainer_config=TrainerConfig(batch_size=6, accelerator="cpu"),
+            verbose=False,
+        )
     data = project.prepare_dataloader(train=table[:36], validation=table[36:], seed=1)
     loaders = {"train_dataloaders": data.train_dataloader(), "val_dataloaders": data.val_dataloader()}
     return project.prepare_model(data), loaders  # as the package itself gives them to its Trainer
@@ -63,6 +66,7 @@ def _model(name: str, make: Any, **options: Any) -> Project:
         make,
         ("pytorch_tabular",),
         monitor="valid_loss",
+        head="head.layers.0",
         slow=True,
         **options,
     )
@@ -79,7 +83,6 @@ PROJECTS = [
         cells,
         ("scvi", "anndata"),
         monitor="elbo_validation",
-        has_head=False,
         slow=True,
         fails="a batch sampler of the project's own is refused",
     ),

@@ -163,10 +163,24 @@ def wav2vec() -> Made:
 
 PROJECTS = [
     Project(
-        "text classification", "transformers", "BertForSequenceClassification", "token ids", bert, ("transformers",)
+        "text classification",
+        "transformers",
+        "BertForSequenceClassification",
+        "token ids",
+        bert,
+        ("transformers",),
+        head="model.classifier",
     ),
-    Project("language model", "transformers", "GPT2LMHeadModel", "token ids", gpt2, ("transformers",), has_head=False),
-    Project("images", "transformers", "ViTForImageClassification", "dictionaries", vit, ("transformers",)),
+    Project("language model", "transformers", "GPT2LMHeadModel", "token ids", gpt2, ("transformers",)),
+    Project(
+        "images",
+        "transformers",
+        "ViTForImageClassification",
+        "dictionaries",
+        vit,
+        ("transformers",),
+        head="model.classifier",
+    ),
     Project(
         "audio",
         "transformers",
@@ -174,5 +188,6 @@ PROJECTS = [
         "waves of different lengths",
         wav2vec,
         ("transformers",),
+        head="model.classifier",
     ),
 ]

@@ -118,7 +118,7 @@ class Reconstruction(Classifier):
 
 
 PROJECTS = [
-    Project("images", "timm", "VisionTransformer", "(image, class)", timm_classifier, ("timm",)),
+    Project("images", "timm", "VisionTransformer", "(image, class)", timm_classifier, ("timm",), head="network.head"),
     Project(
         "segmentation",
         "segmentation-models-pytorch",
@@ -126,8 +126,7 @@ PROJECTS = [
         "dictionaries: image, mask",
         smp_unet,
         ("segmentation_models_pytorch",),
-        has_head=False,
     ),
-    Project("volumes", "monai", "UNet", "dictionaries: volume, mask", monai_unet, ("monai",), has_head=False),
-    Project("anomalies", "monai", "AutoEncoder", "images without targets", autoencoder, ("monai",), has_head=False),
+    Project("volumes", "monai", "UNet", "dictionaries: volume, mask", monai_unet, ("monai",)),
+    Project("anomalies", "monai", "AutoEncoder", "images without targets", autoencoder, ("monai",)),
 ]
