@@ -81,8 +81,8 @@ def as_older(value: Any) -> None:
 
 
 def also_older(callback: L.Callback) -> None:
-    """Make a callback one of both packages where the older one is in use: its Trainer refuses others (2.5)."""
-    if "pytorch_lightning" in sys.modules:
+    """Make a callback one of both packages where pytorch_lightning 2.5 is in use, whose Trainer refuses others."""
+    if getattr(sys.modules.get("pytorch_lightning"), "__version__", "").startswith("2.5."):
         object.__setattr__(callback, "__class__", _in_order(type(callback), False))
 
 
