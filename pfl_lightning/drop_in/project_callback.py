@@ -11,6 +11,7 @@ from pfl_lightning.drop_in.callback_form import CallbackForm
 from pfl_lightning.drop_in.federation import ModuleFederation
 from pfl_lightning.drop_in.trainer_data import attach_logging, trainer_of
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.older_package import also_older
 
 __all__ = ["ProjectCallback"]
 
@@ -32,6 +33,7 @@ class ProjectCallback(L.Callback):
                 f"FederatedLoop has no option {', '.join(sorted(options))} without a method, such as "
                 "FederatedLoop(method=FedPer, num_clients=10)"
             )
+        also_older(self)
         self._form = None if method is None else CallbackForm(method, **options)
         self._is_in_place = False
         self._log: Any = None

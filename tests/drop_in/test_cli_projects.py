@@ -113,7 +113,12 @@ def test_optimizer_and_scheduler_of_the_command_line_are_each_client_s(cli):
     words = ["--optimizer=Adam", "--optimizer.lr=0.05", "--lr_scheduler=StepLR", "--lr_scheduler.step_size=1"]
     before = nn.utils.parameters_to_vector(Project().parameters())
     with pytest.warns(UserWarning, match="configure_optimizers` will be overridden"):
-        fitted = cli("fit", *words, callbacks=[FederatedLoop(method="FedAvg", num_clients=3, epochs=2, seed=1)])
+        fitted = cli(
+            "fit",
+            *words,
+            "--trainer.max_epochs=1",
+            callbacks=[FederatedLoop(method="FedAvg", num_clients=3, epochs=2, seed=1)],
+        )
     assert float(fitted.trainer.callback_metrics["rate"]) == pytest.approx(0.005)  # in its second epoch
     assert not torch.equal(nn.utils.parameters_to_vector(fitted.model.parameters()), before)
 
