@@ -5,8 +5,9 @@
 
 A federation of a small LightningModule under ``TrainerEngine``, without evaluation. The plain loop loads each client's
 weights, trains them on the same batches with a new SGD, logs nothing and averages; both run in turn, in one process.
-A round's overhead is its time above that of the loop, divided by the number of clients. The minimum over the rounds
-counts, since a busy machine only ever adds to it; the first round is left out.
+A round's overhead is its time above that of the loop, divided by the number of clients. Time is processor time of this
+process, which waiting for others on a busy machine does not add to, and the minimum over the rounds counts; the first
+round is left out.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Net(L.LightningModule):
 
 
 class Rounds(L.Callback):
-    """Seconds of each round, and of the plain loop after it."""
+    """Processor seconds of each round, and of the plain loop after it."""
 
     def __init__(self, clients: list[list[tuple[Tensor, Tensor]]]) -> None:
         self.clients, self.net = clients, Net().layers
@@ -65,15 +66,15 @@ class Rounds(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
-        self._start = time.perf_counter()
+        self._start = time.process_time()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock, and run the loop."""
-        self.rounds.append(time.perf_counter() - self._start)
-        start = time.perf_counter()
+        self.rounds.append(time.process_time() - self._start)
+        start = time.process_time()
         with torch.enable_grad():
             plain_round(self.net, self.clients)
-        self.loops.append(time.perf_counter() - start)
+        self.loops.append(time.process_time() - start)
 
 
 def plain_round(net: nn.Module, clients: list[list[tuple[Tensor, Tensor]]]) -> None:

@@ -192,6 +192,18 @@ def test_a_resumed_run_goes_on_bit_by_bit(method, store, tmp_path):
         assert resumed.clients.carried.get(client) == whole.clients.carried.get(client)
 
 
+def test_workers_hand_on_what_clients_go_on_with(monkeypatch):
+    pytest.importorskip("ray")
+    from _helpers.fake_cluster import fake_ray_engine
+
+    engine, _ = fake_ray_engine(monkeypatch, engine=TrainerEngine())
+    options = {"cohorts": ([0, 1], [1, 2], [0, 1]), "optimizer_state": "keep"}
+    expected, _ = run_project(FedAvg, 3, module=ByEpoch(), **options)
+    got, _ = run_project(FedAvg, 3, module=ByEpoch(), engine=engine, **options)
+    assert_same(whole_state(got), whole_state(expected))
+    assert [got.clients.carried.get(c) for c in range(5)] == [expected.clients.carried.get(c) for c in range(5)]
+
+
 def test_nothing_is_stored_where_nothing_goes_on():
     federation, _ = run_project(FedAvg, 1, schedule="restart")
     assert federation.clients.carried is None
