@@ -121,7 +121,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
         self._recorder: dict[str, list[Tensor]] | None = None
-        self.frozen_before: dict[str, Tensor] = {}
+        self.frozen_before: dict[torch.dtype, Any] = {}
         """Samples of what is frozen, as it was when the current fit began."""
         self.logged_metrics: dict[str, float] = {}
         """Values that a user's module logged in the current fit, apart from the terms of the loss."""
@@ -343,8 +343,9 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
         return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder, memo), "head": copy.deepcopy(self.head, memo)})
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
-        return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
+        """Parameters of the own network, by their names in :meth:`copy_network`; not those that are frozen."""
+        own = ((name, p) for name, p in self.named_parameters() if name.startswith(("encoder.", "head.")))
+        return {name: p for name, p in own if name not in self.frozen}
 
     def uses_knn_evaluation(self) -> bool:
         """Return whether an evaluation uses nearest neighbors now: no head was trained for it."""

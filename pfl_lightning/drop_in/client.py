@@ -207,8 +207,8 @@ class ModuleClient(NetworkParts, GoesOn):
         return other
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of the module."""
-        return dict(self.module.named_parameters())
+        """Parameters of the module; not those that are frozen."""
+        return {name: p for name, p in self.module.named_parameters() if f"module.{name}" not in self.frozen}
 
     def steps_on_features(self) -> bool:
         """No: the step is the module's."""

@@ -74,6 +74,7 @@ class Ditto(FederatedClient):
         terms = super().loss_terms(features, labels)
         if self.uses("proximal"):
             reference = dict(self.global_model.named_parameters())  # w^t: it trains in the phase after this one
-            distance = proximal_term(self.network_parameters(), {n: p.detach() for n, p in reference.items()})
+            own = self.network_parameters()
+            distance = proximal_term(own, {name: reference[name].detach() for name in own})
             terms["proximal"] = self.lam / 2 * distance
         return terms
