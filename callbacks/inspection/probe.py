@@ -104,8 +104,8 @@ class Probe:
             return f"{self._without_features[0]} has no encoder with features (out_features)"
         if self._without_tensors:
             return (
-                "the data module reads a user-defined data set batch by batch, so single items cannot be selected, unless "
-                "they are pairs of a tensor and a class and the method works on features of a user's module"
+                "the data module reads a user-defined data set batch by batch, so single items cannot be selected, "
+                "unless they are pairs of a tensor and a class and the method works on features of a user's module"
             )
         part = self.settings.part
         return None if self.clients else f"no client has samples in its {part} split; choose another one by 'part'"

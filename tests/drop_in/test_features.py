@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, own_model, quiet_trainer, run
+from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, own_model, quiet_trainer, run
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
@@ -285,6 +285,32 @@ def test_what_has_no_features_is_told(module, message):
 def test_a_method_with_steps_of_its_own_is_refused():
     with pytest.raises(ConfigurationError, match="Calibre trains an encoder by steps of its own"):
         federate(Net(), Data(), Calibre, num_clients=2)
+
+
+class Dropping(Net):
+    """Dropout in the head, an optimizer of what trains alone, and a schedule."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Sequential(torch.nn.Dropout(0.3), self.fc)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("method", [DCPFL, FedRoD, DualFed], ids=lambda method: method.__name__)
+def test_what_a_method_adds_trains_by_the_modules_own_optimizer(method, precision):
+    federation, _ = run_project(
+        for_toy(method), module=Dropping(), cohorts=[[0]], epochs=2, head="fc", trainer={"precision": precision}
+    )
+    before = {name: tensor.clone() for name, tensor in own_model(federation, 4).state_dict().items()}  # untrained
+    after = own_model(federation, 0).state_dict()
+    beside = [name for name in before if name.startswith(("personal_head.", "projector."))]
+    assert (method is DCPFL) == (not beside)
+    assert all(not torch.equal(after[name], before[name]) for name in beside)
+    assert all(tensor.isfinite().all() for tensor in after.values())
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedProto])
