@@ -319,6 +319,13 @@ def test_features_that_cannot_be_seen_are_not_dead(method):
     assert not has_dead_features(federation)
 
 
+def test_federate_draws_no_random_numbers():
+    module = Net()
+    state = torch.get_rng_state()
+    federate(module, Data(), FedRoD, num_clients=2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_client_is_what_it_is_after_a_journey():
     federation, _ = fitted(FedRoD, Data(), cohorts=COHORTS)
     model = federation.clients.models[0]
