@@ -145,6 +145,10 @@ class FeatureModuleClient(ModuleClient):
             self._class_counts[context.client] = torch.bincount(classes.cpu(), minlength=self.num_classes)
         return self._class_counts[context.client]
 
+    def classes_of_batch(self, batch: Any) -> Tensor:
+        """Classes (N,) of a batch."""
+        return classes_of_batch(batch, self.source.labels)
+
     def _passes(self, data: FitData) -> FeaturePass:
         return FeaturePass(self.module, self._capture, self.source.labels, data.datamodule)
 
@@ -207,7 +211,7 @@ class FeatureModuleClient(ModuleClient):
                 found = [self._capture.take()]
             for view in views[1:]:
                 found.append(FeaturePass(self.module, self._capture, None, None, step).features(view))
-            self._found, self._classes = tuple(found), classes_of_batch(views[0], self.source.labels)
+            self._found, self._classes = tuple(found), self.classes_of_batch(views[0])
             if len(self._classes) != len(found[0]):
                 raise ConfigurationError(
                     f"a batch has {len(self._classes)} classes, and {self._capture.place} has {len(found[0])} rows: "

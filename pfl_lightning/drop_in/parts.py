@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.capture import FeatureSource
@@ -56,13 +57,17 @@ class ClientParts:
         """Let wrong hyper-parameters and wrong names be seen before there are data.
 
         Args:
-            module: A copy of the module.
+            module: The module, or a copy, which is not changed.
 
         Returns:
             Whether the method sets a head apart that is yet to be found.
         """
         check_layers(module)
         self._check_features(module)
+        with isolate_rng():  # of first weights that a method adds
+            return self._try_out(module)
+
+    def _try_out(self, module: L.LightningModule) -> bool:
         if self.on_features:
             roles = likely_head(module) if self.head is None else find_roles(module, self.head)
             if roles or self.head is not None:
@@ -86,7 +91,7 @@ class ClientParts:
         Raises:
             ConfigurationError: The head, or what there is of features and classes, is not known.
         """
-        wanted = self.try_out(self.copied(module))
+        wanted = self.try_out(module)
         trace = trace_batch(self.copied(module), data) if wanted or self.features is not None else Trace()
         roles = traced_head(module, trace, self.client_type.__name__) if wanted else find_roles(module, self.head or ())
         if not self.on_features:

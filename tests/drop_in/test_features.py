@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, own_model, quiet_trainer, run
+from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, own_model, quiet_trainer, run
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
@@ -287,10 +287,43 @@ def test_a_method_with_steps_of_its_own_is_refused():
         federate(Net(), Data(), Calibre, num_clients=2)
 
 
+class Dropping(Net):
+    """Dropout in the head, an optimizer of what trains alone, and a schedule."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Sequential(torch.nn.Dropout(0.3), self.fc)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("method", [DCPFL, FedRoD, DualFed], ids=lambda method: method.__name__)
+def test_what_a_method_adds_trains_by_the_modules_own_optimizer(method, precision):
+    federation, _ = run_project(
+        for_toy(method), module=Dropping(), cohorts=[[0]], epochs=2, head="fc", trainer={"precision": precision}
+    )
+    before = {name: tensor.clone() for name, tensor in own_model(federation, 4).state_dict().items()}  # untrained
+    after = own_model(federation, 0).state_dict()
+    beside = [name for name in before if name.startswith(("personal_head.", "projector."))]
+    assert (method is DCPFL) == (not beside)
+    assert all(not torch.equal(after[name], before[name]) for name in beside)
+    assert all(tensor.isfinite().all() for tensor in after.values())
+
+
 @pytest.mark.parametrize("method", [FedAvg, FedProto])
 def test_features_that_cannot_be_seen_are_not_dead(method):
     federation, _ = fitted(method, Data(), cohorts=COHORTS)
     assert not has_dead_features(federation)
+
+
+def test_federate_draws_no_random_numbers():
+    module = Net()
+    state = torch.get_rng_state()
+    federate(module, Data(), FedRoD, num_clients=2)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_client_is_what_it_is_after_a_journey():
