@@ -151,7 +151,7 @@ def fit_module(
     """
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
     with _module_in_fit(client) as (record, callbacks):
-        trainer: Any = client.local.trainer_of_fit(make_trainer, client.step_module, callbacks)
+        trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks)
         if datamodule is None:
             trainer.fit(client.step_module, train_dataloaders=loader)
         else:
