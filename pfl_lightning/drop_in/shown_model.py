@@ -119,7 +119,15 @@ class ShowsGlobalModel(Federation):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the global model gives, in evaluation mode; see :attr:`shown`."""
-        return self.shown.eval()(*args, **kwargs)
+        try:
+            return self.shown.eval()(*args, **kwargs)
+        except Exception as error:  # whatever the module raises for a number
+            if args and isinstance(args[0], Tensor) and args[0].numel() == 1 and not args[0].is_floating_point():
+                error.add_note(
+                    "loaders of the Trainer of a federation give numbers of clients: trainer.datamodule.datamodule has "
+                    "the project's own, and callbacks of federate(..., local_callbacks=[...]) see the clients' batches"
+                )
+            raise
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the global model, where the federation has none of this name; see :attr:`shown`."""
