@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.local_callbacks import copies, sees_evaluations
 from pfl_lightning.drop_in.local_loggers import OuterRun
 from pfl_lightning.engines.tasks import MakeTrainer
@@ -41,11 +42,11 @@ class LocalHooks:
         return [*self.given, *self.moved]
 
     def trainer_of_fit(
-        self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
+        self, make_trainer: MakeTrainer, client: FederatedClient, callbacks: Sequence[Any], **options: Any
     ) -> Any:
-        """An inner Trainer that fits a module."""
+        """An inner Trainer that fits a client's module; learning rates become the client's logged values."""
         own = copies(self.callbacks)
-        options |= self.outer.options(module, own)
+        options |= self.outer.options(client.step_module, own, client.logged_metrics)
         return make_trainer([*own, *self.outer.callbacks(), *callbacks], **options)
 
     def trainer_of_evaluation(
@@ -53,5 +54,5 @@ class LocalHooks:
     ) -> Any:
         """An inner Trainer that validates or tests a module; ``None`` where the engine has none."""
         own = copies(filter(sees_evaluations, self.given))
-        options |= self.outer.options(module, own)
+        options |= self.outer.options(module, own, {})
         return make_trainer([*own, *self.outer.callbacks(), *callbacks], **options)

@@ -71,16 +71,19 @@ class OuterRun:
         """A name with the client in front."""
         return f"client_{self._client}/{name}"
 
-    def options(self, module: L.LightningModule, callbacks: Iterable[L.Callback]) -> dict[str, Any]:
+    def options(
+        self, module: L.LightningModule, callbacks: Iterable[L.Callback], rates: dict[str, float]
+    ) -> dict[str, Any]:
         """Options of an inner Trainer: its loggers.
 
         Args:
             module: The module that it runs.
             callbacks: Its callbacks.
+            rates: Takes what a LearningRateMonitor logs; the last values stay.
         """
-        if self.trainer is None:
-            return {"logger": DummyLogger()}
-        options: dict[str, Any] = {"logger": [LocalLogger(own, self, module) for own in self.trainer.loggers] or False}
+        found = [DummyLogger()] if self.trainer is None else self.trainer.loggers
+        loggers = [LocalLogger(own, self, module, rates) for own in found]
+        options: dict[str, Any] = {"logger": loggers or False}
         if any("LearningRateMonitor" in lightning_kinds(callback) for callback in callbacks):
             options["log_every_n_steps"] = 1  # fits are short
         return options
@@ -139,11 +142,12 @@ class LocalLogger(_Local):
         own: The outer logger.
         run: Says whose turn it is.
         module: The module that the inner Trainer runs.
+        rates: Takes what a LearningRateMonitor logs.
     """
 
-    def __init__(self, own: Any, run: OuterRun, module: L.LightningModule) -> None:
+    def __init__(self, own: Any, run: OuterRun, module: L.LightningModule, rates: dict[str, float]) -> None:
         super().__init__(own, run)
-        self._module = module
+        self._module, self._rates = module, rates
 
     @property
     def experiment(self) -> Any:
@@ -154,8 +158,12 @@ class LocalLogger(_Local):
         """Pass on values that the module sends here itself."""
         trainer: Any = self._module._trainer
         connector = getattr(trainer, "_logger_connector", None)
-        known = {"epoch", *getattr(connector, "_logged_metrics", ()), *getattr(connector, "_callback_metrics", ())}
-        own = {self._run.named(name): value for name, value in metrics.items() if name not in known}
+        logged = {"epoch", *getattr(connector, "_logged_metrics", ())}
+        monitored = (
+            getattr(connector, "_callback_metrics", {}).keys() - logged
+        )  # where LearningRateMonitor puts its own
+        self._rates |= {name: float(value) for name, value in metrics.items() if name in monitored}
+        own = {self._run.named(n): value for n, value in metrics.items() if n not in monitored and n not in logged}
         if own and self._run.arrives:
             self._own.log_metrics(own, step=self._run.round)
 

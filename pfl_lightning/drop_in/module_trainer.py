@@ -159,7 +159,7 @@ def fit_module(
     """
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
     with _module_in_fit(client) as (record, callbacks):
-        trainer: Any = client.local.trainer_of_fit(make_trainer, client.step_module, callbacks, limit_val_batches=1.0)
+        trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
         course, validation = client.course, LocalValidation(trainer, client.step_module, context, record.names)
         trainer.callbacks.append(validation)
         if course is not None and course.settings.continues:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.parsing import AttributeDict
-from torch import nn
+from torch import Tensor, nn
 
 from pfl_lightning.federation import Federation
 
@@ -34,11 +36,33 @@ class _Shown:
 
     Attributes:
         module: The copy.
-        key: Which values it holds; ``None`` for old ones.
+        holds: Which values it holds; ``None`` for old ones.
     """
 
     module: L.LightningModule
-    key: Any = None
+    holds: _Values | None = None
+
+
+class _Values:
+    """The values of some tensors, without the tensors: a new one may lie where an old one was.
+
+    Args:
+        tensors: The tensors.
+        device: Where they are wanted.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+        self._held = [(ref(tensor), tensor._version) for tensor in tensors]
+        self._device = device
+
+    def are_those_of(self, tensors: Iterable[Tensor], device: torch.device) -> bool:
+        """Whether nothing has changed since."""
+        now = list(tensors)
+        return (
+            device == self._device
+            and len(now) == len(self._held)
+            and all(old() is new and version == new._version for (old, version), new in zip(self._held, now))
+        )
 
 
 class ShowsGlobalModel(Federation):
@@ -76,12 +100,12 @@ class ShowsGlobalModel(Federation):
         """
         if not self.is_set_up:
             return self.given_module
-        weights = self.server.broadcast(0, self.round).weights
-        key = (self.device, tuple((value.data_ptr(), value._version) for value in weights.values()))
-        if self._shown is not None and self._shown.key == key:
-            if self._shown.module._trainer is not self._trainer:
-                self._shown.module.trainer = self._trainer
-            return self._shown.module
+        values = [*self.server.parameters(), *self.server.buffers()]
+        known = self._shown
+        if known is not None and known.holds is not None and known.holds.are_those_of(values, self.device):
+            if known.module._trainer is not self._trainer:
+                known.module.trainer = self._trainer
+            return known.module
         with torch.inference_mode(False), torch.no_grad():  # callbacks may ask for gradients later
             if self._shown is None:
                 self._shown = _Shown(self.global_model())
@@ -90,12 +114,20 @@ class ShowsGlobalModel(Federation):
                 self.load_global(self._shown.module)
             module = self._shown.module.to(self.device).eval()
         module.trainer = self._trainer
-        self._shown.key = key
+        self._shown.holds = _Values(values, self.device)
         return module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the global model gives, in evaluation mode; see :attr:`shown`."""
-        return self.shown.eval()(*args, **kwargs)
+        try:
+            return self.shown.eval()(*args, **kwargs)
+        except Exception as error:  # whatever the module raises for a number
+            if args and isinstance(args[0], Tensor) and args[0].numel() == 1 and not args[0].is_floating_point():
+                error.add_note(
+                    "loaders of the Trainer of a federation give numbers of clients: trainer.datamodule.datamodule has "
+                    "the project's own, and callbacks of federate(..., local_callbacks=[...]) see the clients' batches"
+                )
+            raise
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the global model, where the federation has none of this name; see :attr:`shown`."""
@@ -145,7 +177,7 @@ class ShowsGlobalModel(Federation):
     def forget_shown(self) -> None:
         """Let the global model be loaded when it is asked for the next time."""
         if self._shown is not None:
-            self._shown.key = None
+            self._shown.holds = None
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the copy that is shown, which is made when it is asked for."""

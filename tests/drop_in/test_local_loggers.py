@@ -164,6 +164,9 @@ def test_in_another_process_there_are_no_loggers():
     run = OuterRun()
     run.trainer = quiet_trainer(1)
     other = pickle.loads(pickle.dumps(run))
-    assert isinstance(other.options(Net(), [])["logger"], DummyLogger)
+    [logger] = other.options(Net(), [], {})["logger"]
+    assert isinstance(logger, DummyLogger)
+    logger.experiment.add_image("dropped", None)
+    logger.log_metrics({"dropped": 1.0})
     assert not other.arrives
     assert not other.callbacks()
