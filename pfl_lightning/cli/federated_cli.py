@@ -29,7 +29,7 @@ from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.cli.yaml_keys import refuse_repeated_keys
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.best_round import BestRound
@@ -47,9 +47,11 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         if args is None or isinstance(args, list):
-            args = expand_engine_option(sys.argv[1:] if args is None else args)
+            self._words = list(sys.argv[1:] if args is None else args)  # as they were typed
+            args = expand_engine_option(self._words)
+        else:
+            self._words = []
         refuse_repeated_keys()
-        self._words = [*args] if isinstance(args, list) else []
         self._held = ExitStack()  # the run's folder
         with self._held:
             super().__init__(
@@ -231,8 +233,8 @@ class FederatedCLI(LightningCLI):
         """Run it; a stop from outside has the exit code of its signal (130 and 143), and says how to go on."""
         try:
             super()._run_subcommand(subcommand)
-        except (SystemExit, KeyboardInterrupt) as error:
-            number = stopping_signal(error)
+        except (SystemExit, KeyboardInterrupt, FederationError) as error:
+            number = stopping_signal(error, self.trainer.received_sigterm)
             if number is None:
                 raise
             last = self.run_folder / "checkpoints" / "last.ckpt"

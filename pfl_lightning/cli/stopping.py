@@ -9,15 +9,21 @@ from pathlib import Path
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from pfl_lightning.errors import FederationError
+
 __all__ = ["how_to_go_on", "stopping_signal"]
 
 
-def stopping_signal(error: BaseException) -> signal.Signals | None:
+def stopping_signal(error: BaseException, terminated: bool = False) -> signal.Signals | None:
     """The signal that an exit is due to: SIGINT (Ctrl-C), SIGTERM, or none.
 
     Lightning ends a fit that is interrupted with exit code 1, and one that is terminated with 0.
+
+    Args:
+        error: What ended the command.
+        terminated: Whether SIGTERM has come. Sent to all processes of the command, it ends Ray's before this one.
     """
-    if isinstance(error, SIGTERMException):
+    if isinstance(error, SIGTERMException) or (terminated and isinstance(error, FederationError)):
         return signal.SIGTERM
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         return signal.SIGINT

@@ -8,13 +8,14 @@ import math
 import os
 import signal
 import socket
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pfl_lightning.engines.ray.services import Services
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, FederationError
 
 __all__ = ["Cluster", "require_ray"]
 
@@ -116,12 +117,14 @@ class Cluster:
             ) from error
 
     def _init(self, **options: Any) -> None:
-        with _signals_kept_from_children():
+        with _signals_kept_from_children(), _own_handler_of_sigterm():
             self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
     def close(self) -> None:
         """Disconnect; a Ray instance that was started here is shut down."""
         if self._own and self.ray.is_initialized():
+            with contextlib.suppress(FederationError):  # it is noted, and what stopped the run is told already
+                self.services.check(now=True)
             orphans = _started_by_raylet() if self.services.lost else []
             self.ray.shutdown()
             for process in orphans:
@@ -143,6 +146,20 @@ def _signals_kept_from_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # one that came meanwhile arrives now
+
+
+@contextmanager
+def _own_handler_of_sigterm() -> Iterator[None]:
+    """Keep Ray from deciding what this process does on SIGTERM: Ray would end it with exit code 15, without teardown.
+
+    Lightning's handler, which ends a fit in order, would call that of Ray first.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def gpu_share(gpus: float, workers: int) -> float:

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +51,25 @@ class StartingRay(RunningRay):
     def shutdown(self):
         self.process.kill()
         self.process.wait()
+
+
+class RayWithHandler(StartingRay):
+    """One that ends this process on SIGTERM, as Ray does."""
+
+    def init(self, **options):
+        super().init(**options)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+
+
+def test_sigterm_stays_the_trainers(monkeypatch):
+    monkeypatch.setattr(cluster, "require_ray", lambda: RayWithHandler(gpus=0))
+    monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        cluster.Cluster(None, 1, 1, None, False).close()
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_signals_of_a_job_do_not_kill_ray(monkeypatch):

@@ -4,7 +4,9 @@ Most tests here take over 10 s: every worker is a real process that imports torc
 """
 
 import contextlib
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+from _helpers.configs import digits_config
 from _helpers.ray_helpers import DiesOnce
 from _helpers.toy import assert_same, linear_encoder, run, tiny_encoder, whole_state
 
@@ -171,6 +174,39 @@ run(FedAvg, 1, engine=RayEngine(workers=2, start_timeout=400.0, engine=Sleeps({s
         process.kill()
     assert "KeyboardInterrupt" in said
     _wait_until(lambda: left_behind() == 0, 30)
+
+
+@pytest.mark.slow  # two starts of Ray
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_sigterm_to_all_processes_ends_the_command_in_order_and_it_goes_on(tmp_path, left_behind):
+    """Schedulers send it to Ray's own processes, too, which end before this one."""
+    options = {"trainer.max_epochs": 200, "model.engine": {"class_path": "RayEngine", "init_args": {"workers": 1}}}
+    pfl = [sys.executable, "-m", "pfl_lightning.cli.main"]
+    process = subprocess.Popen(
+        [*pfl, "fit", "--config", digits_config(tmp_path, options)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    run = tmp_path / "runs" / "version_0"
+    try:
+        _wait_until(lambda: (run / "checkpoints" / "last.ckpt").exists() or process.poll() is not None, 120)
+        os.killpg(process.pid, signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "pfl: stopped by SIGTERM. Go on after the last finished round with:\npfl fit" in said
+    assert "Traceback" not in said
+    _wait_until(lambda: left_behind() == 0, 30)
+    before = json.loads((run / "results.json").read_text())
+    words = shlex.split(said.splitlines()[-1])[1:]
+    subprocess.run([*pfl, *words, "--trainer.max_epochs", str(before["rounds"] + 1)], check=True, capture_output=True)
+    after = json.loads((run / "results.json").read_text())
+    assert (before["finished"], after["finished"]) == (False, True)
+    assert after["rounds"] == before["rounds"] + 1
 
 
 def _wait_until(condition, seconds):
