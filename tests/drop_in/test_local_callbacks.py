@@ -1,6 +1,5 @@
 """Callbacks inside local fits: those that are given for them, and Lightning's that belong there."""
 
-import inspect
 import logging
 import pickle
 import warnings
@@ -98,7 +97,7 @@ def test_callbacks_of_lightning_stay_outside_without_a_word(tmp_path):
     assert all(callback in trainer.callbacks for callback in given)
 
 
-RESTART: dict[str, Any] = {"schedule": "restart"} if "schedule" in inspect.signature(federate).parameters else {}
+RESTART: dict[str, Any] = {"schedule": "restart"}
 """By which local fits count their epochs from 0."""
 
 
