@@ -15,7 +15,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.streams import StreamSplit
-from pfl_lightning.datamodules.adapters. import read_batch
+from pfl_lightning.datamodules.adapters.workers import Fetch
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
@@ -140,7 +140,8 @@ class Probe:
         order = torch.randperm(len(split), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))
         places = split.indices[order[:count].sort().values].tolist()
         with torch_seed(derive_seed(self._seed, Purpose.INSPECTED_SAMPLES, client)):  # of random transforms
-            batch = read_batch(split.source.dataset, split.source.collate, places)
+            source = split.source
+            batch = Fetch(source.dataset, source.collate, source.by)(places)
         if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor):
             return None
         device = federation.environment.device
