@@ -25,6 +25,7 @@ from pfl_lightning.drop_in.client import ModuleClient, client_class
 from pfl_lightning.drop_in.continuity import Continuity
 from pfl_lightning.drop_in.copies import Factory, copied
 from pfl_lightning.drop_in.frozen import apart, frozen_parameters, name_followers
+from pfl_lightning.drop_in.handed_options import HandedOptions
 from pfl_lightning.drop_in.local_callbacks import check_local
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.module_evaluation import as_test_name
@@ -122,7 +123,7 @@ class ModuleFederation(UserStages):
         self.loop, self.monitor = loop, monitor
         self.take_hparams(made.__name__)
         check_local(local_callbacks, self.has_inner_trainers)
-        self.local = LocalHooks(local_callbacks)
+        self.local, self.handed = LocalHooks(local_callbacks), HandedOptions()
         self._continuity = Continuity(schedule, optimizer_state)
         self._best: dict[str, float] = {}
 
@@ -147,7 +148,12 @@ class ModuleFederation(UserStages):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
-        check_trainer(self.trainer)
+        self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
+        try:
+            check_trainer(self.trainer)
+        except ConfigurationError:
+            self.handed.give_back()
+            raise
         given = self._given.module.configure_callbacks()
         own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *self.missing_callbacks(own)]

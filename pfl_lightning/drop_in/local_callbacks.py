@@ -41,12 +41,15 @@ _WITH_CLIENTS = tuple(
 )
 
 
-def sort_callbacks(callbacks: Iterable[L.Callback], gives_trainer: bool) -> list[L.Callback]:
+def sort_callbacks(
+    callbacks: Iterable[L.Callback], gives_trainer: bool, of_module: Sequence[L.Callback] = ()
+) -> list[L.Callback]:
     """Say which callbacks of the outer Trainer belong inside local fits, and warn of those that may.
 
     Args:
         callbacks: Callbacks of the outer Trainer.
         gives_trainer: Whether local fits have a Trainer.
+        of_module: Those of them that the module configures itself: with hooks of batches, they are about its batches.
 
     Returns:
         Those that are to run inside.
@@ -62,7 +65,7 @@ def sort_callbacks(callbacks: Iterable[L.Callback], gives_trainer: bool) -> list
                 f"{name} acts on batches, and a batch of the outer Trainer is a client: leave it away there and use "
                 f"federate(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
             )
-        if kinds & _INSIDE:
+        if kinds & _INSIDE or (gives_trainer and callback in of_module and _hooks_of_batches(callback)):
             inside.append(callback)
     if inside:
         check_local(inside, gives_trainer)
@@ -156,7 +159,7 @@ def _warn_of_batches(callbacks: Iterable[L.Callback]) -> None:
     """Warn of callbacks of the user's own that would take clients for batches."""
     found = []
     for callback in callbacks:
-        own = [name for name in (*_WITH_CLIENTS, *_NOT_CALLED) if _is_own(callback, name)]
+        own = _hooks_of_batches(callback)
         if own:
             found.append(f"{type(callback).__name__} ({', '.join(own)})")
     if found:
@@ -165,6 +168,10 @@ def _warn_of_batches(callbacks: Iterable[L.Callback]) -> None:
             "batches of each client use federate(..., local_callbacks=[...])",
             stacklevel=2,
         )
+
+
+def _hooks_of_batches(callback: L.Callback) -> list[str]:
+    return [name for name in (*_WITH_CLIENTS, *_NOT_CALLED) if _is_own(callback, name)]
 
 
 def _is_own(callback: L.Callback, hook: str) -> bool:

@@ -53,6 +53,6 @@ class LocalHooks:
         self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
     ) -> Any:
         """An inner Trainer that validates or tests a module; ``None`` where the engine has none."""
-        own = copies(filter(sees_evaluations, self.given))
+        own = copies(filter(sees_evaluations, self.callbacks))
         options |= self.outer.options(module, own, {})
         return make_trainer([*own, *self.outer.callbacks(), *callbacks], **options)

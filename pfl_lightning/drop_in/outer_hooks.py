@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
+from pfl_lightning.drop_in.handed_options import HandedOptions
 from pfl_lightning.drop_in.local_callbacks import check_epochs, sort_callbacks
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.shown_model import ShowsGlobalModel
@@ -19,6 +20,9 @@ class OuterHooks(ShowsGlobalModel):
 
     local: LocalHooks
     """Callbacks and loggers of local fits."""
+
+    handed: HandedOptions
+    """Options of the outer Trainer that hold in local fits."""
 
     @property
     def has_inner_trainers(self) -> bool:
@@ -36,7 +40,7 @@ class OuterHooks(ShowsGlobalModel):
         """
         trainer: Any = self.trainer
         self._give_back()
-        self.local.moved = sort_callbacks([*trainer.callbacks, *own], self.has_inner_trainers)
+        self.local.moved = sort_callbacks([*trainer.callbacks, *own], self.has_inner_trainers, own)
         # Another list: the Trainer may go through the one that it has.
         self._taken = [callback for callback in trainer.callbacks if callback in self.local.moved]
         trainer.callbacks = [callback for callback in trainer.callbacks if callback not in self._taken]
@@ -77,3 +81,4 @@ class OuterHooks(ShowsGlobalModel):
         super().stop_engine()
         self.local.outer.trainer = None
         self._give_back()
+        self.handed.give_back()

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import quiet_trainer
+from _helpers.toy import assert_same, quiet_trainer
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
@@ -248,3 +248,33 @@ def test_without_inner_trainers_they_are_refused_outside():
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2, engine=SequentialEngine(), head="fc")
     with pytest.raises(ConfigurationError, match=r"StochasticWeightAveraging runs inside .*use TrainerEngine"):
         quiet_trainer(1, averaging()).fit(federation, datamodule=data)
+
+
+class Shifting(L.Callback):
+    """Changes batches, of training and of evaluations, as a pre-processor that a module brings does."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        batch[0].add_(1.0)
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
+        batch[0].add_(1.0)
+
+
+class Preprocessed(Net):
+    def configure_callbacks(self) -> Any:
+        return [Shifting()]
+
+
+class Shifted(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((batch[0] + 1.0, batch[1]), batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step((batch[0] + 1.0, batch[1]), batch_idx)
+
+
+def test_callbacks_of_the_module_that_see_batches_run_inside():
+    expected, wanted = run_project(FedAvg, 2, module=Shifted())
+    found, trainer = run_project(FedAvg, 2, module=Preprocessed())
+    assert_same(dict(found.global_model().state_dict()), dict(expected.global_model().state_dict()), atol=0.0)
+    assert trainer.callback_metrics["val_loss"] == wanted.callback_metrics["val_loss"]

@@ -54,6 +54,5 @@ PROJECTS = [
         ("anomalib",),
         monitor=None,
         slow=True,
-        fails="the module's callbacks that change batches are given clients",
     )
 ]

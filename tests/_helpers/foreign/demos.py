@@ -57,12 +57,7 @@ def _demo(module: str, data: str, make: Any, **options: Any) -> Project:
 
 PROJECTS = [
     _demo("BoringModel", "BoringDataModule", boring),
-    _demo(
-        "BoringModel, own loaders",
-        "its train_dataloader",
-        own_loaders,
-        fails="a module's own loaders are not asked for",
-    ),
+    _demo("BoringModel, own loaders", "its train_dataloader", own_loaders),
     _demo("ManualOptimBoringModel", "BoringDataModule", manual),
     _demo("LightningTransformer", "(token ids, token ids)", transformer, head="model.decoder"),
     Project(

@@ -84,6 +84,5 @@ PROJECTS = [
         ("scvi", "anndata"),
         monitor="elbo_validation",
         slow=True,
-        fails="a batch sampler of the project's own is refused",
     ),
 ]
