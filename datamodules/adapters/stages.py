@@ -76,7 +76,7 @@ class GivenLoaders(LightningDataModule):
 def brings(module: Any, name: str) -> bool:
     """Whether a LightningModule, of either package, has a hook of its own: its name, such as ``"train_dataloader"``."""
     hook = getattr(module, name)
-    return not str(getattr(hook, "__module__", "")).startswith(("lightning.pytorch.", "pytorch_lightning."))
+    return not str(getattr(hook, "__module__", "")).startswith(("lightning.pytorch.core.", "pytorch_lightning.core."))
 
 
 def for_another_process(datamodule: LightningDataModule, is_read: bool) -> LightningDataModule:

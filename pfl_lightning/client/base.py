@@ -82,6 +82,9 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
     shown_metrics: frozenset[str] = frozenset()
     """Names of the values, logged by a user's module in the current fit, that the progress bar shows."""
 
+    unset: frozenset[str] = frozenset()
+    """Names of buffers that are yet to be set, and hold no finite numbers until then: they stay on the client."""
+
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
 

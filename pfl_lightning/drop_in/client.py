@@ -20,7 +20,7 @@ from pfl_lightning.drop_in.counters import warn_of_counters
 from pfl_lightning.drop_in.frozen import shared_memory
 from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.logs import LogRecord
-from pfl_lightning.drop_in.network_parts import NetworkParts, bare_name
+from pfl_lightning.drop_in.network_parts import NETWORKS, NetworkParts, bare_name
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
@@ -105,6 +105,9 @@ class ModuleClient(NetworkParts, GoesOn):
         """The model is the module."""
         self.module = cast(L.LightningModule, encoder)
         self.automatic_optimization = self.module.automatic_optimization
+        buffers = self.module.named_buffers()
+        found = [name for name, b in buffers if b.is_floating_point() and not bool(b.isfinite().all())]
+        self.unset = frozenset(f"{prefix}{name}" for prefix in NETWORKS for name in found)
         self._never_trained = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         kept = [name for name, layer in self.module.named_modules() if name and not layer.training]
         self._kept_in_evaluation = kept if self.module.training else []
@@ -151,10 +154,12 @@ class ModuleClient(NetworkParts, GoesOn):
     def shared_names(self) -> list[str]:
         """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
 
-        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client.
+        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client. So do
+        buffers that are not finite at the start, such as a threshold that is yet to be set.
         """
         counters, state = norm_names(self, affine=False), self.state_dict()
-        return [n for n in super().shared_names() if state[n].is_floating_point() or n in counters]
+        known = [name for name in super().shared_names() if name not in self.unset]
+        return [name for name in known if state[name].is_floating_point() or name in counters]
 
     def train(self, mode: bool = True) -> ModuleClient:
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""

@@ -132,7 +132,9 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
         known[key] = client.kept_names()
     personal = {name: state[name] for name in known[key]}
     for name, tensor in personal.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if name in client.unset or not tensor.is_floating_point():
+            continue
+        if not bool(torch.isfinite(tensor).all()):
             raise ClientError(
                 context.client,
                 context.round,

@@ -287,3 +287,16 @@ def test_a_module_finds_its_data_module():
     _, trainer = run_project(FedAvg, module=Asking(), data=data)
     assert trainer.callback_metrics["val_factor"] == 2.0
     assert trainer.datamodule.factor == 2.0
+
+
+def test_buffers_that_are_yet_to_be_set_stay_on_the_client():
+    class WithThreshold(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("threshold", torch.tensor(float("nan")))
+
+    expected, _ = run_project(FedAvg, 2)
+    found, _ = run_project(FedAvg, 2, module=WithThreshold())
+    state = dict(found.global_model().state_dict())
+    assert state.pop("threshold").isnan()
+    assert_same(state, dict(expected.global_model().state_dict()), atol=0.0)

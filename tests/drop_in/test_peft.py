@@ -147,7 +147,8 @@ def test_resume_is_exact(tmp_path):
     whole, module, _ = fitted(FedSALoRA, rounds=2, callbacks=[saver], **options)
     path = tmp_path / "epoch=0.ckpt"
     frozen, trained = (sum(4 * p.numel() for p in module.parameters() if p.requires_grad is on) for on in (False, True))
-    assert saved_bytes(torch.load(path, weights_only=False)) < frozen + 8 * trained
+    schedules = 3 * 2048  # where those of the clients stand
+    assert saved_bytes(torch.load(path, weights_only=False)) < frozen + 8 * trained + schedules
     again, _, _ = fitted(FedSALoRA, rounds=2, ckpt_path=path, engine=SequentialEngine())
     for client in (0, 1):
         assert_same(again.client_model(client).state_dict(), whole.client_model(client).state_dict())

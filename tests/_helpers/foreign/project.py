@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from pfl_lightning import TrainerEngine, federate
 from pfl_lightning.datamodules import FromSilos
@@ -141,7 +141,11 @@ def in_order(data: dict[str, Any]) -> dict[str, Any]:
 
 def unshuffled(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A loader with the items of another in their own order."""
-    if not isinstance(loader.sampler, RandomSampler):
+    sampler: Any = loader.sampler
+    if loader.batch_size is None and isinstance(sampler, BatchSampler):  # which gives the data set lists of places
+        ordered = BatchSampler(SequentialSampler(loader.dataset), sampler.batch_size, sampler.drop_last)
+        return DataLoader(loader.dataset, batch_size=None, sampler=ordered, collate_fn=loader.collate_fn)
+    if not isinstance(sampler, RandomSampler):
         return loader
     return DataLoader(
         loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, drop_last=loader.drop_last
@@ -168,7 +172,9 @@ def one_client_run(project: Project, epochs: int) -> tuple[Any, Any]:
     """One round of so many epochs at one client with all data: the global model and the client's own."""
     module, data = project.made()
     data = in_order(data)
-    if len(data) == 1:  # no validation loader, perhaps: nothing is to be set aside for one
+    if not data:  # the module has loaders of its own
+        data = {"num_clients": 1}
+    elif len(data) == 1:  # no validation loader, perhaps: nothing is to be set aside for one
         data = {"datamodule": FromSilos(list(data.values()), validation_share=0.0)}
     else:
         data = {name: [given] for name, given in data.items()}

@@ -45,10 +45,12 @@ def _tabular(task: str) -> Made:
 def cells() -> Made:
     import anndata
     import numpy as np
+    import scvi
     from scvi.dataloaders import DataSplitter
     from scvi.model import SCVI
     from scvi.train import TrainingPlan
 
+    scvi.settings.seed = 0  # of its division into training and validation
     counts = np.random.default_rng(0).poisson(2.0, (48, 10)).astype("float32")
     table = anndata.AnnData(counts)
     SCVI.setup_anndata(table)
