@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from pfl_lightning.datamodules.adapters.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
 
-__all__ = ["GivenLoaders", "brings", "for_another_process", "loaders_of"]
+__all__ = ["GivenLoaders", "attached", "brings", "for_another_process", "loaders_of"]
 
 
 class GivenLoaders(LightningDataModule):
@@ -45,7 +45,7 @@ class GivenLoaders(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Set up the module, whose loaders are asked for next."""
         for module in self._module:
-            with _attached(module, self.trainer):
+            with attached(module, self.trainer):
                 module.setup(stage)
 
     def train_dataloader(self) -> Any:
@@ -68,7 +68,7 @@ class GivenLoaders(LightningDataModule):
         given = self._given.get(name)
         for module in self._module if given is None else ():
             if brings(module, name):
-                with _attached(module, self.trainer):
+                with attached(module, self.trainer):
                     return getattr(module, name)()
         return given
 
@@ -94,7 +94,7 @@ def for_another_process(datamodule: LightningDataModule, is_read: bool) -> Light
 
 
 @contextmanager
-def _attached(module: L.LightningModule, trainer: Any) -> Iterator[None]:
+def attached(module: L.LightningModule, trainer: Any) -> Iterator[None]:
     """Inside, the module has a Trainer."""
     before = module._trainer
     module.trainer = trainer

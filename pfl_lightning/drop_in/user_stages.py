@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -14,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules.adapters.stages import brings
+from pfl_lightning.datamodules.adapters.stages import attached, brings
 from pfl_lightning.drop_in.outer_hooks import OuterHooks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -62,7 +60,7 @@ class UserStages(OuterHooks):
 
     def prepare_data(self) -> None:
         """Call the module's own."""
-        with _attached(self.given_module, self._trainer):
+        with attached(self.given_module, self._trainer):
             self.given_module.prepare_data()
 
     def setup(self, stage: str) -> None:
@@ -87,7 +85,7 @@ class UserStages(OuterHooks):
         self._stages_seen = {*self._stages_seen, *missing}
         if missing and brings(self.given_module, "setup"):
             for module in self._networks():
-                with _attached(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
+                with attached(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
                     for one in missing:
                         module.setup(one)
             self._shown = None
@@ -104,7 +102,7 @@ class UserStages(OuterHooks):
         self.fill_given_module()
         if brings(self.given_module, "teardown"):
             for module in self._networks():
-                with _attached(module, self._trainer):
+                with attached(module, self._trainer):
                     module.teardown(stage)
 
     def _networks(self) -> list[Any]:
@@ -198,14 +196,3 @@ class UserStages(OuterHooks):
         for target, names in patches:
             for name in names:
                 vars(target).pop(name, None)
-
-
-@contextmanager
-def _attached(module: L.LightningModule, trainer: Any) -> Iterator[None]:
-    """Lend a module its Trainer."""
-    before = module._trainer
-    module.trainer = trainer
-    try:
-        yield
-    finally:
-        module.trainer = before
