@@ -147,10 +147,10 @@ def has_dead_features(federation: Federation) -> bool:
     """Return whether the encoder of the first client gives all of its training samples the same features."""
     client = federation.data.participating[0]
     for _, model in federation.client_models([client]):
-        encoder = getattr(model, "encoder", None)
-        if not isinstance(encoder, nn.Module):
+        shown = model.step_module is model or model.feature_based  # other modules of users show no features
+        if not shown or not isinstance(getattr(model, "encoder", None), nn.Module):
             return False
-        features: Tensor = federation.evaluation_task(client).context.data.features(encoder)[0].double().flatten(1)
+        features: Tensor = model.features_of(federation.evaluation_task(client).context.data)[0].double().flatten(1)
         if len(features) < 2:
             return False
         spread = float((features - features.mean(dim=0)).abs().max())

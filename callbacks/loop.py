@@ -12,6 +12,8 @@ import numpy as np
 
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
+from pfl_lightning.checks import check_number_of_clients
+from pfl_lightning.drop_in.project_callback import ProjectCallback
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
@@ -24,7 +26,7 @@ MOST_UNDONE = 3
 """Rounds in a row that may end in a server that is not finite; then the run fails."""
 
 
-class FederatedLoop(L.Callback):
+class FederatedLoop(ProjectCallback):
     """Samples the cohort of every round, sends and collects the messages, and lets the server aggregate.
 
     An epoch of the Trainer is a round. The server aggregates after the last client of the round, before the validation.
@@ -38,6 +40,14 @@ class FederatedLoop(L.Callback):
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
         stop_on_divergence: Whether the run ends after a round in which the training diverges; see
             :class:`~pfl_lightning.callbacks.divergence.DivergenceGuard`, which warns in any case.
+        method: A class of :mod:`pfl_lightning.methods`, a partial of one, or its name or import path. With it the
+            Trainer is given a LightningModule and data as they are, and the federation is made of them. Without it the
+            Trainer is given a Federation.
+        options: With a method: the options of :func:`~pfl_lightning.federate`, such as ``num_clients``, and
+            hyper-parameters of the method.
+
+    Example:
+        >>> L.Trainer(callbacks=[FederatedLoop(method=FedPer, num_clients=10)])  # doctest: +SKIP
     """
 
     def __init__(
@@ -47,9 +57,12 @@ class FederatedLoop(L.Callback):
         min_clients: int = 1,
         eval_cohort: int | float = 1.0,
         stop_on_divergence: bool = False,
+        method: Any = None,
+        **options: Any,
     ) -> None:
-        _check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
-        _check_number_of_clients(
+        super().__init__(method, **options)
+        check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
+        check_number_of_clients(
             "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
         )
         if min_clients < 1:
@@ -60,13 +73,16 @@ class FederatedLoop(L.Callback):
             min_clients,
         )
         self.eval_cohort = self._eval_cohort_before = eval_cohort
-        self.traffic = Traffic()
+        self.stop_on_divergence = stop_on_divergence
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from the first round."""
+        self.traffic, self.guard = Traffic(), DivergenceGuard()
         self.rounds, self.seconds = 0, 0.0
         self.undone = 0  # rounds in a row
-        self.stop_on_divergence, self.guard = stop_on_divergence, DivergenceGuard()
         self._start = 0.0
-        self._in_round = False
-        self._aggregated = True
+        self._in_round, self._aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
 
     # ------------------------------------------------------------------ the cohort
@@ -88,9 +104,17 @@ class FederatedLoop(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
+        self.follow(trainer)
+        if stage == "predict" and self.makes_federations:
+            return
         if not isinstance(pl_module, Federation):
-            raise ConfigurationError(f"FederatedLoop drives a Federation, got {type(pl_module).__name__}")
-        if stage != "fit":
+            name = type(pl_module).__name__
+            raise ConfigurationError(
+                f"FederatedLoop drives a Federation, got {name}: with FederatedLoop(method=FedPer, num_clients=10) it "
+                f"makes the federation of {name} and the Trainer's data itself; else use pfl_lightning.federate"
+            )
+        self._goes_on = stage == "fit"
+        if not self._goes_on:
             return
         data: Any = pl_module.data
         clients = data.participating
@@ -113,6 +137,10 @@ class FederatedLoop(L.Callback):
         data.eval_clients = [clients[place] for place in self.sample_eval_clients(len(clients), pl_module.seed)]
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+        # It would be said again with each round's loader, of clients; every round is logged.
+        warnings.filterwarnings(
+            "ignore", r"The number of training batches \(\d+\) is smaller than the logging interval"
+        )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let TensorBoard forget rounds that an interrupted run logged and that are played again."""
@@ -131,6 +159,7 @@ class FederatedLoop(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """From now on all clients are evaluated."""
+        self.leave()
         self._evaluate_all(trainer)
 
     @staticmethod
@@ -172,7 +201,9 @@ class FederatedLoop(L.Callback):
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
         metrics = self._round.metrics()
-        pl_module.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        shown = {name for result in self._round.results for name in result.shown}
+        for name, value in metrics.items():
+            pl_module.log(name, value, name in shown, logger=False, on_step=False, on_epoch=True, batch_size=1)
         exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
         if (exceeded or growth.factor > MOST_GROWTH) and isinstance(pl_module, Federation):
             self._report(trainer, pl_module, self.guard.exceeded(metrics, growth, pl_module))
@@ -193,6 +224,7 @@ class FederatedLoop(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Stop the engine: Lightning calls no ``teardown`` after an error."""
+        self.leave()
         self._evaluate_all(trainer)
         if isinstance(pl_module, Federation):
             pl_module.stop_engine()
@@ -234,7 +266,7 @@ class FederatedLoop(L.Callback):
         Raises:
             CheckpointError: The checkpoint was written in the middle of a round.
         """
-        if state_dict["in_round"]:
+        if state_dict["in_round"] and self._goes_on:  # it can be evaluated
             raise CheckpointError(
                 f"the checkpoint was written in the middle of a round, after {state_dict['rounds']} rounds: not all of "
                 "its clients had trained, or the new models were not all validated; resume from one that was written "
@@ -246,28 +278,6 @@ class FederatedLoop(L.Callback):
             self.guard.load_state_dict(state_dict["guard"])
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
-
-
-def _check_number_of_clients(name: str, value: int | float, because: str) -> None:
-    """Refuse what is neither a share of all clients nor a number of clients.
-
-    Args:
-        name: Name of the argument.
-        value: A share (a float in (0, 1]) or a number.
-        because: Why there must be clients.
-
-    Raises:
-        ConfigurationError: Names the argument and the value.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not value > 0
-        or (isinstance(value, float) and value > 1)
-    ):
-        raise ConfigurationError(
-            f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
-        )
 
 
 def _number_of_clients(name: str, value: int | float, num_clients: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from pfl_lightning import federate
+from pfl_lightning import FederatedLoop
 from pfl_lightning.methods import FedBN
 
 Batch = tuple[Tensor, Tensor]
@@ -81,9 +81,11 @@ def main() -> None:
     """Train and test."""
     L.seed_everything(0)
     module, data = TabularNet(), BreastCancer()
-    module, data = federate(module, data, FedBN, num_clients=5)
-    stop = EarlyStopping("val_loss", patience=5)
-    trainer = L.Trainer(max_epochs=8, callbacks=[stop], logger=CSVLogger("runs", name="tabular"), log_every_n_steps=1)
+    callbacks = [EarlyStopping("val_loss", patience=5)]
+    callbacks.append(FederatedLoop(method=FedBN, num_clients=5))
+    trainer = L.Trainer(
+        max_epochs=8, callbacks=callbacks, logger=CSVLogger("runs", name="tabular"), log_every_n_steps=1
+    )
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data)
 

@@ -78,8 +78,10 @@ def main() -> None:
     """Train and test."""
     L.seed_everything(0)
     module, data = TabularNet(), BreastCancer()
-    stop = EarlyStopping("val_loss", patience=5)
-    trainer = L.Trainer(max_epochs=8, callbacks=[stop], logger=CSVLogger("runs", name="tabular"), log_every_n_steps=1)
+    callbacks = [EarlyStopping("val_loss", patience=5)]
+    trainer = L.Trainer(
+        max_epochs=8, callbacks=callbacks, logger=CSVLogger("runs", name="tabular"), log_every_n_steps=1
+    )
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.drop_in.adapters import export_adapters
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.engines import Engine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.federation import Federation
@@ -44,6 +45,7 @@ __all__ = [
     "SequentialEngine",
     "TrainerEngine",
     "VectorizedEngine",
+    "export_adapters",
     "export_clients",
     "federate",
 ]

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from numbers import Integral
 
-__all__ = ["check_at_least", "check_choice", "check_learning_rate", "check_number", "check_whole"]
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = [
+    "check_at_least",
+    "check_choice",
+    "check_learning_rate",
+    "check_number",
+    "check_number_of_clients",
+    "check_whole",
+]
 
 LARGEST_WHOLE = 2**31 - 1
 """Sizes and counts above it are slips of the keyboard, and would overflow in arithmetic of 64 bits."""
@@ -102,3 +111,25 @@ def check_whole(name: str, value: object, least: int) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
     check_at_least(name, int(value), least)
+
+
+def check_number_of_clients(name: str, value: int | float, because: str) -> None:
+    """Refuse what is neither a share of all clients nor a number of clients.
+
+    Args:
+        name: Name of the argument.
+        value: A share (a float in (0, 1]) or a number.
+        because: Why there must be clients.
+
+    Raises:
+        ConfigurationError: Names the argument and the value.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not value > 0
+        or (isinstance(value, float) and value > 1)
+    ):
+        raise ConfigurationError(
+            f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
+        )

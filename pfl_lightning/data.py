@@ -5,16 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "FitData", "SplitSource", "class_of_batch"]
+__all__ = [
+    "LABEL_KEYS",
+    "BatchSource",
+    "ClientParts",
+    "FederatedData",
+    "FitData",
+    "SplitSource",
+    "TwoViews",
+    "class_of_batch",
+]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
+
+
+class TwoViews(NamedTuple):
+    """One batch under two draws of a data set's own transforms.
+
+    Attributes:
+        first: The batch, as a user's step takes it.
+        second: The same items, read once more.
+    """
+
+    first: Any
+    second: Any
 
 
 class BatchSource(Protocol):
@@ -142,6 +163,7 @@ class FitData:
         forward_context: Context of every forward pass, such as the outer Trainer's autocast.
         convert_input: Conversion of inputs to the type of the outer Trainer's precision.
         labeled: The labeled samples, for plain batches; ``None`` where all samples have labels.
+        validation: The validation part, for a local fit that watches its own progress.
     """
 
     part: SplitSource
@@ -154,6 +176,7 @@ class FitData:
     forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
     convert_input: Callable[[Tensor], Tensor] = lambda inputs: inputs
     labeled: SplitSource | None = None
+    validation: SplitSource | None = None
     _plain: BatchSource | None = field(default=None, repr=False)
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 

@@ -21,12 +21,30 @@ class EvalMetrics:
         loss: Mean cross entropy, in nats.
         num_samples: Number of samples.
         logged: Values that a user-defined LightningModule logged, by name.
+        shown: Names of those that the progress bar shows.
+        best: Of those that are the best over epochs, by name: ``"max"`` or ``"min"``.
+        loader_sizes: Number of samples of each loader, where the part has several.
     """
 
     accuracy: float
     loss: float
     num_samples: int
     logged: Mapping[str, float] = field(default_factory=dict)
+    shown: frozenset[str] = frozenset()
+    best: Mapping[str, str] = field(default_factory=dict)
+    loader_sizes: tuple[int, ...] = ()
+
+    def samples_of(self, name: str) -> int:
+        """Number of samples of which a logged value is: those of one loader where the name says so.
+
+        Example:
+            >>> score = EvalMetrics(0.5, 0.1, 5, {"val_loss/dataloader_idx_1": 2.0}, loader_sizes=(3, 2))
+            >>> score.samples_of("val_loss/dataloader_idx_1"), score.samples_of("val_loss")
+            (2, 5)
+        """
+        _, found, number = name.rpartition("/dataloader_idx_")
+        known = found and number.isdecimal() and int(number) < len(self.loader_sizes)
+        return self.loader_sizes[int(number)] if known else self.num_samples
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import importlib
+import sys
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import lightning as L
 from torch import nn
 
-__all__ = ["as_lightning", "as_older", "as_written", "is_older", "made_lightning", "written_class"]
+__all__ = ["also_older", "as_lightning", "as_older", "as_written", "is_older", "made_lightning", "written_class"]
 
 T = TypeVar("T")
 
@@ -77,6 +78,12 @@ def as_older(value: Any) -> None:
     """Make a module or data module of lightning one that a Trainer of pytorch_lightning takes, too."""
     _warn_of_another_version()
     object.__setattr__(value, "__class__", _in_order(type(value), False))
+
+
+def also_older(callback: L.Callback) -> None:
+    """Make a callback one of both packages where pytorch_lightning 2.5 is in use, whose Trainer refuses others."""
+    if getattr(sys.modules.get("pytorch_lightning"), "__version__", "").startswith("2.5."):
+        object.__setattr__(callback, "__class__", _in_order(type(callback), False))
 
 
 def _warn_of_another_version() -> None:

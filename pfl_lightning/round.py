@@ -77,7 +77,8 @@ class Round:
             self.traffic.count(self.traffic.down, broadcast)
             model = self.clients.model_of(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)
-            yield model, FitTask(context, broadcast, self.clients.stored(client))
+            carried = None if self.clients.carried is None else self.clients.carried.get(client)
+            yield model, FitTask(context, broadcast, self.clients.stored(client), carried)
 
     def fit_next(self, client: int) -> FitResult:
         """Fit the next client of the cohort and pass its update on to the server.
@@ -101,7 +102,7 @@ class Round:
         error = self._collect(result)
         if error is not None:
             warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
-        self.results.append(replace(result, update=None, personal={}, error=error))
+        self.results.append(replace(result, update=None, personal={}, error=error, carried=None))
         return self.results[-1]
 
     def _collect(self, result: FitResult) -> FederationError | None:
@@ -145,6 +146,8 @@ class Round:
             refused.__cause__ = error
             return refused
         self.clients.personal.set(result.client, result.personal)
+        if self.clients.carried is not None and result.carried is not None:
+            self.clients.carried.set(result.client, result.carried)
         return None
 
     def close(self, min_clients: int = 1) -> Growth:

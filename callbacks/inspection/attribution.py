@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lightning as L
 import numpy as np
@@ -13,9 +13,16 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.charts import Chart
 from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, SplitName, represent
+from pfl_lightning.callbacks.inspection.probe import (
+    Probe,
+    ProbeSettings,
+    SplitName,
+    names_of_classes,
+    represent,
+)
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import layer_conductance, rank_correlation, rank_scores
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -92,7 +99,11 @@ class UnitAttribution(InspectionCallback):
         if len(widths) > 1:
             named = ", ".join(f"{width} ({label})" for width, label in widths.items())
             return f"units are compared by position, and the clients' features have several widths: {named}"
-        if models[0].evaluation != "classifier" or type(models[0]).forward is not FederatedClient.forward:
+        made = type(models[0])
+        otherwise = made.class_scores is not FeatureAccess.class_scores or (
+            models[0].step_module is models[0] and made.forward is not FederatedClient.forward
+        )
+        if models[0].evaluation != "classifier" or otherwise:
             return f"{federation.method_name} does not classify by a head on the features"
         return None
 
@@ -105,7 +116,6 @@ class UnitAttribution(InspectionCallback):
         found = self.attribute(federation)
         if found is None:
             return
-        data: Any = federation.data
         correlation = rank_correlation(found.conductance)
         pairs = correlation[~torch.eye(len(correlation), dtype=torch.bool)]
         pairs = pairs[pairs.isfinite()]
@@ -113,7 +123,7 @@ class UnitAttribution(InspectionCallback):
         if len(pairs):
             values["attribution/rank_correlation"] = float(pairs.mean())
         self.recorder.scalars(values, round)
-        figure = draw_attribution(found, str(data.class_names[found.label]), round)
+        figure = draw_attribution(found, names_of_classes(federation)[found.label], round)
         self.recorder.figure("attribution_ranks", figure, round)
 
     def attribute(self, federation: Federation) -> Attribution | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.figures import colors, new_figure
 from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
-from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, Representations, SplitName
+from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, Representations, SplitName, names_of_classes
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
@@ -114,17 +114,17 @@ class FeatureEmbedding(InspectionCallback):
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw the figures and write the projector's files."""
-        data: Any = federation.data
+        class_names = names_of_classes(federation)
         for points in gather_points(self._probe.representations(federation)):
             if len(points.values) < FEWEST:
                 continue
             # A client may have been left out since the perplexity was checked.
             perplexity = self.perplexity if (self.perplexity or 0) < len(points.values) else None
             plane = tsne(points.values, perplexity, derive_seed(federation.seed, Purpose.TSNE))
-            figure = draw_points(points, plane, data.class_names, f"{points.name}, round {round}")
+            figure = draw_points(points, plane, class_names, f"{points.name}, round {round}")
             self.recorder.figure(f"features/{points.name}", figure, round)
             for folder in self.recorder.tensorboard_folders("the Embedding Projector") if self.projector else []:
-                write_embedding(folder, self._embedding(federation, points, data.class_names))
+                write_embedding(folder, self._embedding(federation, points, class_names))
 
     def _embedding(self, federation: Federation, points: Points, class_names: Sequence[str]) -> Embedding:
         clients = federation.clients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,12 +13,15 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
+from pfl_lightning.datamodules.adapters.items import ItemSplit
+from pfl_lightning.datamodules.adapters.streams import StreamSplit
+from pfl_lightning.datamodules.adapters.workers import Fetch
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
-__all__ = ["Probe", "ProbeSettings", "Representations", "SplitName", "represent"]
+__all__ = ["Probe", "ProbeSettings", "Representations", "SplitName", "names_of_classes", "represent"]
 
 SplitName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass
@@ -86,7 +89,7 @@ class Probe:
         chosen: list[int] = []
         for client in order:
             split = self._split(federation, client)
-            if not isinstance(split, ClientSplit):
+            if not isinstance(split, ClientSplit) and (len(split) and self._items(federation, client, 1) is None):
                 self._without_tensors = True
                 break
             if len(split):
@@ -101,7 +104,10 @@ class Probe:
         if self._without_features:
             return f"{self._without_features[0]} has no encoder with features (out_features)"
         if self._without_tensors:
-            return "the data module reads a user-defined data set batch by batch, so single items cannot be selected"
+            return (
+                "the data module reads a user-defined data set batch by batch, so single items cannot be selected, "
+                "unless they are pairs of a tensor and a class and the method works on features of a user's module"
+            )
         part = self.settings.part
         return None if self.clients else f"no client has samples in its {part} split; choose another one by 'part'"
 
@@ -115,11 +121,31 @@ class Probe:
 
     def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
         """Inputs of the client's samples, not augmented, (n, ...), and classes, (n,), on the federation's device."""
-        split = cast(ClientSplit, self._split(federation, client))
+        split = self._split(federation, client)
+        if not isinstance(split, ClientSplit):
+            found = self._items(federation, client, self.settings.samples)
+            assert found is not None
+            return found
         order = torch.randperm(len(split), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))
         chosen = split.select(order[: self.settings.samples].sort().values)
         loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
         return loader.tensors()
+
+    def _items(self, federation: Federation, client: int, count: int) -> tuple[Tensor, Tensor] | None:
+        """Inputs and classes of some items of a user-defined data set; ``None`` if they are no tensors, or unknown."""
+        split, model = self._split(federation, client), federation.clients.model_of(client)
+        read = getattr(model, "classes_of_batch", None)  # of a user's module whose features are known
+        if read is None or not isinstance(split, ItemSplit) or isinstance(split, StreamSplit):
+            return None
+        order = torch.randperm(len(split), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))
+        places = split.indices[order[:count].sort().values].tolist()
+        with torch_seed(derive_seed(self._seed, Purpose.INSPECTED_SAMPLES, client)):  # of random transforms
+            source = split.source
+            batch = Fetch(source.dataset, source.collate, source.by)(places)
+        if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor):
+            return None
+        device = federation.environment.device
+        return batch[0].to(device), read(batch).to(device)
 
     def common_samples(self, federation: Federation, count: int) -> tuple[Tensor, Tensor]:
         """Inputs and classes of at most ``count`` samples of all clients, in equal shares."""
@@ -147,6 +173,13 @@ class Probe:
                 )
             else:
                 yield Representations(client, found, labels.cpu())
+
+
+def names_of_classes(federation: Federation) -> list[str]:
+    """A name for each class of the clients; numbers where the data do not know them."""
+    data: Any = federation.data
+    known, count = list(data.class_names), federation.clients.models[0].num_classes
+    return [str(name) for name in (known if len(known) >= count else range(count))]
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+from pfl_lightning.data import TwoViews
+from pfl_lightning.datamodules.adapters.orders import Order
+from pfl_lightning.datamodules.adapters.workers import By, Fetch, Workers
 from pfl_lightning.datamodules.module import FederatedDataModule
 
 __all__ = ["BatchSizes", "ClientItems", "ItemDataModule", "ItemLoader", "ItemSource", "ItemSplit"]
@@ -31,18 +35,30 @@ class ItemSource:
         collate: Function from a list of items to a batch.
         shuffled: True if training batches have a new random order every epoch.
         datamodule: Data module whose batch hooks an inner Trainer calls; None for no hooks.
+        order: Order of a sampler or batch sampler of the user's; None for a plain one.
+        workers: Processes that read the items; None to read them in this process.
+        batches: Sizes of its loader's batches, for where several are combined; None if it has none of its own.
+        evaluated: Whether it is for evaluations alone, which have the sizes of its own loader.
+        loader: The client's own loader, where it is used as it is; None where the items are read by their places.
+        by: What the data set is asked for, see :class:`~pfl_lightning.datamodules.adapters.workers.Fetch`.
     """
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
     shuffled: bool = True
     datamodule: LightningDataModule | None = None
+    order: Order | None = None
+    workers: Workers | None = None
+    batches: BatchSizes | None = None
+    evaluated: bool = False
+    loader: Any = None
+    by: By = "items"
 
-    def batch(self, places: Sequence[int]) -> Any:
-        """Collated batch of the items at the given places."""
-        if hasattr(self.dataset, "__getitems__"):
-            return self.collate(self.dataset.__getitems__(list(places)))
-        return self.collate([self.dataset[place] for place in places])
+    def read(self, batches: Sequence[list[int]], generator: torch.Generator | None) -> Iterator[Any]:
+        """Collated batches of the items at the given places."""
+        if self.workers is not None:
+            return self.workers.read(batches, generator)
+        return map(Fetch(self.dataset, self.collate, self.by), batches)
 
 
 class ItemSplit:
@@ -105,15 +121,16 @@ class ItemSplit:
             shuffle: Whether every epoch has a new random order, if the user's loader shuffles too.
             drop_last: Whether an incomplete last batch is dropped.
             augment: Not used: augmentation is the data set's own.
-            views: Must be 1.
+            views: 1, or 2 for batches that are :class:`~pfl_lightning.data.TwoViews`: every item is read twice, so that
+                random transforms of the data set make two views of it.
 
         Raises:
-            ValueError: If several views are asked for, or no batch would be left.
+            ValueError: If more views are asked for, or no batch would be left.
         """
-        if views != 1:
+        if views not in (1, 2):
             raise ValueError(
-                f"a user-defined data set gives one view of each item, the method needs {views} augmented views: use "
-                "FromDatasets with augment"
+                f"a user-defined data set gives two views of each item at most, the method needs {views} augmented "
+                "views: use FromDatasets with augment"
             )
         if drop_last and batch_size > len(self):
             raise ValueError(
@@ -121,11 +138,16 @@ class ItemSplit:
                 f"batch_size to at most {len(self)}, set drop_last=False, or give clients more items"
             )
         order = generator if shuffle and self.source.shuffled else None
-        return ItemLoader(self, batch_size, torch.device(device), order, drop_last)
+        return ItemLoader(self, self._size(batch_size, shuffle), torch.device(device), order, drop_last, views)
+
+    def _size(self, asked: int, shuffle: bool) -> int:
+        """Items in a batch: an evaluation has the loader's own number."""
+        own = self.source.batches
+        return asked if own is None or shuffle or not self.source.evaluated else own.eval_batch_size
 
 
 class ItemLoader:
-    """Batches of one split, read and collated in this process at every pass.
+    """Batches of one split, read and collated at every pass.
 
     Args:
         split: The items.
@@ -133,6 +155,7 @@ class ItemLoader:
         device: Device of the batches.
         generator: CPU generator of a new order for every pass; ``None`` keeps the order of the split.
         drop_last: Whether an incomplete last batch is dropped.
+        views: 1, or 2 for two readings of each item.
 
     Attributes:
         augmented: Always true, since the data set may transform its items at random at every pass.
@@ -147,21 +170,40 @@ class ItemLoader:
         device: torch.device,
         generator: torch.Generator | None,
         drop_last: bool,
+        views: int = 1,
     ) -> None:
-        self.batch_size = batch_size
+        self.batch_size, self.views = batch_size, views
         self.dataset = split.source.dataset
         self._split, self._device, self._generator, self._drop_last = split, device, generator, drop_last
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self._split), self.batch_size)
+        """Number of batches.
+
+        Raises:
+            TypeError: Every pass has another number, by the user's sampler.
+        """
+        order = self._split.source.order
+        count = len(self._split) if order is None else order.count(len(self._split))
+        if count is None:
+            raise TypeError("the user's sampler gives another number of batches in every pass")
+        full, rest = divmod(count, self.batch_size)
         return full + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        indices = self._split.indices
-        if self._generator is not None:
-            indices = indices[torch.randperm(len(indices), generator=self._generator)]
-        for places in indices.split(self.batch_size)[: len(self)]:
-            yield move_data_to_device(self._split.source.batch(places.tolist()), self._device)
+        places = [own for own in self._places() for _ in range(self.views)]
+        batches = self._split.source.read(places, self._generator)
+        for batch in batches if self.views == 1 else zip(batches, batches, strict=True):  # items are read twice
+            yield move_data_to_device(batch if self.views == 1 else TwoViews(*batch), self._device)
+
+    def _places(self) -> list[list[int]]:
+        """Places of the items of each batch of one pass."""
+        indices, generator, order = self._split.indices, self._generator, self._split.source.order
+        if order is not None:
+            # An evaluation has no generator: its draws are the same at every pass.
+            return order.batches(indices, self.batch_size, self._drop_last, generator or torch.Generator())
+        if generator is not None:
+            indices = indices[torch.randperm(len(indices), generator=generator)]
+        return [places.tolist() for places in indices.split(self.batch_size)[: len(self)]]
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Refuse, since items may have any shape.
@@ -216,6 +258,21 @@ class ItemDataModule(FederatedDataModule):
     """Base of the data modules whose samples are items of a user-defined data set."""
 
     _labeled: bool
+
+    @abstractmethod
+    def sources(self) -> Iterator[ItemSource]:
+        """The data sets with their loaders' settings."""
+
+    def release(self) -> None:
+        """End the processes that read items; they are started again when they are needed."""
+        for source in self.sources():
+            for owner in (source.workers, source.loader):
+                if owner is not None:
+                    owner.close()
+
+    def teardown(self, stage: str) -> None:
+        """End the processes that read items."""
+        self.release()
 
     @property
     def input_shape(self) -> tuple[int, ...]:

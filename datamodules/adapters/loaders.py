@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
 
+from pfl_lightning.datamodules.adapters.combined import CombinedSplit, StageLoaders
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
-from pfl_lightning.datamodules.adapters.stages import loaders_of, one_class, source_of
+from pfl_lightning.datamodules.adapters.sources import one_class, source_of
+from pfl_lightning.datamodules.adapters.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+from pfl_lightning.datamodules.partition.checks import check_parts
 from pfl_lightning.older_package import as_lightning
 
 __all__ = ["FromLoaders"]
@@ -28,7 +31,8 @@ class FromLoaders(ItemDataModule):
     """LightningDataModule divided among clients, with items of any kind: pictures, tables, texts, dictionaries.
 
     The Dataset of the training loader is divided. Every client trains with the batch size, ``collate_fn``,
-    ``drop_last`` and shuffling of that loader; items are read when they are needed, in this process.
+    ``drop_last``, shuffling and workers of that loader; items are read when they are needed. Of several loaders every
+    Dataset is divided, and a client's batches are combined as theirs.
 
     A client's validation split is drawn from the validation loader's Dataset, in the class proportions of its own
     training items where classes are known, and its test split from the test loader's Dataset. Without a validation
@@ -90,7 +94,10 @@ class FromLoaders(ItemDataModule):
         self.datamodule = as_lightning(datamodule)
         self.labels, self.given_names, self._share_is_given = labels, class_names, validation_share is not None
         self._labeled = True
-        self._sources: dict[str, ItemSource] = {}
+        self._stages: dict[str, StageLoaders] = {}
+        self._sources: dict[str, tuple[ItemSource, ...]] = {}
+        self._held: ItemSource | None = None
+        self._others: dict[str, list[IndexLists]] = {}
         self._validation: IndexLists | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -102,9 +109,9 @@ class FromLoaders(ItemDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """State without Trainers."""
-        own = copy.copy(self.datamodule)
-        own.trainer = None
-        return {**super().__getstate__(), "datamodule": own}
+        own = for_another_process(self.datamodule, self._ready is not None)
+        shapes = {name: replace(found, loaders=()) for name, found in self._stages.items()}
+        return {**super().__getstate__(), "datamodule": own, "_stages": shapes}
 
     def prepare_data(self) -> None:
         """Prepare the wrapped data module."""
@@ -122,36 +129,68 @@ class FromLoaders(ItemDataModule):
         if self._ready is not None:
             return
         super().setup(stage)
-        division, samples = self._loaded.division, self._loaded.samples
         if any(not view.is_identity for view in self._loaded.views):
             raise PartitionError(
                 f"{type(self.partition).__name__} lets clients see images or classes differently, which items of a "
                 "user-defined data set do not allow: use FromDatasets"
             )
-        if self.drop_last:
+        division = self._loaded.division
+        if self.drop_last and self._sources["train"][0].order is None:
             check_batches(division, self.batch_size)
         if "validation" in self._sources and "test" in self._sources and not division.validation.sizes.any():
-            targets = samples.train_targets.numpy()
-            held = [targets[part] for part in division.train.arrays()]
-            classes = self._classes["validation"]
-            self._validation = IndexLists(
-                Partitioner.partition_test(self.partition, classes, held, self.test_samples_per_client)
-            )
+            self._validation = self._evaluated(self._classes["validation"][0])
+        self._others = {stage: self._divide_others(stage) for stage in self._sources}
+
+    def _evaluated(self, classes: Ints) -> IndexLists:
+        """Items of an evaluation for each client, in the class proportions of its training items."""
+        division, targets = self._loaded.division, self._loaded.samples.train_targets.numpy()
+        held = [targets[part] for part in division.train.arrays()]
+        return IndexLists(Partitioner.partition_test(self.partition, classes, held, self.test_samples_per_client))
+
+    def _divide_others(self, stage: str) -> list[IndexLists]:
+        """Items of the second loader of a stage, the third, and so on."""
+        others = self._classes[stage][1:]
+        if stage != "train":
+            return [self._evaluated(classes) for classes in others]
+        found = []
+        for number, classes in enumerate(others, 1):
+            if self.partition.fixed_train:
+                raise PartitionError(
+                    f"{type(self.partition).__name__} lists the items of one Dataset, and train_dataloader gives "
+                    "several: use a rule, or a list of the data of each client"
+                )
+            lists = IndexLists(check_parts(self.partition, self.partition.partition(classes), len(classes)))
+            own = self._sources["train"][number].batches
+            least = 1 if own is None or not own.drop_last else own.batch_size
+            if (lists.sizes < least).any():
+                client = int((lists.sizes < least).argmax())
+                raise PartitionError(
+                    f"client {client} gets {lists.sizes[client]} of the {len(classes)} items of training loader "
+                    f"{number}, which needs {least} for a batch: lower num_clients or the loader's batch_size, or "
+                    "set drop_last to false"
+                )
+            found.append(lists)
+        return found
 
     def load(self) -> Samples:
         """Set up the wrapped data module and read the classes; inputs are the positions of the items.
 
         Raises:
-            TypeError: If a loader is not a single DataLoader over a map-style data set.
+            TypeError: If a loader is no DataLoader over a map-style data set.
             PartitionError: If the rule needs classes and items have none.
         """
         own = self.datamodule
-        loaders = loaders_of(own, self.trainer)
-        train = loaders["train"]
-        self.batch_size, self.drop_last = int(train.batch_size or 1), bool(train.drop_last)
-        self._sources = {name: source_of(loader, own, name) for name, loader in loaders.items()}
-        evaluated = loaders.get("validation", loaders.get("test", train))
-        self.eval_batch_size = int(evaluated.batch_size or 1)
+        self._stages = loaders = loaders_of(own, self.trainer)
+        self._sources = {
+            name: tuple(source_of(loader, own, name) for loader in found.loaders) for name, found in loaders.items()
+        }
+        train, sizes = loaders["train"].first, self._sources["train"][0].batches
+        assert sizes is not None
+        held = source_of(train, own, "train")  # with workers of its own: it may be read while clients train
+        self._held = replace(held, order=None)
+        self.batch_size, self.drop_last = sizes.batch_size, sizes.drop_last
+        evaluated = self._sources.get("validation", self._sources.get("test", self._sources["train"]))[0].batches
+        self.eval_batch_size = self.batch_size if evaluated is None else evaluated.eval_batch_size
         if len(loaders) == 1:
             _log.warning(
                 "%s has neither val_dataloader nor test_dataloader: %g of its training items are held out for tests",
@@ -165,34 +204,40 @@ class FromLoaders(ItemDataModule):
     def _samples(self) -> Samples:
         # A file's rule goes on with the class proportions of the rule that it was written by.
         read = self.partition.needs_labels or self.partition.fixed_train
-        found = {name: classes_of(source.dataset, self.labels, read=read) for name, source in self._sources.items()}
-        known = {name: classes for name, classes in found.items() if classes is not None}
+        sets = {(name, n): source.dataset for name, own in self._sources.items() for n, source in enumerate(own)}
+        found = {key: classes_of(dataset, self.labels, read=read) for key, dataset in sets.items()}
+        known = [classes for classes in found.values() if classes is not None]
         self._labeled = len(known) == len(found)
         if not self._labeled and self.partition.needs_labels:
-            name = next(name for name in found if name not in known)
+            name, number = next(key for key in found if found[key] is None)
+            which = f"{name} set" if len(self._sources[name]) == 1 else f"{name} loader {number}"
             raise PartitionError(
-                f"{type(self.partition).__name__} needs classes, and the items of the {name} set have none that is a "
+                f"{type(self.partition).__name__} needs classes, and the items of the {which} have none that is a "
                 "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
                 "the first of several labels. For a regression use IID, or Quantity on top of it"
             )
         names = self._names(known) if self._labeled else ("0",)
         self._classes = {
-            name: known[name] if self._labeled else one_class(source) for name, source in self._sources.items()
+            name: [
+                classes if self._labeled and classes is not None else one_class(source)
+                for source, classes in ((source, found[name, n]) for n, source in enumerate(own))
+            ]
+            for name, own in self._sources.items()
         }
-        tested = self._classes.get("test", self._classes.get("validation"))
+        tested = self._classes.get("test", self._classes.get("validation", [None]))[0]
         places = None if tested is None else torch.arange(len(tested))
         return Samples(
-            torch.arange(len(self._classes["train"])),
-            torch.from_numpy(self._classes["train"]),
+            torch.arange(len(self._classes["train"][0])),
+            torch.from_numpy(self._classes["train"][0]),
             names,
             places,
             None if tested is None else torch.from_numpy(tested),
         )
 
-    def _names(self, known: dict[str, Ints]) -> tuple[str, ...]:
+    def _names(self, known: list[Ints]) -> tuple[str, ...]:
         """Names of the classes; whole numbers that cannot be classes are none, where nobody has said that they are."""
         try:
-            return names_of_classes(self.given_names, self._sources["train"].dataset, known.values())
+            return names_of_classes(self.given_names, self._sources["train"][0].dataset, known)
         except ValueError:
             if self.partition.needs_labels or self.labels is not None or self.given_names is not None:
                 raise
@@ -209,15 +254,34 @@ class FromLoaders(ItemDataModule):
             IndexError: If there is no such client.
         """
         own, nothing = super().client_data(client), torch.empty(0, dtype=torch.int64)
-        validation = self._split("train", own.validation.indices)
-        test = self._split("test" if "test" in self._sources else "train", own.test.indices)
+        validation = self._held_out(own.validation.indices)
+        test = self._held_out(own.test.indices)
+        if "test" in self._sources:
+            test = self._split("test", client, own.test.indices)
         if self._validation is not None:
-            validation = self._split("validation", self._validation[client])
+            validation = self._split("validation", client, self._validation[client])
         elif "validation" in self._sources and "test" not in self._sources:
-            test = self._split("train", nothing)
+            test = self._held_out(nothing)
             if not len(validation):
-                validation = self._split("validation", own.test.indices)
-        return ClientItems(self._split("train", own.train.indices), validation, test)
+                validation = self._split("validation", client, own.test.indices)
+        return ClientItems(self._split("train", client, own.train.indices), validation, test)
 
-    def _split(self, name: str, indices: torch.Tensor) -> ItemSplit:
-        return ItemSplit(self._sources[name], indices, torch.from_numpy(self._classes[name]))
+    def _held_out(self, indices: torch.Tensor) -> ItemSplit:
+        """Items of the training set that are not trained on."""
+        assert self._held is not None
+        return ItemSplit(self._held, indices, torch.from_numpy(self._classes["train"][0]))
+
+    def _split(self, stage: str, client: int, indices: torch.Tensor) -> Any:
+        """A client's items of a stage, of all of its loaders."""
+        own = [indices, *(lists[client] for lists in self._others[stage])]
+        classes = [torch.from_numpy(array) for array in self._classes[stage]]
+        parts = [ItemSplit(*of) for of in zip(self._sources[stage], own, classes, strict=True)]
+        shape = self._stages[stage].shape
+        return parts[0] if shape is None else CombinedSplit(parts, shape)
+
+    def sources(self) -> Iterator[ItemSource]:
+        """The data sets with their loaders' settings."""
+        for sources in self._sources.values():
+            yield from sources
+        if self._held is not None:
+            yield self._held

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,13 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from pfl_lightning.datamodules.adapters.combined import CombinedSplit, Shape, StageLoaders
 from pfl_lightning.datamodules.adapters.items import BatchSizes, ClientItems, ItemDataModule, ItemSource, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of, one_class, source_of
+from pfl_lightning.datamodules.adapters.sources import one_class, source_of
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.streams import StreamSplit
+from pfl_lightning.datamodules.adapters.workers import OneAtATime
 from pfl_lightning.datamodules.clients.division import split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
@@ -31,12 +33,12 @@ __all__ = ["FromSilos"]
 class FromSilos(ItemDataModule):
     """Data that are divided already: one LightningDataModule, DataLoader or Dataset a client.
 
-    Every client trains with its own loader's batch size, ``collate_fn``, ``drop_last`` and shuffling, under its own
-    data module's hooks. It is evaluated on all items of its own validation and test loaders. Without a validation
-    loader, a share of its training items is held out; without a test loader, it has no test split.
+    Every client trains with its own loader's batch size, ``collate_fn``, ``drop_last``, shuffling and workers, under
+    its own data module's hooks. It is evaluated on all items of its own validation and test loaders. Without a
+    validation loader, a share of its training items is held out; without a test loader, it has no test split.
 
-    An IterableDataset with a ``__len__`` is read in its own order, from its beginning in every epoch; nothing of it is
-    held out.
+    A loader with a sampler or a batch sampler of the user's, without a batch size, or over an IterableDataset, is used
+    as it is, from its beginning in every epoch; nothing of it is held out.
 
     Attributes that this module does not have are looked up in the first data module.
 
@@ -74,10 +76,12 @@ class FromSilos(ItemDataModule):
             _AsGiven(len(silos)), batch_size, validation_share=validation_share, novel_clients=novel_clients, seed=seed
         )
         self.silos = [_as_datamodule(silo, client, batch_size) for client, silo in enumerate(silos)]
-        self._sources: list[dict[str, ItemSource]] = []
+        self._sources: list[dict[str, tuple[ItemSource, ...]]] = []
+        self._shapes: list[dict[str, Shape | None]] = []
         self._batches: list[BatchSizes] = []
-        self._classes: list[dict[str, Tensor]] = []
+        self._classes: list[dict[str, list[Tensor]]] = []
         self._starts: list[int] = []
+        self._turns: dict[str, list[OneAtATime]] = {}
         self._labeled = False
 
     def __getattr__(self, name: str) -> Any:
@@ -89,9 +93,7 @@ class FromSilos(ItemDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """State without Trainers."""
-        silos = [copy.copy(silo) for silo in self.silos]
-        for silo in silos:
-            silo.trainer = None
+        silos = [for_another_process(silo, self._ready is not None) for silo in self.silos]
         return {**super().__getstate__(), "silos": silos}
 
     def prepare_data(self) -> None:
@@ -103,7 +105,7 @@ class FromSilos(ItemDataModule):
         """Set up the data modules; the samples are the positions of the items, one client's after another's.
 
         Raises:
-            TypeError: If a loader is not a single DataLoader over a map-style data set; a note names the client.
+            TypeError: If a loader is no DataLoader; a note names the client.
             PartitionError: If ``drop_last`` leaves a client no batch.
         """
         for client, silo in enumerate(self.silos):
@@ -112,34 +114,58 @@ class FromSilos(ItemDataModule):
             except Exception as error:  # of the user's own code, which may not say whose data it has read
                 error.add_note(f"while the data of client {client} were set up")
                 raise
-            self._sources.append({name: source_of(loader, silo, name) for name, loader in loaders.items()})
-            for name, source in self._sources[-1].items():
-                checked_length(source.dataset, f"{name} set of client {client}")
-            self._batches.append(_batch_sizes(loaders))
+            self._add(client, silo, loaders)
         self.batch_size, self.eval_batch_size = self._batches[0].batch_size, self._batches[0].eval_batch_size
         names = self._find_classes()
-        tested = [own.get("test", torch.empty(0, dtype=torch.int64)) for own in self._classes]
-        self._divide([own["train"] for own in self._classes], [len(own) for own in tested])
-        targets, test_targets = torch.cat([own["train"] for own in self._classes]), torch.cat(tested)
+        tested = [own["test"][0] if "test" in own else torch.empty(0, dtype=torch.int64) for own in self._classes]
+        self._divide([own["train"][0] for own in self._classes], [len(own) for own in tested])
+        targets, test_targets = torch.cat([own["train"][0] for own in self._classes]), torch.cat(tested)
         positions = torch.arange(len(targets))
         if not len(test_targets):
             return Samples(positions, targets, names)
         return Samples(positions, targets, names, torch.arange(len(test_targets)), test_targets)
 
+    def _add(self, client: int, silo: LightningDataModule, loaders: dict[str, StageLoaders]) -> None:
+        """Note what a client brings."""
+        own: dict[str, tuple[ItemSource, ...]] = {}
+        for name, found in loaders.items():
+            turns = self._turns.setdefault(name, [])
+            turns.extend(OneAtATime() for _ in found.loaders[len(turns) :])
+            own[name] = tuple(source_of(loader, silo, name, turns[n]) for n, loader in enumerate(found.loaders))
+        self._sources.append(own)
+        self._shapes.append({name: found.shape for name, found in loaders.items()})
+        for name, sources in self._sources[-1].items():
+            for source in sources:
+                if hasattr(source.dataset, "__len__"):
+                    checked_length(source.dataset, f"{name} set of client {client}")
+        train = _sizes(self._sources[-1]["train"][0])
+        evaluated = self._sources[-1].get("validation", self._sources[-1].get("test", self._sources[-1]["train"]))[0]
+        self._batches.append(BatchSizes(train.batch_size, _sizes(evaluated).eval_batch_size, train.drop_last))
+
     def _find_classes(self) -> tuple[str, ...]:
         """Names of the classes, if all data sets tell them without being read."""
-        found = [{name: classes_of(s.dataset, read=False) for name, s in own.items()} for own in self._sources]
-        known = [classes for own in found for classes in own.values() if classes is not None]
+        found = [
+            {name: [classes_of(s.dataset, read=False) for s in sources] for name, sources in own.items()}
+            for own in self._sources
+        ]
+        every = [classes for own in found for of in own.values() for classes in of]
+        known = [classes for classes in every if classes is not None]
         names: tuple[str, ...] = ("0",)
-        self._labeled = len(known) == sum(len(own) for own in found)
+        self._labeled = len(known) == len(every)
         if self._labeled:
             try:
-                names = names_of_classes(None, self._sources[0]["train"].dataset, known)
+                names = names_of_classes(None, self._sources[0]["train"][0].dataset, known)
             except ValueError:  # whole numbers that are no classes
                 self._labeled = False
         for sources, own in zip(self._sources, found, strict=True):
-            classes = {name: own[name] if self._labeled else one_class(source) for name, source in sources.items()}
-            self._classes.append({name: torch.from_numpy(array) for name, array in classes.items()})
+            arrays = {
+                name: [
+                    classes if self._labeled and classes is not None else one_class(source)
+                    for source, classes in zip(sources[name], of, strict=True)
+                ]
+                for name, of in own.items()
+            }
+            self._classes.append({name: [torch.from_numpy(array) for array in of] for name, of in arrays.items()})
         return names
 
     def _divide(self, classes: list[Tensor], test_sizes: list[int]) -> None:
@@ -148,12 +174,13 @@ class FromSilos(ItemDataModule):
         whole = split_by_sizes(np.arange(len(labels)), sizes)
         train, validation = split_validation(labels, whole, self.validation_share, self.seed)
         for client, sources in enumerate(self._sources):
-            if "validation" in sources or isinstance(sources["train"].dataset, IterableDataset):
+            if "validation" in sources or _is_read_whole(sources["train"][0]):
                 train[client], validation[client] = whole[client], whole[client][:0]
-            if self._batches[client].drop_last and len(train[client]) < self._batches[client].batch_size:
+            own = self._batches[client]
+            if own.drop_last and len(train[client]) < own.batch_size:
                 raise PartitionError(
                     f"drop_last leaves client {client} no batch: it has {len(train[client])} training samples, its "
-                    f"batch_size is {self._batches[client].batch_size}; lower it or set drop_last to false"
+                    f"batch_size is {own.batch_size}; lower it or set drop_last to false"
                 )
         test = split_by_sizes(np.arange(sum(test_sizes)), np.array(test_sizes))
         assert isinstance(self.partition, _AsGiven)
@@ -172,18 +199,32 @@ class FromSilos(ItemDataModule):
         own = super().client_data(client)
         start, sources = self._starts[client], self._sources[client]
         train, held = own.train.indices - start, own.validation.indices - start
+        classes = self._classes[client]
         if "validation" in sources:
-            validation = self._split(client, "validation", torch.arange(len(self._classes[client]["validation"])))
+            validation = self._split(client, "validation", torch.arange(len(classes["validation"][0])))
         else:
-            validation = self._split(client, "train", held)
-        tested = "test" if "test" in sources else "train"
-        test = self._split(client, tested, torch.arange(len(own.test.indices)))
+            validation = ItemSplit(sources["train"][0], held, classes["train"][0])
+        test = ItemSplit(sources["train"][0], held[:0], classes["train"][0])
+        if "test" in sources:
+            test = self._split(client, "test", torch.arange(len(own.test.indices)))
         return ClientItems(self._split(client, "train", train), validation, test, self._batches[client])
 
-    def _split(self, client: int, stage: str, indices: Tensor) -> ItemSplit:
-        source = self._sources[client][stage]
-        kind = StreamSplit if isinstance(source.dataset, IterableDataset) and len(indices) else ItemSplit
-        return kind(source, indices, self._classes[client][stage])
+    def _split(self, client: int, stage: str, indices: Tensor) -> Any:
+        """A client's items of a stage, of all of its loaders; of the first those that are named."""
+        classes, sources = self._classes[client][stage], self._sources[client][stage]
+        each = [indices, *(torch.arange(len(other)) for other in classes[1:])]
+        parts = [
+            (StreamSplit if _is_read_whole(source) else ItemSplit)(source, own, of)
+            for source, own, of in zip(sources, each, classes, strict=True)
+        ]
+        shape = self._shapes[client][stage]
+        return parts[0] if shape is None else CombinedSplit(parts, shape)
+
+    def sources(self) -> Iterator[ItemSource]:
+        """The data sets with their loaders' settings."""
+        for own in self._sources:
+            for sources in own.values():
+                yield from sources
 
 
 class _AsGiven(Partitioner):
@@ -231,7 +272,11 @@ def _as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModu
     return GivenLoaders(DataLoader(silo, batch_size, shuffle=True))
 
 
-def _batch_sizes(loaders: dict[str, DataLoader[Any]]) -> BatchSizes:
-    train = loaders["train"]
-    evaluated = loaders.get("validation", loaders.get("test", train))
-    return BatchSizes(int(train.batch_size or 1), int(evaluated.batch_size or 1), bool(train.drop_last))
+def _is_read_whole(source: ItemSource) -> bool:
+    """Whether items come from a loader or stream of the client's as it is, in which they have no numbers."""
+    return source.loader is not None or isinstance(source.dataset, IterableDataset)
+
+
+def _sizes(source: ItemSource) -> BatchSizes:
+    assert source.batches is not None
+    return source.batches

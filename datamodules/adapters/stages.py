@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
+import lightning as L
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset
 
-from pfl_lightning.datamodules.adapters.items import ItemSource
-from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.memory import checked_length
+from pfl_lightning.datamodules.adapters.combined import StageLoaders
+from pfl_lightning.datamodules.adapters.sources import check_sampler
 
-__all__ = ["GivenLoaders", "loaders_of", "one_class", "source_of"]
+__all__ = ["GivenLoaders", "attached", "brings", "for_another_process", "loaders_of"]
 
 
 class GivenLoaders(LightningDataModule):
@@ -24,104 +25,142 @@ class GivenLoaders(LightningDataModule):
         train: Loader of training batches.
         validation: Loader of validation batches; ``None`` for none.
         test: Loader of test batches; ``None`` for none.
+        module: The LightningModule, whose own hooks give the loaders that are ``None``; ``None`` for no such module.
 
     Example:
         >>> own = GivenLoaders(DataLoader([1.0, 2.0, 3.0], batch_size=2))
-        >>> [(name, loader.batch_size) for name, loader in loaders_of(own).items()]
+        >>> [(name, loaders.first.batch_size) for name, loaders in loaders_of(own).items()]
         [('train', 2)]
     """
 
-    def __init__(self, train: Any, validation: Any = None, test: Any = None) -> None:
+    has_hooks = False  # of its own, which an inner Trainer would call
+
+    def __init__(
+        self, train: Any = None, validation: Any = None, test: Any = None, *, module: L.LightningModule | None = None
+    ) -> None:
         super().__init__()
-        self._given = {"train": train, "validation": validation, "test": test}
+        self._given = {"train_dataloader": train, "val_dataloader": validation, "test_dataloader": test}
+        self._module = [] if module is None else [module]  # no attribute of its own: it is the federation's
+
+    def setup(self, stage: str) -> None:
+        """Set up the module, whose loaders are asked for next."""
+        for module in self._module:
+            with attached(module, self.trainer):
+                module.setup(stage)
 
     def train_dataloader(self) -> Any:
         """The loader of training batches."""
-        return self._given["train"]
+        return self._loader("train_dataloader")
 
     def val_dataloader(self) -> Any:
         """The loader of validation batches, if there is one."""
-        return self._given["validation"]
+        return self._loader("val_dataloader")
 
     def test_dataloader(self) -> Any:
         """The loader of test batches, if there is one."""
-        return self._given["test"]
+        return self._loader("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        """The module's own loader for predictions, if there is one."""
+        return self._loader("predict_dataloader")
+
+    def _loader(self, name: str) -> Any:
+        given = self._given.get(name)
+        for module in self._module if given is None else ():
+            if brings(module, name):
+                with attached(module, self.trainer):
+                    return getattr(module, name)()
+        return given
+
+
+def brings(module: Any, name: str) -> bool:
+    """Whether a LightningModule, of either package, has a hook of its own: its name, such as ``"train_dataloader"``."""
+    hook = getattr(module, name)
+    return not str(getattr(hook, "__module__", "")).startswith(("lightning.pytorch.core.", "pytorch_lightning.core."))
+
+
+def for_another_process(datamodule: LightningDataModule, is_read: bool) -> LightningDataModule:
+    """A copy of a data module without its Trainer.
+
+    Args:
+        datamodule: The data module.
+        is_read: Whether its loaders are known, so that loaders that were given, and a module, stay here.
+    """
+    if is_read and isinstance(datamodule, GivenLoaders):
+        return GivenLoaders()
+    own = copy.copy(datamodule)
+    own.trainer = None
+    return own
+
+
+@contextmanager
+def attached(module: L.LightningModule, trainer: Any) -> Iterator[None]:
+    """Inside, the module has a Trainer."""
+    before = module._trainer
+    module.trainer = trainer
+    try:
+        yield
+    finally:
+        module._trainer = before
 
 
 def loaders_of(
     datamodule: LightningDataModule, trainer: Any = None, *, streams: bool = False
-) -> dict[str, DataLoader[Any]]:
+) -> dict[str, StageLoaders]:
     """Set up a data module and ask for its loaders; those that it does not have are left out.
 
     Args:
         datamodule: The data module.
         trainer: What its ``setup`` sees as its Trainer.
-        streams: Whether an IterableDataset with a length is taken.
+        streams: Whether loaders are taken that can be used as they are alone: of an IterableDataset, say.
 
     Returns:
         The loaders of ``train``, ``validation`` and ``test``.
 
     Raises:
-        TypeError: If a loader is not a single DataLoader over a map-style data set, or a stream where these are taken.
+        TypeError: If a loader is no DataLoader over a map-style data set, or a stream where these are taken.
     """
     datamodule.trainer = trainer
     datamodule.setup("fit")
-    loaders = {"train": _single(datamodule.train_dataloader(), "train_dataloader", streams)}
+    loaders = {"train": _checked(datamodule.train_dataloader(), "train_dataloader", streams)}
     for stage, name in (("validation", "val_dataloader"), ("test", "test_dataloader")):
         if not is_overridden(name, datamodule, LightningDataModule):
             continue
         if stage == "test":
             datamodule.setup("test")
         loader = getattr(datamodule, name)()
-        if loader is not None and not (isinstance(loader, list | tuple) and not loader):
-            loaders[stage] = _single(loader, name, streams)
+        if loader is not None and not (isinstance(loader, list | tuple | dict) and not loader):
+            found = _checked(loader, name, streams)
+            if any(_has_items(own) for own in found.loaders):
+                loaders[stage] = found
     datamodule.trainer = None
     return loaders
 
 
-def source_of(loader: DataLoader[Any], datamodule: LightningDataModule, name: str) -> ItemSource:
-    """Items of a loader with its collate function and order.
-
-    Args:
-        loader: The loader.
-        datamodule: The data module that it is of, whose hooks go with the batches.
-        name: Its stage.
-    """
-    is_stream = isinstance(loader.dataset, IterableDataset)
-    if name == "train" and not is_stream and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        warnings.warn(
-            f"the training loader's {type(loader.sampler).__name__} is not used: a client's items come in a new random "
-            "order every epoch, each once",
-            stacklevel=2,
-        )
-    shuffled = not isinstance(loader.sampler, SequentialSampler)
-    hooks = None if isinstance(datamodule, GivenLoaders) else datamodule
-    return ItemSource(loader.dataset, loader.collate_fn, shuffled, hooks)
+def _has_items(loader: Any) -> bool:
+    """Whether there is something to evaluate."""
+    dataset = loader.dataset
+    return not (hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0)
 
 
-def one_class(source: ItemSource) -> Ints:
-    """The class 0 for every item, where items have none."""
-    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
+def _checked(given: Any, name: str, streams: bool) -> StageLoaders:
+    found = StageLoaders.of(given, name == "train_dataloader")
+    for loader in found.loaders:
+        _check(loader, name, streams)
+    return found
 
 
-def _single(loader: Any, name: str, streams: bool) -> DataLoader[Any]:
-    while isinstance(loader, list | tuple) and len(loader) == 1:
-        loader = loader[0]
+def _check(loader: Any, name: str, streams: bool) -> None:
     if not isinstance(loader, DataLoader):
-        many = isinstance(loader, list | tuple | dict) or hasattr(loader, "iterables")
-        got = "several loaders" if many else f"a {type(loader).__name__}"
-        raise TypeError(f"{name} gives {got}, expected a single DataLoader, since a client has one data set")
-    is_stream, sized = isinstance(loader.dataset, IterableDataset), hasattr(loader.dataset, "__len__")
-    if is_stream and streams and not sized:
         raise TypeError(
-            f"{name} is over a {type(loader.dataset).__name__} of unknown length, by which clients are weighted: give "
-            "the IterableDataset a __len__, its number of items in an epoch"
+            f"{name} gives a {type(loader).__name__}, expected a DataLoader, or a list, a dictionary or a "
+            "CombinedLoader of them"
         )
-    if (is_stream and not streams) or not sized:
+    is_stream, sized = isinstance(loader.dataset, IterableDataset), hasattr(loader.dataset, "__len__")
+    if (is_stream and not streams) or not (is_stream or sized):
         raise TypeError(
             f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, so "
             "give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client"
         )
-    if loader.batch_size is None:
-        raise TypeError(f"{name} has a user-defined batch sampler or no batch size: give the DataLoader a batch_size")
-    return loader
+    if not streams:
+        check_sampler(loader, name)

@@ -1,21 +1,63 @@
-"""Splits and batches of a data set that gives its items one after another (an IterableDataset)."""
+"""Splits and batches that come from a client's own loader: an IterableDataset, a sampler or batches of the user's."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
+from pfl_lightning.datamodules.adapters.workers import OneAtATime, end_workers
 
-__all__ = ["StreamSplit"]
+__all__ = ["Kept", "StreamSplit"]
+
+
+class Kept:
+    """A client's loader, whose persistent workers are kept until another client's turn.
+
+    Args:
+        loader: The loader.
+        turns: Lets one client at a time have workers.
+
+    Attributes:
+        items: Number of items that the last pass gave, where the data set does not tell it.
+    """
+
+    def __init__(self, loader: DataLoader[Any], turns: OneAtATime) -> None:
+        self.loader, self._turns = loader, turns
+        self.items: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._turns.give_to(self)
+        count = 0
+        for batch in self.loader:
+            count += _size_of(batch)
+            yield batch
+        self.items = count
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        end_workers(self.loader)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without processes."""
+        loader = copy.copy(self.loader)
+        loader._iterator = None
+        return {**self.__dict__, "loader": loader}
 
 
 class StreamSplit(ItemSplit):
-    """All items of one client's stream; its length is what the stream says.
+    """All items that a client's own loader gives in a pass.
+
+    Its length is that of the data set. Where that has none (a stream without a ``__len__``), it is the number of items
+    that the last pass gave, and 1 before the first.
 
     Example:
         >>> from torch.utils.data import IterableDataset, default_collate
@@ -29,24 +71,34 @@ class StreamSplit(ItemSplit):
         [[0.5, 1.5], [2.5]]
     """
 
+    def __len__(self) -> int:
+        own = self.source.loader
+        if own is None or own.items is None or hasattr(self.source.dataset, "__len__"):
+            return len(self.indices)
+        return int(own.items)
+
     def split(self, size: int) -> Iterator[ItemSplit]:
         """Refuse, since a stream can only be read from its beginning.
 
         Raises:
             TypeError: Always.
         """
-        raise TypeError("an IterableDataset is read from its beginning to its end and cannot be split")
+        raise TypeError("what a client's own loader gives is read from its beginning to its end and cannot be split")
 
     def loader(self, batch_size: int, **options: Any) -> ItemLoader:
         """Loader of batches in the stream's own order, see :meth:`ItemSplit.loader`.
 
         Args:
-            batch_size: Items in a batch, at least 1.
+            batch_size: Items in a batch, at least 1; not used where the client's own loader says it.
             options: See :meth:`ItemSplit.loader`; ``shuffle`` has no effect.
         """
-        drop_last = bool(options.get("drop_last"))
-        super().loader(batch_size, **options)  # for its checks
-        return _StreamLoader(self, batch_size, torch.device(options.get("device", "cpu")), None, drop_last)
+        own, device = self.source.loader is not None, torch.device(options.get("device", "cpu"))
+        drop_last = bool(options.get("drop_last")) and not own
+        super().loader(batch_size, **{**options, "drop_last": drop_last})  # for its checks
+        if options.get("views", 1) != 1:
+            raise ValueError("an IterableDataset gives one view of each item: give a map-style Dataset for two of them")
+        kind = _KeptLoader if own else _StreamLoader
+        return kind(self, self._size(batch_size, bool(options.get("shuffle"))), device, None, drop_last)
 
 
 class _StreamLoader(ItemLoader):
@@ -59,3 +111,20 @@ class _StreamLoader(ItemLoader):
             if len(batch) < self.batch_size and self._drop_last:
                 return
             yield move_data_to_device(source.collate(batch), self._device)
+
+
+class _KeptLoader(ItemLoader):
+    """Batches of the client's own loader."""
+
+    def __len__(self) -> int:
+        return len(self._split.source.loader.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (move_data_to_device(batch, self._device) for batch in self._split.source.loader)
+
+
+def _size_of(batch: Any) -> int:
+    try:
+        return int(extract_batch_size(batch))
+    except (RuntimeError, MisconfigurationException):  # an object that shows no tensors
+        return 1

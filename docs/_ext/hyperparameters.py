@@ -9,7 +9,7 @@ from arguments import Argument, constructor_arguments
 from plaintext import escape_formulas
 
 from pfl_lightning import FederatedClient, datamodules
-from pfl_lightning.methods import METHODS
+from pfl_lightning.methods import ADAPTER_METHODS, METHODS
 
 __all__ = ["classes_of", "hyperparameters_page"]
 
@@ -32,7 +32,7 @@ def classes_of(base: type) -> list[type]:
 def hyperparameters_page() -> str:
     """Markdown of the page."""
     parts = [HEAD, "## Methods\n", "### Arguments of every method\n", _table(constructor_arguments(FederatedClient))]
-    parts += [_method(method) for method in METHODS]
+    parts += [_method(method) for method in (*METHODS, *ADAPTER_METHODS)]
     parts += ["## Partitions\n", *(_class(one) for one in classes_of(datamodules.Partitioner))]
     parts += ["## Augmentations\n", *(_class(one) for one in classes_of(datamodules.Augmentation))]
     base = datamodules.FederatedDataModule

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import ExitStack
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.cli.yaml_keys import refuse_repeated_keys
 from pfl_lightning.datamodules import FederatedDataModule
+from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
@@ -98,7 +100,10 @@ class FederatedCLI(LightningCLI):
             default=None,
             help="Pictures and further scalars (docs/inspection.md): true for all, or with settings.",
         )
-        parser.add_lightning_class_args(FederatedLoop, "loop")
+        # The model is a federation here: the loop makes none.
+        parser.callback_keys.append("loop")
+        made = {*signature(federate).parameters} - {"cohort"}
+        parser.add_class_arguments(FederatedLoop, "loop", fail_untyped=False, sub_configs=True, skip=made)
         parser.add_lightning_class_args(ResultsWriter, "results")
         parser.add_lightning_class_args(BestRound, "checkpoint")
         parser.set_defaults(

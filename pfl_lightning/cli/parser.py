@@ -30,7 +30,7 @@ def _subclasses(module: Any, base: type) -> list[str]:
 def _choices(option: str) -> str:
     """Known names for the option that an error is about."""
     known = {
-        "model.method": ("methods", [method.__name__ for method in methods.METHODS]),
+        "model.method": ("methods", [method.__name__ for method in (*methods.METHODS, *methods.ADAPTER_METHODS)]),
         "model.encoder": ("encoders", encoder_names()),
         "model.engine": ("engines", _subclasses(engines, engines.Engine)),
         "data.partition": ("partitions", _subclasses(datamodules, datamodules.Partitioner)),

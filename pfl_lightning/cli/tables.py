@@ -17,13 +17,12 @@ def methods_table() -> Table:
     table = Table(show_lines=True)
     for column in ("method", "year", "paper", "weights that travel", "any module"):
         table.add_column(column)
-    for method in methods.METHODS:
+    for method in (*methods.METHODS, *methods.ADAPTER_METHODS):
         shared = ", ".join(pattern.removesuffix(".*") for pattern in method.shared) or "none"
         paper = method.citation
         text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"
-        table.add_row(
-            method.__name__, str(paper.year) if paper else "", text, shared, "yes" if method.model_agnostic else ""
-        )
+        modules = "yes" if method.model_agnostic else "classifiers" if method.feature_based else ""
+        table.add_row(method.__name__, str(paper.year) if paper else "", text, shared, modules)
     return table
 
 

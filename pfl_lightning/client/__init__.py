@@ -3,6 +3,7 @@
 ==================  ==============================================================
 ``base``            ``FederatedClient``: what a method overrides, Lightning's hooks
 ``declarations``    names that are shared, personal or fixed; names of loss terms
+``features``        what methods ask of features and classes
 ``context``         what a local fit knows of its client, its round and its run
 ==================  ==============================================================
 """

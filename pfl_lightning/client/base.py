@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 from pfl_lightning.client.context import Batch, Citation, FitContext
 from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
+from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, ClientUpdate
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FederatedClient"]
 
 
-class FederatedClient(DeclaredParts, PhaseLosses):
+class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
     """An encoder, a head, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what
@@ -75,6 +76,15 @@ class FederatedClient(DeclaredParts, PhaseLosses):
     """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
     batch is -1. Phases of plain batches, personalization and evaluation see the labeled ones alone."""
 
+    carried: bytes | None = None
+    """What the client's last local fit has handed on and, after the phases of this one, what it hands on itself."""
+
+    shown_metrics: frozenset[str] = frozenset()
+    """Names of the values, logged by a user's module in the current fit, that the progress bar shows."""
+
+    unset: frozenset[str] = frozenset()
+    """Names of buffers that are yet to be set, and hold no finite numbers until then: they stay on the client."""
+
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
 
@@ -107,12 +117,15 @@ class FederatedClient(DeclaredParts, PhaseLosses):
             check_learning_rate("fine_tune_lr", fine_tune_lr)
         self.num_classes = num_classes
         self.assemble(encoder)
+        self.frozen = self.find_frozen(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self.phase = Phase()
         self._recorder: dict[str, list[Tensor]] | None = None
+        self.frozen_before: dict[torch.dtype, Any] = {}
+        """Samples of what is frozen, as it was when the current fit began."""
         self.logged_metrics: dict[str, float] = {}
         """Values that a user's module logged in the current fit, apart from the terms of the loss."""
 
@@ -322,16 +335,20 @@ class FederatedClient(DeclaredParts, PhaseLosses):
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def exported_module(self) -> L.LightningModule:
-        """Module that a client's owner gets of a copy of it; all of it may train again."""
-        return self.requires_grad_(True)
+        """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in self.frozen)
+        return self
 
     def copy_network(self) -> nn.Module:
-        """Encoder and head once more, with the same weights."""
-        return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "head": copy.deepcopy(self.head)})
+        """Encoder and head once more, with the same weights; what is frozen is the same, not a copy."""
+        memo: dict[int, Any] = {id(p): p for name, p in self.named_parameters() if name in self.frozen}
+        return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder, memo), "head": copy.deepcopy(self.head, memo)})
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of the own network, by the names that they have in :meth:`copy_network`."""
-        return {name: p for name, p in self.named_parameters() if name.startswith(("encoder.", "head."))}
+        """Parameters of the own network, by their names in :meth:`copy_network`; not those that are frozen."""
+        own = ((name, p) for name, p in self.named_parameters() if name.startswith(("encoder.", "head.")))
+        return {name: p for name, p in own if name not in self.frozen}
 
     def uses_knn_evaluation(self) -> bool:
         """Return whether an evaluation uses nearest neighbors now: no head was trained for it."""

@@ -35,6 +35,11 @@ class DeclaredParts(L.LightningModule):
     """Model of a client that is evaluated: its personal state with what the server would send now (``"aggregated"``),
     or the model after the client's last local fit, before the averaging (``"trained"``)."""
 
+    frozen: frozenset[str] = frozenset()
+    """Names of the parameters, and of buffers of their layers, that were frozen (``requires_grad=False``) when the
+    client was made. They never change, so that the clients' module holds them once for all clients: they neither
+    travel nor are stored."""
+
     paper_batch_size: ClassVar[int | None] = None
     """Batch size of the paper; with smaller batches a round takes more steps, which may diverge."""
 
@@ -47,8 +52,8 @@ class DeclaredParts(L.LightningModule):
         return list(matching(tuple(names), tuple(patterns)))
 
     def trained_names(self, phase: Phase) -> set[str]:
-        """Names of the parameters that train in a phase."""
-        return set(self.match([name for name, _ in self.named_parameters()], phase.train))
+        """Names of the parameters that train in a phase; not those that are frozen."""
+        return set(self.match([name for name, _ in self.named_parameters()], phase.train)) - self.frozen
 
     def frozen_norms(self) -> Iterator[nn.Module]:
         """Normalization layers of the parts that do not train in the current phase."""
@@ -56,26 +61,43 @@ class DeclaredParts(L.LightningModule):
             if not any(parameter.requires_grad for parameter in part.parameters()):
                 yield from (layer for layer in part.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
 
+    def find_frozen(self, network: nn.Module) -> frozenset[str]:
+        """Names of what is frozen in a network that is part of the client, and of :meth:`constant_layers`' buffers."""
+        fixed = {id(parameter) for parameter in network.parameters() if not parameter.requires_grad}
+        if not fixed:
+            return frozenset()
+        found = {name for name, p in self.named_parameters(remove_duplicate=False) if id(p) in fixed}
+        still = {id(layer) for layer in self.constant_layers()} & {id(layer) for layer in network.modules()}
+        for prefix, layer in self.named_modules(remove_duplicate=False):
+            if id(layer) in still:
+                found |= {name for name, _ in layer.named_buffers(prefix, recurse=False)}
+        return frozenset(found & self.state_dict().keys())
+
+    def constant_layers(self) -> Iterator[nn.Module]:
+        """Layers whose buffers do not change, now that the frozen parameters are known."""
+        return self.frozen_norms()
+
     def shared_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that clients and server exchange."""
         own = set() if self.batch_norm == "shared" else norm_names(self, affine=self.batch_norm == "own")
+        own |= self.frozen
         return [name for name in self.match(self.state_dict().keys(), self.shared) if name not in own]
 
     def personal_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that stay with the client."""
-        elsewhere = {*self.shared_names(), *self.fixed_names()}
+        elsewhere = {*self.shared_names(), *self.fixed_names(), *self.frozen}
         return [name for name in self.state_dict() if name not in elsewhere]
 
     def kept_names(self) -> list[str]:
         """Names of the tensors stored after a local fit: the personal state, or all that is evaluated."""
         if self.eval_model == "aggregated":
             return self.personal_names()
-        fixed = set(self.fixed_names())
-        return [name for name in self.state_dict() if name not in fixed]
+        elsewhere = {*self.fixed_names(), *self.frozen}
+        return [name for name in self.state_dict() if name not in elsewhere]
 
     def fixed_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that keep their first value."""
-        return self.match(self.state_dict().keys(), self.fixed)
+        return [name for name in self.match(self.state_dict().keys(), self.fixed) if name not in self.frozen]
 
     def exported_names(self) -> list[str]:
         """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
@@ -14,9 +14,13 @@ from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.drop_in.continuity import GoesOn
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.counters import warn_of_counters
+from pfl_lightning.drop_in.frozen import shared_memory
+from pfl_lightning.drop_in.local_hooks import LocalHooks
 from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.network_parts import NETWORKS, NetworkParts, bare_name
 from pfl_lightning.drop_in.optimizers import at_learning_rate
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.drop_in.roles import Roles, find_roles
@@ -29,16 +33,17 @@ from pfl_lightning.older_package import as_written
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["ModuleClient", "client_class"]
-
-NETWORKS = ("module.", "global_model.")
-"""What names of the user's parameters have in front, in the client's state."""
+__all__ = ["HeadNeeded", "ModuleClient", "client_class", "refuse_options"]
 
 TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
 """Options of clients that make their optimizers themselves."""
 
 
-class ModuleClient(FederatedClient):
+class HeadNeeded(ConfigurationError):
+    """A method sets the head apart, and it is not known which layers are the head."""
+
+
+class ModuleClient(NetworkParts, GoesOn):
     """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
 
     Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
@@ -56,33 +61,33 @@ class ModuleClient(FederatedClient):
         eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
         factory: Makes the module once more where it is to be copied; see
             :func:`~pfl_lightning.drop_in.copies.copied`.
+        frozen: See :func:`~pfl_lightning.drop_in.frozen.frozen_parameters`.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
+
+    method: ClassVar[type[FederatedClient]]
+    """The method's own class."""
+
+    local = LocalHooks()  # none, until the federation has set them
 
     def __init__(
         self,
         encoder: nn.Module,
         num_classes: int,
         *,
-        head: str | Sequence[str] | Roles | None = None,
+        head: str | Sequence[str] | Roles = (),
         epochs: int = 1,
         fine_tune: str | None = None,
         fine_tune_epochs: int = 1,
         fine_tune_lr: float | None = None,
         eval_model: str | None = None,
         factory: Factory | None = None,
+        frozen: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        if options:
-            training = sorted(options.keys() & TRAINING)
-            raise ConfigurationError(
-                f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how "
-                "it is trained"
-                if training
-                else f"{type(self).__name__} has no option {', '.join(sorted(options))}"
-            )
+        refuse_options(type(self), options)
         self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
-        self._factory = factory
+        self._factory, self._frozen_patterns = factory, frozen
         super().__init__(
             encoder,
             num_classes,
@@ -100,22 +105,23 @@ class ModuleClient(FederatedClient):
         """The model is the module."""
         self.module = cast(L.LightningModule, encoder)
         self.automatic_optimization = self.module.automatic_optimization
+        buffers = self.module.named_buffers()
+        found = [name for name, b in buffers if b.is_floating_point() and not bool(b.isfinite().all())]
+        self.unset = frozenset(f"{prefix}{name}" for prefix in NETWORKS for name in found)
         self._never_trained = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         kept = [name for name, layer in self.module.named_modules() if name and not layer.training]
         self._kept_in_evaluation = kept if self.module.training else []
 
     def __reduce__(self) -> Any:
         """The class is made where it is needed, so that it cannot be found by its name."""
-        return _blank, (type(self).__mro__[1],), self.__getstate__()
+        return _blank, (type(self).method,), self.__getstate__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleClient:
         """A copy, in which a module that cannot be copied is made once more."""
-        memo |= held_tensors(self)
+        memo |= held_tensors(self) | shared_memory(self, self.frozen)
         if self._factory is not None:
-            for prefix in NETWORKS:
-                network: Any = getattr(self, prefix[:-1], None)
-                if network is not None:
-                    memo[id(network)] = copied(network, self._factory)
+            for network in self.networks():
+                memo[id(network)] = copied(network, self._factory, self.frozen_in_module())
         make, arguments, state = self.__reduce__()
         memo[id(self)] = other = make(*arguments)
         other.__setstate__(copy.deepcopy(state, memo))
@@ -129,9 +135,9 @@ class ModuleClient(FederatedClient):
         roles = [self._role(name) for name in known]
         if not self._roles:
             if ("encoder.*" in patterns) != ("head.*" in patterns):
-                raise ConfigurationError(
-                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and there is no last "
-                    "linear layer to be guessed: name the last layers by head="
+                raise HeadNeeded(
+                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and it has none: name "
+                    "the last layers by head="
                 )
             patterns = [pattern for pattern in patterns if pattern != "head.*"]
         fitting = set(matching(tuple(roles), tuple(patterns)))
@@ -143,30 +149,33 @@ class ModuleClient(FederatedClient):
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase; not those that the module's author has frozen."""
         found = super().trained_names(phase)
-        return {name for name in found if _bare(name) not in self._never_trained}
+        return {name for name in found if bare_name(name) not in self._never_trained}
 
     def shared_names(self) -> list[str]:
         """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
 
-        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client.
+        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client. So do
+        buffers that are not finite at the start, such as a threshold that is yet to be set.
         """
         counters, state = norm_names(self, affine=False), self.state_dict()
-        return [n for n in super().shared_names() if state[n].is_floating_point() or n in counters]
+        known = [name for name in super().shared_names() if name not in self.unset]
+        return [name for name in known if state[name].is_floating_point() or name in counters]
 
     def train(self, mode: bool = True) -> ModuleClient:
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""
         super().train(mode)
-        if mode:
-            for name in self._kept_in_evaluation:
-                self.module.get_submodule(name).eval()
+        if mode and self._kept_in_evaluation:
+            for network in self.networks():
+                for name in self._kept_in_evaluation:
+                    network.get_submodule(name).eval()
         return self
 
     def frozen_norms(self) -> Iterator[nn.Module]:
         """The normalization layers of the roles of which nothing trains in the current phase."""
-        trained = {self._role(n).partition(".")[0] for n, p in self.named_parameters() if p.requires_grad}
+        trained = {self.part_of(n) for n, p in self.named_parameters() if p.requires_grad}
         for name, layer in self.named_modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
-                own = [self._role(f"{name}.{part}").partition(".")[0] for part in layer.state_dict()]
+                own = [self.part_of(f"{name}.{part}") for part in layer.state_dict()]
                 if own and not trained & set(own):
                     yield layer
 
@@ -195,12 +204,16 @@ class ModuleClient(FederatedClient):
         return list(self.module.state_dict())
 
     def copy_network(self) -> nn.Module:
-        """The module once more."""
-        return copied(self.module, self._factory)
+        """The module once more; what is frozen is the same, not a copy."""
+        other = copied(self.module, self._factory, self.frozen_in_module())
+        for name in self.frozen_in_module() & {name for name, _ in other.named_parameters()}:
+            layer, _, last = name.rpartition(".")
+            setattr(other.get_submodule(layer), last, self.module.get_parameter(name))  # also on another device
+        return other
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of the module."""
-        return dict(self.module.named_parameters())
+        """Parameters of the module; not those that are frozen."""
+        return {name: p for name, p in self.module.named_parameters() if f"module.{name}" not in self.frozen}
 
     def steps_on_features(self) -> bool:
         """No: the step is the module's."""
@@ -247,7 +260,14 @@ class ModuleClient(FederatedClient):
         return self.optimizers_from(self.step_module.configure_optimizers)
 
     def optimizers_from(self, configure: Callable[[], Any]) -> Any:
-        """As :meth:`configure_optimizers`, from the module's own function."""
+        """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
+        configured = self.new_optimizers(configure)
+        if self.course is not None:
+            self.course.take_over(configured)
+        return configured
+
+    def new_optimizers(self, configure: Callable[[], Any]) -> Any:
+        """Optimizers and schedulers of the current phase, as at the start of a run."""
         if self.phase.optimizer is not None:
             return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
         configured = configure()
@@ -257,13 +277,22 @@ class ModuleClient(FederatedClient):
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over what the server sends; nothing that another client has left behind stays."""
-        networks = [self.get_submodule(prefix[:-1]) for prefix in NETWORKS if hasattr(self, prefix[:-1])]
+        networks = self.networks_as_given()
         if not self._transients:
             self._transients = [Transient(network) for network in networks]
-        for transient, network in zip(self._transients, networks, strict=True):
-            transient.restore(network)
         super().receive(broadcast)
         self.reset_metrics()
+
+    def networks_as_given(self) -> list[L.LightningModule]:
+        """The module, and what a method trains beside it, without what clients have left in their attributes."""
+        networks = self.networks()
+        for transient, network in zip(self._transients, networks, strict=False):  # none before the first fit
+            transient.restore(network)
+        return networks
+
+    def forget_given(self) -> None:
+        """From now on the attributes are those that all clients begin with."""
+        self._transients = []
 
     def evaluate(
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
@@ -295,19 +324,17 @@ class ModuleClient(FederatedClient):
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
         """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
-        self._record = LogRecord()
+        self._record = LogRecord(in_training=True)
         warn_of_counters(self.step_module)
         try:
             with patched(self.step_module, log=self._record.log):
                 yield {} if record is None else record
                 self.logged_metrics |= self._record.values()
+                self.shown_metrics |= self._record.shown
+                if self.course is not None:
+                    self.course.finish_phase(self.course.counts.after(self.phase.epochs))
         finally:
             self._record = None
-
-
-def _bare(name: str) -> str:
-    """The name in the user's module."""
-    return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
 
 
 _made: dict[type[FederatedClient], type[ModuleClient]] = {}  # one class for a method, however often it is asked for
@@ -317,19 +344,44 @@ def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
     """The method's class over :class:`ModuleClient`, under the method's name.
 
     Raises:
-        ConfigurationError: The method needs an encoder and a head.
+        ConfigurationError: The method needs an encoder of its own.
     """
-    if not method.model_agnostic:
+    from pfl_lightning.drop_in.features import FeatureMethod, FeatureModuleClient
+
+    if not (method.model_agnostic or method.feature_based):
         raise ConfigurationError(
-            f"{method.__name__} works on an encoder and its features, which a user's LightningModule does not "
-            "show: use a method that needs its training step alone (FedAvg, FedProx, FedPer, LGFedAvg, FedRep, FedBN, "
-            "FedBABU, Ditto, LocalOnly, or your own with model_agnostic = True), or give the network as an encoder "
-            "to Federation"
+            f"{method.__name__} trains an encoder by steps of its own, which a user's LightningModule does not take: "
+            "use "
+            "a method that needs its training step, or its features, alone (`pfl methods` has a list), your own with "
+            "model_agnostic = True or feature_based = True, or give the network as an encoder to Federation"
         )
     if method not in _made:
-        made = type(method.__name__, (method, ModuleClient), {"__module__": method.__module__})
+        bases = (method, ModuleClient) if method.model_agnostic else (FeatureMethod, method, FeatureModuleClient)
+        made = type(method.__name__, bases, {"__module__": method.__module__, "method": method})
         _made[method] = cast(type[ModuleClient], made)
     return _made[method]
+
+
+def refuse_options(made: type[ModuleClient], options: dict[str, Any], only: Collection[str] | None = None) -> None:
+    """Refuse options that a client of a user's module does not have.
+
+    Args:
+        made: The client's class.
+        options: What is given and has no place.
+        only: Which of them to refuse; ``None`` for all.
+
+    Raises:
+        ConfigurationError: Names them.
+    """
+    refused = sorted(options if only is None else options.keys() & set(only))
+    if not refused:
+        return
+    training = [name for name in refused if name in TRAINING]
+    raise ConfigurationError(
+        f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how it is trained"
+        if training
+        else f"{made.__name__} has no option {', '.join(refused)}"
+    )
 
 
 def _blank(method: type[FederatedClient]) -> ModuleClient:

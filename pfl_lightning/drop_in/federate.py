@@ -10,7 +10,6 @@ import lightning as L
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.copies import Factory
@@ -32,11 +31,16 @@ def federate(
     *,
     num_clients: int | None = None,
     head: str | Sequence[str] | None = None,
+    features: str | None = None,
     monitor: str | None = None,
     labels: Callable[[Any], Any] | None = None,
     module_factory: Factory | None = None,
+    frozen: Sequence[str] | None = None,
     cohort: int | float = 1.0,
+    local_callbacks: Sequence[L.Callback] = (),
     engine: Engine | None = None,
+    schedule: str = "continue",
+    optimizer_state: str = "reset",
     seed: int | None = None,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
@@ -57,25 +61,39 @@ def federate(
         module: The LightningModule. Clients train copies; when a fit is over it holds the global model. Where it is
             of the package pytorch_lightning, Trainers of either package fit the federation.
         datamodule: The LightningDataModule, or training loader, whose Datasets are divided; a list of
-            LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is.
-        method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or a
-            partial of one.
+            LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is. ``None``
+            takes the loaders that the module brings itself.
+        method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or the
+            features in front of a head, or a partial of one.
         partition: The rule that says which client holds which items; ``None`` is IID over ``num_clients``.
         num_clients: Number of clients m, where no rule is given.
         head: Names or patterns of the layers that are the head (``"classifier"``, ``["fc.*", "norm"]``); ``None``
-            guesses the last linear layer and says so.
+            finds it by tracing a batch where the method needs one, says so, and refuses to guess.
+        features: Name of the layer whose output are the features, for methods that work on features (FedProto, FedPAC,
+            ...); ``None`` for the input of the head.
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged as ``<monitor>/mean`` and so on.
-        labels: Gives the class of an item for the partition, where items are not pairs (input, class).
+        labels: Gives the class of an item for the partition, and the classes (N,) of a batch for methods on features,
+            where these are not pairs (input, class): ``lambda item: item["topic"]`` does both.
         module_factory: Makes the module once more, such as ``lambda: Net(lr=0.1)``, for a module that
             ``copy.deepcopy`` does not take: what it makes is given the weights.
+        frozen: Names or patterns of parameters with ``requires_grad=False`` that no local fit changes. They neither
+            travel nor are stored for each client, and copies share their memory. ``None`` is all of them but those of a
+            network that may be a moving average of another; ``()`` is none: they travel as what trains does.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
+        local_callbacks: Callbacks that run inside local fits and evaluations, on the batches of each client; each local
+            fit has new copies of them.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
+        schedule: ``"continue"``: a client's schedulers, ``current_epoch`` and ``global_step`` go on over the rounds
+            that it takes part in, and ``self.trainer.max_epochs`` and ``estimated_stepping_batches`` are those of all
+            rounds together; ``"restart"``: every local fit begins at epoch 0.
+        optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
+            local fit begins without them.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
-        train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, or a list of
-            loaders, one a client.
-        val_dataloaders: The validation loader, or one a client.
-        test_dataloaders: The test loader, or one a client.
+        train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, a dictionary or
+            a CombinedLoader of several, or a list of loaders, one a client.
+        val_dataloaders: The validation loader, a list of several, or one a client.
+        test_dataloaders: The test loader, a list of several, or one a client.
         hyperparameters: Of the method, such as ``epochs`` (local epochs a round, 1 by default) and ``mu``.
 
     Returns:
@@ -84,19 +102,29 @@ def federate(
     Raises:
         ConfigurationError: Says what of the project, or of the arguments, cannot be federated, and what to do.
     """
+    from pfl_lightning.callbacks.loop import FederatedLoop  # which may make the federation by this function
+
     made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method
     federation = ModuleFederation(
         module,
         made,
         loop=FederatedLoop(cohort),
         head=head,
+        features=features,
+        labels=labels,
         monitor=monitor,
         module_factory=module_factory,
+        local_callbacks=local_callbacks,
+        frozen=frozen,
         engine=engine,
+        schedule=schedule,
+        optimizer_state=optimizer_state,
         seed=seed,
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
-    data = data_of(datamodule, loaders, Division(partition, num_clients, labels))
+    divided = isinstance(datamodule, FederatedDataModule | list | tuple) and federation.reads_classes
+    division = Division(partition, num_clients, None if divided else labels)
+    data = data_of(datamodule, loaders, division, getattr(module, "_orig_mod", module))  # as it was before compilation
     given = datamodule if isinstance(datamodule, list | tuple) else [datamodule]
     if any(map(is_older, (module, *given))):
         as_older(federation)

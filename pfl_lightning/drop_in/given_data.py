@@ -6,15 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import lightning as L
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, brings
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import is_older
 
 __all__ = ["Division", "LoadersByStage", "data_of"]
+
+
+HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
+"""Where a LightningModule brings loaders of its own."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +63,30 @@ class Division:
         return any(given is not None for given in (self.partition, self.num_clients, self.labels))
 
 
-def data_of(given: Any, loaders: LoadersByStage, division: Division) -> FederatedDataModule:
+def data_of(
+    given: Any, loaders: LoadersByStage, division: Division, module: L.LightningModule | None = None
+) -> FederatedDataModule:
     """Divide a project's data among clients.
+
+    As in a Trainer, loaders that are not given are those of the module itself, unless there is a data module.
 
     Args:
         given: A data module, a loader, or a list with the data of each client; ``None`` where loaders are given by
-            name.
+            name, or are the module's own.
         loaders: Loaders given by name.
         division: Who gets what.
+        module: The LightningModule, which may bring loaders.
 
     Raises:
         ConfigurationError: They are no data, they contradict each other, or it is not said who gets what.
     """
+    own = module if module is not None and any(brings(module, name) for name in HOOKS) else None
     if loaders.named():
-        given = _from_loaders(given, loaders, division)
-    elif isinstance(given, DataLoader):
-        given = GivenLoaders(given)
+        given = _from_loaders(given, loaders, division, own)
+    elif isinstance(given, DataLoader | CombinedLoader | dict):
+        given = GivenLoaders(given, module=own)
+    elif given is None and own is not None and brings(own, HOOKS[0]):
+        given = GivenLoaders(module=own)
     if isinstance(given, FederatedDataModule | list | tuple):
         if division.is_given:
             name = type(given).__name__
@@ -82,9 +96,10 @@ def data_of(given: Any, loaders: LoadersByStage, division: Division) -> Federate
             )
         return given if isinstance(given, FederatedDataModule) else _silos(given)
     if not isinstance(given, LightningDataModule) and not is_older(given):
+        nothing = "nothing, and the module has no train_dataloader of its own"
         raise ConfigurationError(
             "expected a LightningDataModule, a DataLoader, or a list with the data of each client, got "
-            f"{type(given).__name__}"
+            f"{nothing if given is None else type(given).__name__}"
         )
     return FromLoaders(_rule(division), datamodule=given, labels=division.labels)
 
@@ -102,12 +117,15 @@ def _rule(division: Division) -> Partitioner:
     return rule
 
 
-def _from_loaders(given: Any, loaders: LoadersByStage, division: Division) -> Any:
+def _from_loaders(given: Any, loaders: LoadersByStage, division: Division, module: L.LightningModule | None) -> Any:
     """One data module of loaders, or one for each client where they are lists of one a client."""
-    plain = isinstance(given, DataLoader) or (
+    plain = isinstance(given, DataLoader | CombinedLoader | dict) or (
         isinstance(given, list | tuple) and all(isinstance(loader, DataLoader) for loader in given)
     )
-    if (given is not None and not plain) or (given is None) == (loaders.train is None):
+    trains = module is not None and brings(module, HOOKS[0])
+    if (given is not None and (not plain or loaders.train is not None)) or (
+        given is loaders.train is None and not trains
+    ):
         names = ", ".join(loaders.named())
         raise ConfigurationError(
             f"got {names} and {'no loader for training' if given is None else f'a {type(given).__name__}'}: give "
@@ -116,7 +134,7 @@ def _from_loaders(given: Any, loaders: LoadersByStage, division: Division) -> An
         )
     found = LoadersByStage(loaders.train if given is None else given, loaders.validation, loaders.test)
     if not isinstance(found.train, list | tuple) or division.is_given:
-        return GivenLoaders(found.train, found.validation, found.test)
+        return GivenLoaders(found.train, found.validation, found.test, module=module)
     number = len(found.train)
     for name, own in found.named().items():
         if not isinstance(own, list | tuple) or len(own) != number:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor
-from torchmetrics import Metric
+from torch import Tensor, nn
+from torchmetrics import MaxMetric, Metric, MinMetric
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["LogRecord", "can_reduce"]
+__all__ = ["LogNotes", "LogRecord", "can_reduce"]
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
@@ -21,6 +23,36 @@ _REDUCTIONS = ("mean", "sum", "min", "max")
 def can_reduce(reduce_fx: Any) -> bool:
     """Whether a record takes values with this ``reduce_fx``."""
     return reduce_fx in (*_REDUCTIONS, torch.mean, torch.sum, torch.min, torch.max)
+
+
+class LogNotes:
+    """What is known of logged values beside their numbers.
+
+    Attributes:
+        shown: Names of those that the progress bar shows.
+        best: ``"max"`` or ``"min"`` by the name of what a MaxMetric or MinMetric of the module gave: these keep the
+            best of all epochs, and are reset before each client.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        kinds = ((MaxMetric, "max"), (MinMetric, "min"))
+        self._keeping = [(each, how) for each in module.modules() for kind, how in kinds if isinstance(each, kind)]
+        self.shown: set[str] = set()
+        self.best: dict[str, str] = {}
+
+    def watched(self, log: Callable[..., Any]) -> Callable[..., None]:
+        """A function in the place of ``self.log`` that notes and then calls it."""
+
+        @wraps(log)
+        def seen(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            if args[0] if args else kwargs.get("prog_bar"):
+                self.shown.add(name)
+            for metric, how in self._keeping:
+                if value is metric or value is metric._computed:
+                    self.best[name] = how
+            log(name, value, *args, **kwargs)
+
+        return seen
 
 
 @dataclass
@@ -32,6 +64,7 @@ class _Entry:
     values: list[Tensor] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
     metric: Metric | None = None
+    forked: bool = False
 
     def result(self) -> float:
         if self.metric is not None:
@@ -50,11 +83,17 @@ class LogRecord:
     ``"sum"``, ``"min"`` or ``"max"``. A logged metric object is computed at the end of the epoch and reset.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_training: bool = False) -> None:
+        self._in_training = in_training
+        self.shown: set[str] = set()
+        """Names of what the progress bar shows."""
+        self.names: set[str] = set()
+        """All that was logged, also what is not taken."""
         self._entries: dict[str, _Entry] = {}
         self._epoch = 0
         self._batch_size: int | None = None
         self._batch: Any = None
+        self._suffix = ""
 
     def start_epoch(self) -> None:
         """From now on values belong to a new epoch."""
@@ -65,9 +104,10 @@ class LogRecord:
                 entry.metric = None
         self._epoch += 1
 
-    def start_batch(self, batch: Any) -> None:
-        """From now on values weigh as much as this batch has samples."""
+    def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
+        """From now on values weigh as much as this batch has samples, and are of this one of several loaders."""
         self._batch, self._batch_size = batch, None
+        self._suffix = "" if dataloader_idx is None else f"/dataloader_idx_{dataloader_idx}"
 
     def log(
         self,
@@ -80,9 +120,15 @@ class LogRecord:
         reduce_fx: Any = "mean",
         *args: Any,
         batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
         **kwargs: Any,
     ) -> None:
         """Take a value, as ``LightningModule.log`` does."""
+        name += self._suffix if add_dataloader_idx else ""
+        if prog_bar:
+            self.shown.add(name)
+        by_step = self._in_training if on_step is None else on_step
+        by_epoch = not self._in_training if on_epoch is None else on_epoch
         reduction = getattr(reduce_fx, "__name__", reduce_fx)
         if not can_reduce(reduce_fx):
             raise ConfigurationError(
@@ -92,6 +138,7 @@ class LogRecord:
         entry = self._entries.get(name)
         if entry is None or entry.epoch != self._epoch:
             entry = self._entries[name] = _Entry(self._epoch, reduction)
+        entry.forked = by_step and by_epoch
         if isinstance(value, Metric):
             entry.metric = value
             return
@@ -106,6 +153,9 @@ class LogRecord:
     def values(self) -> dict[str, float]:
         """What was logged, reduced; metrics are computed and reset."""
         found = {name: entry.result() for name, entry in self._entries.items()}
+        for name, entry in self._entries.items():
+            if entry.forked and entry.metric is None:  # by Lightning's names
+                found |= {f"{name}_epoch": found[name], f"{name}_step": float(entry.values[-1])}
         for entry in self._entries.values():
             if entry.metric is not None:
                 entry.metric.reset()

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from pfl_lightning.data import BatchSource, FitData, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client import ModuleClient
-from pfl_lightning.drop_in.logs import LogRecord
+from pfl_lightning.drop_in.logs import LogNotes, LogRecord
 from pfl_lightning.drop_in.patching import call_step, patched
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
@@ -109,6 +110,7 @@ class StepsTask:
         data: The client's settings.
         environment: Device and precision.
         scores: Is shown every batch.
+        notes: Is told of every value that is logged.
     """
 
     client: ModuleClient
@@ -117,6 +119,7 @@ class StepsTask:
     data: FitData
     environment: FitEnvironment
     scores: ClassScores
+    notes: LogNotes
 
     def loader(self, device: torch.device) -> BatchSource:
         """The batches."""
@@ -146,15 +149,19 @@ def score_module(
     scores = ClassScores(module, client.num_classes)
     own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
     client.reset_metrics()  # what a fine-tuning, or the other part, left
-    logged: dict[str, float] = {}
+    logged, notes = dict[str, float](), LogNotes(module)
     if own is not None:
         with scores.watching():
-            logged = run_steps(StepsTask(client, own, part, data, environment, scores), make_trainer)
+            logged = run_steps(StepsTask(client, own, part, data, environment, scores, notes), make_trainer)
     if not logged and not scores.forward_called:
         scores = _probed(client, part, data, environment)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
-    return EvalMetrics(scores.accuracy, math.nan, len(part), logged)
+        notes.shown = {as_test_name(name) for name in notes.shown}
+        notes.best = {as_test_name(name): how for name, how in notes.best.items()}
+    sizes = getattr(part, "sizes", ())
+    shown, best = frozenset(notes.shown), notes.best
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, shown, best, loader_sizes=sizes)
 
 
 def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
@@ -166,7 +173,7 @@ def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment:
     owners = [client.module, *([] if data.datamodule is None else [data.datamodule])]
     if any(is_overridden(hook, owner) for hook in BATCH_HOOKS for owner in owners):
         return scores
-    for batch in part.loader(data.eval_batch_size, device=environment.device):
+    for batch, _, _ in _numbered(part.loader(data.eval_batch_size, device=environment.device)):
         if not scores.probe(environment.precision.convert_input(batch), environment):
             break
     return scores
@@ -196,21 +203,30 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
     """
     module, stage, environment, record = task.client.module, task.stage, task.environment, LogRecord()
     step = getattr(module, f"{stage}_step")
-    with patched(module, log=record.log), needs_no_trainer(module):
+    with patched(module, log=task.notes.watched(record.log)), needs_no_trainer(module):
         _call(module, f"on_{stage}_start")
         _call(module, f"on_{stage}_epoch_start")
-        for index, batch in enumerate(task.loader(environment.device)):
+        for batch, index, loader in _numbered(task.loader(environment.device)):
             batch = environment.precision.convert_input(batch)
-            record.start_batch(batch)
-            _call(module, f"on_{stage}_batch_start", batch, index, 0)
+            record.start_batch(batch, loader)
+            _call(module, f"on_{stage}_batch_start", batch, index, loader or 0)
             with environment.precision.forward_context():
-                output = call_step(step, batch, index)
+                output = call_step(step, batch, index, loader)
             task.scores.see(batch)
-            _call(module, f"on_{stage}_batch_end", output, batch, index, 0)
+            _call(module, f"on_{stage}_batch_end", output, batch, index, loader or 0)
         record.start_batch(None)
         _call(module, f"on_{stage}_epoch_end")
         _call(module, f"on_{stage}_end")
         return record.values()
+
+
+def _numbered(loader: BatchSource) -> Iterator[tuple[Any, int, int | None]]:
+    """Batches with their number and, of several loaders one after the other, that of their loader."""
+    if not isinstance(loader, CombinedLoader):
+        yield from ((batch, index, None) for index, batch in enumerate(loader))
+        return
+    several = len(loader.flattened) > 1 and loader._mode == "sequential"
+    yield from ((batch, index, number if several else None) for batch, index, number in loader)
 
 
 def _call(module: nn.Module, hook: str, *args: Any) -> None:

@@ -6,13 +6,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -20,6 +19,8 @@ from torchmetrics import Metric
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.client import ModuleClient
+from pfl_lightning.drop_in.continuity import CourseCallback
+from pfl_lightning.drop_in.local_validation import LocalValidation
 from pfl_lightning.drop_in.logs import LogRecord, can_reduce
 from pfl_lightning.drop_in.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.patching import patched
@@ -62,10 +63,16 @@ def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Cal
         output = own_step(*args, **kwargs)
         return client.with_method_terms(output) if module.automatic_optimization else output
 
-    record = LogRecord()
+    record = LogRecord(in_training=True)
 
     @wraps(own_log)
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if module.trainer.validating:  # which a schedule has asked for: the client's evaluation logs these
+            own_log(name, value, *args, **kwargs)
+            return
+        record.names.add(name)
+        if args[0] if args else kwargs.get("prog_bar"):
+            record.shown.add(name)
         if len(args) < 3:  # on_step and on_epoch are not given by place
             if isinstance(value, Metric):
                 kwargs |= {"on_step": False, "on_epoch": True}  # so that the Trainer computes and resets it
@@ -152,11 +159,19 @@ def fit_module(
     """
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
     with _module_in_fit(client) as (record, callbacks):
-        trainer: Any = make_trainer(callbacks, logger=DummyLogger())
+        trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
+        course, validation = client.course, LocalValidation(trainer, client.step_module, context, record.names)
+        trainer.callbacks.append(validation)
+        if course is not None and course.settings.continues:
+            trainer.callbacks.append(CourseCallback(trainer, course.counts, context.facts.num_rounds))
         if datamodule is None:
-            trainer.fit(client.step_module, train_dataloaders=loader)
+            trainer.fit(client.step_module, train_dataloaders=loader, val_dataloaders=validation.loader())
         else:
-            trainer.fit(client.step_module, datamodule=_standing_in(datamodule, "train_dataloader", loader))
+            loaders = {"train_dataloader": loader, "val_dataloader": validation.loader()}
+            trainer.fit(client.step_module, datamodule=_standing_in(datamodule, loaders))
+        if course is not None:
+            course.finish_phase(CourseCallback.counts_of(trainer))
+        client.shown_metrics |= record.shown
         return _logged_values(trainer, record)
 
 
@@ -168,29 +183,37 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
     """
     callback = _ScoresCallback(task.scores)
     with silence():
-        trainer = make_trainer([callback], logger=DummyLogger(), limit_val_batches=1.0)
+        module = task.client.module
+        trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
     if trainer is None:
         return None
     validates, datamodule = task.stage == "validation", task.data.datamodule
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
-    with silence(), _module_under_trainer(task.client.module):
+    log = task.notes.watched(task.client.module.log)
+    with silence(), _module_under_trainer(task.client.module, log=log):
         if datamodule is None:
             run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
         else:
             loader = task.loader(torch.device("cpu"))
             name = "val_dataloader" if validates else "test_dataloader"
-            run(task.client.module, datamodule=_standing_in(datamodule, name, loader), verbose=False)
+            run(task.client.module, datamodule=_standing_in(datamodule, {name: loader}), verbose=False)
     task.client.to(task.environment.device)
     task.client.eval()
     return _numbers(trainer.callback_metrics)
 
 
-def _standing_in(datamodule: LightningDataModule, name: str, loader: BatchSource) -> LightningDataModule:
-    """The data module with one client's batches as one of its loaders; it is set up already."""
+def _standing_in(datamodule: LightningDataModule, loaders: Mapping[str, BatchSource | None]) -> LightningDataModule:
+    """The data module with one client's batches as some of its loaders; it is set up already."""
     own = copy.copy(datamodule)
-    functions = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
-    vars(own).update({**functions, name: lambda: loader})
+    functions: dict[str, Any] = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
+    for name, loader in loaders.items():
+        functions[name] = partial(_given, loader if loader is not None else [])
+    vars(own).update(functions)
     return own
+
+
+def _given(loader: Any) -> Any:
+    return loader
 
 
 def _numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
@@ -200,6 +223,7 @@ def _numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
 
 def _logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
     """What a module logged in a fit: means over the last epoch; what cannot be recorded, as the Trainer has it."""
-    own = record.values()
-    steps = {f"{name}_{what}" for name in own for what in ("step", "epoch")}
-    return {n: v for n, v in _numbers(trainer.callback_metrics).items() if n not in steps} | own
+    known, own = _numbers(trainer.callback_metrics), record.values()
+    trained = {f"{name}{end}" for name in record.names for end in ("", "_step", "_epoch")}
+    own = {n: v for n, v in own.items() if n in record.names or n in known}
+    return {n: v for n, v in known.items() if n in trained} | own

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["at_learning_rate"]
+__all__ = ["at_learning_rate", "flat_objects"]
 
 
 def at_learning_rate(configured: Any, lr: float) -> Any:
@@ -22,7 +22,7 @@ def at_learning_rate(configured: Any, lr: float) -> Any:
     Raises:
         ConfigurationError: A scheduler has a schedule of its own (one-cycle, cyclic).
     """
-    for found in _flat(configured):
+    for found in flat_objects(configured):
         if isinstance(found, Optimizer):
             for group in found.param_groups:
                 group["lr"] = lr
@@ -38,12 +38,13 @@ def at_learning_rate(configured: Any, lr: float) -> Any:
     return configured
 
 
-def _flat(configured: Any) -> Iterator[Any]:
+def flat_objects(configured: Any) -> Iterator[Any]:
+    """Optimizers, schedulers and settings in what ``configure_optimizers`` returned, in its order."""
     if isinstance(configured, dict):
         for value in configured.values():
-            yield from _flat(value)
+            yield from flat_objects(value)
     elif isinstance(configured, tuple | list):
         for value in configured:
-            yield from _flat(value)
+            yield from flat_objects(value)
     else:
         yield configured

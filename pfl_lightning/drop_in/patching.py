@@ -27,10 +27,12 @@ def patched(module: nn.Module, **functions: Any) -> Iterator[None]:
         vars(module).update(before)
 
 
-def call_step(step: Callable[..., Any], batch: Any, batch_idx: int) -> Any:
-    """Call a ``*_step``, of which the number of the batch may be left out."""
+def call_step(step: Callable[..., Any], batch: Any, batch_idx: int, dataloader_idx: int | None = None) -> Any:
+    """Call a ``*_step``, of which the number of the batch may be left out; of several loaders, with theirs."""
     if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
         raise ConfigurationError("a step that takes dataloader_iter needs TrainerEngine")
+    if dataloader_idx is not None:
+        return step(batch, batch_idx, dataloader_idx)
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return step(batch, batch_idx)
     return step(batch)

@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from pfl_lightning.drop_in.tracing import Trace
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["Roles", "find_roles"]
+__all__ = ["Roles", "check_layers", "find_roles", "likely_head", "traced_head"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,24 +34,19 @@ class Roles:
         return f"{'head' if name in self.head else 'encoder'}.{name}"
 
 
-def find_roles(module: nn.Module, head: str | Sequence[str] | None) -> Roles:
+def find_roles(module: nn.Module, head: str | Sequence[str]) -> Roles:
     """Say which part of a module is its head.
 
     Args:
         module: The module.
-        head: Names or patterns of layers or parameters (``"classifier"``, ``"fc.*"``); ``None`` guesses the last linear
-            layer and says so in the log.
+        head: Names or patterns of layers or parameters (``"classifier"``, ``"fc.*"``).
 
     Raises:
         ConfigurationError: A pattern fits nothing, the patterns fit everything, or a parameter is in both parts.
     """
+    check_layers(module)
     names = list(module.state_dict())
-    if not names:
-        raise ConfigurationError(
-            f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
-            "before the module is federated"
-        )
-    roles = Roles(_guess(module) if head is None else _fitting(names, [head] if isinstance(head, str) else head))
+    roles = Roles(_fitting(names, [head] if isinstance(head, str) else head))
     if roles and _is_everything(module, roles.head):
         raise ConfigurationError(
             f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the "
@@ -63,6 +59,19 @@ def find_roles(module: nn.Module, head: str | Sequence[str] | None) -> Roles:
             "is of the head: a client cannot keep the one and share the other; name both or none in head="
         )
     return roles
+
+
+def check_layers(module: nn.Module) -> None:
+    """Refuse a module without layers.
+
+    Raises:
+        ConfigurationError: It has no parameters and buffers.
+    """
+    if not module.state_dict():
+        raise ConfigurationError(
+            f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
+            "before the module is federated"
+        )
 
 
 def _fitting(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -80,21 +89,50 @@ def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
     return all(name in own for name, _ in module.named_parameters())
 
 
-def _guess(module: nn.Module) -> list[str]:
+def likely_head(module: nn.Module) -> Roles:
+    """The last linear layer in the order in which layers are declared: where it is not known which is called last."""
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
     found = [name for name in module.state_dict() if linear and name.startswith(f"{linear[-1]}.")]
-    if not found or _is_everything(module, found) or _tied_across(module, found):
-        _log.info(
-            "%s has no last linear layer with weights of its own: it has no head, unless head= names one", _name(module)
+    return Roles([] if not found or _is_everything(module, found) or _tied_across(module, found) else found)
+
+
+def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
+    """The one last layer that the loss of a traced batch depends on.
+
+    Args:
+        module: The module.
+        trace: What the batch has shown.
+        method: Name of the method that needs a head, for messages.
+
+    Raises:
+        ConfigurationError: It is not known which layer that is, or it cannot be set apart.
+    """
+    found = [
+        name for name in module.state_dict() if name.startswith(tuple(f"{n}." for n in (*trace.last, *trace.norms)))
+    ]
+    problem = trace.problem
+    if problem is None and not trace.is_sure:
+        problem = f"it depends on {len(trace.last)} last layers at once"
+    elif problem is None and (not found or _is_everything(module, found)):
+        problem = f"{trace.last[0]!r} has all parameters of the module"
+    elif problem is None:
+        tied = _tied_across(module, found)
+        problem = None if tied is None else f"{tied[0]} and {tied[1]} are one parameter (tied weights)"
+    if problem is not None:
+        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
+        candidates = list(dict.fromkeys([*trace.last, *trace.called[-3:], *linear[-3:]]))
+        raise ConfigurationError(
+            f"{method} sets the head of {_name(module)} apart, and the loss of a traced batch does not tell which "
+            "layer "
+            f"that is: {problem}. Name it by head=; candidates are {', '.join(map(repr, candidates)) or 'none'}"
         )
-        return []
     _log.warning(
-        "head of %s: guessed %r, its last linear layer (%s); head= names another",
+        "head of %s: %r, the one last layer that the loss of a traced batch depends on (%s); head= names another",
         _name(module),
-        linear[-1],
+        trace.last[0],
         ", ".join(found),
     )
-    return found
+    return Roles(found)
 
 
 def _tied_across(module: nn.Module, head: Iterable[str]) -> tuple[str, str] | None:

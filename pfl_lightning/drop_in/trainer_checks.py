@@ -17,6 +17,8 @@ _TRAINING = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 def check_trainer(trainer: L.Trainer) -> None:
     """Refuse options that a Lightning user means for batches and steps, where the outer Trainer has clients.
 
+    Those that the engine takes have been handed on to it (:mod:`pfl_lightning.drop_in.handed_options`).
+
     Raises:
         ConfigurationError: Says where each such option belongs.
     """
@@ -29,7 +31,7 @@ def check_trainer(trainer: L.Trainer) -> None:
 
 def _shortcut(trainer: Any) -> str | None:
     """What is wrong with an option that sets others, which are not to be named in its place."""
-    if trainer.fast_dev_run:
+    if trainer.fast_dev_run and trainer.max_steps != -1:
         count = int(trainer.fast_dev_run)
         own = ", ".join(f"{name}={count}" for name in _TRAINING)
         return (

@@ -92,7 +92,7 @@ class Engine(ABC):
         """Run one local fit; afterwards the module holds the client's state."""
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
-        client.logged_metrics = {}
+        client.logged_metrics, client.shown_metrics, client.carried = {}, frozenset(), task.carried
         try:
             begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
@@ -104,6 +104,7 @@ class Engine(ABC):
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
                 update, personal = conclude(client, context, before)
+            carried, client.carried = client.carried, None
         except ClientError as error:
             seconds = time.perf_counter() - start
             return FitResult(context.client, context.round, None, {}, {}, seconds, error)
@@ -119,6 +120,8 @@ class Engine(ABC):
             time.perf_counter() - start,
             logged=dict(client.logged_metrics),
             num_samples=context.data.num_samples,
+            carried=carried,
+            shown=client.shown_metrics,
         )
 
     def _run_prepared(
@@ -193,6 +196,7 @@ class Engine(ABC):
     def personalize(self, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
         """Run the client's personalization phases in place, on the state that it holds."""
         client.train()
+        client.carried = None  # what it comes to is forgotten
         seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
         with local_fit(environment), torch_seed(seed):
             for index, phase in enumerate(client.personalization_phases()):

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, FitData
 from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
+from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
 from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.state.tensors import load_state
@@ -65,6 +66,7 @@ def make_context(
         environment.precision.forward_context,
         environment.precision.convert_input,
         None if part is own.train else own.train,
+        own.validation,
     )
     return FitContext(client, round, fit_data, environment.facts)
 
@@ -82,6 +84,7 @@ def begin(client: FederatedClient, task: FitTask) -> None:
     client.train()
     load_state(client, task.personal)
     client.receive(task.broadcast)
+    client.frozen_before = sampled(client, client.frozen) if client.frozen else {}
 
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:
@@ -93,6 +96,11 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
     if key not in known:
         client.check_phase(phase)
         known[key] = client.trained_names(phase)
+        if not known[key]:
+            raise ConfigurationError(
+                f"phase {phase.name!r} of {type(client).__name__} has nothing to train: all that {phase.train} names "
+                "is frozen (requires_grad=False); let some of it train, or use a method without this phase"
+            )
     trained = known[key]
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in trained)
@@ -112,7 +120,10 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
 
     Raises:
         ClientError: The personal state is not finite.
+        ConfigurationError: The fit has changed what is frozen.
     """
+    if client.frozen_before:
+        check_unchanged(client, context)
     update = client.make_update(context, before)
     state = client.state_dict()
     known = _names.setdefault(client, {})
@@ -121,7 +132,9 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
         known[key] = client.kept_names()
     personal = {name: state[name] for name in known[key]}
     for name, tensor in personal.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if name in client.unset or not tensor.is_floating_point():
+            continue
+        if not bool(torch.isfinite(tensor).all()):
             raise ClientError(
                 context.client,
                 context.round,

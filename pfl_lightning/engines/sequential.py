@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -89,7 +91,9 @@ class SequentialEngine(Engine):
         count = StepCount([optimizer])
         scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        loader, most = context.data.loader(generator), context.data.num_samples
+        loader = context.data.loader(generator)
+        most = math.inf if sized_len(loader) is None else context.data.num_samples
+        batches = getattr(loader, "batches", None)  # of several loaders, as a project's Trainer combines them
         steps: dict[str, list[Tensor]] = {}
         features = frozen_features(client, context) if self.cache_features and not trains(client.encoder) else None
         if features is not None and not loader.augmented:
@@ -98,7 +102,7 @@ class SequentialEngine(Engine):
             hooks.call("on_train_start")
             for _ in range(phase.epochs):
                 hooks.call("on_train_epoch_start")
-                for index, batch in enumerate(loader):
+                for index, batch in enumerate(loader if batches is None else batches()):
                     if index >= most:  # every batch holds a sample
                         raise ConfigurationError(
                             f"client {context.client}: its loader gives more batches in an epoch than it has samples, "

@@ -62,11 +62,13 @@ class FitTask:
         context: Client, round and training data.
         broadcast: Message of the server.
         personal: The client's personal state, as it was stored.
+        carried: What the client's last local fit has handed on, empty before its first; ``None`` where nothing is.
     """
 
     context: FitContext
     broadcast: Broadcast
     personal: State
+    carried: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class FitResult:
         error: Why the fit failed.
         logged: Values that the module itself logged, apart from the terms of the loss, by name.
         num_samples: Samples that the client trained on; its weight in means of what was logged.
+        carried: What the fit hands on to the client's next, if anything.
+        shown: Names of the logged values that the progress bar shows.
     """
 
     client: int
@@ -107,6 +111,8 @@ class FitResult:
     error: FederationError | None = None
     logged: Losses = field(default_factory=dict)
     num_samples: int = 0
+    carried: bytes | None = None
+    shown: frozenset[str] = frozenset()
 
     def with_own_state(self) -> FitResult:
         """Return the result with a copy of the personal state, which stays valid when the next client is fitted."""

@@ -8,10 +8,13 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import registry
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
@@ -90,7 +93,7 @@ class TrainerEngine(Engine):
 
         def make_trainer(callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
             own = [*copy.deepcopy(self.callbacks), *callbacks, watch]
-            return self.make_trainer(environment, own, max_epochs=phase.epochs, **options)
+            return self.make_trainer(environment, own, **{"max_epochs": phase.epochs, **options})
 
         with silence():
             logged = client.fit_under_trainer(make_trainer, context, generator)
@@ -116,11 +119,17 @@ class TrainerEngine(Engine):
         options = {"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options}
         if self.limit_val_batches is not None and options["limit_val_batches"] != 0:
             options["limit_val_batches"] = self.limit_val_batches
+        with _known_entry_points():
+            return self._new_trainer(device, environment, list(callbacks), options)
+
+    def _new_trainer(
+        self, device: torch.device, environment: FitEnvironment, callbacks: list[L.Callback], options: dict[str, Any]
+    ) -> L.Trainer:
         return L.Trainer(
             accelerator="cpu" if device.type == "cpu" else device.type,
             devices=1 if device.type == "cpu" else [device.index or 0],
             precision=environment.precision_name,  # type: ignore[arg-type]
-            callbacks=list(callbacks),
+            callbacks=callbacks,
             accumulate_grad_batches=self.accumulate_grad_batches,
             limit_train_batches=self.limit_train_batches,
             limit_test_batches=self.limit_test_batches,
@@ -137,6 +146,22 @@ class TrainerEngine(Engine):
             default_root_dir=os.devnull,  # in a job of SLURM a fit goes on from checkpoints there: the outer Trainer's
             **options,
         )
+
+
+_entry_points = lru_cache(metadata.entry_points)  # which reads a file of every installed package: tens of milliseconds
+
+
+@contextmanager
+def _known_entry_points() -> Iterator[None]:
+    """Let Lightning look for callbacks of installed packages once, not for every Trainer."""
+    own = getattr(registry, "entry_points", None)
+    if own is metadata.entry_points:
+        registry.entry_points = _entry_points  # type: ignore[assignment,attr-defined]
+    try:
+        yield
+    finally:
+        if own is metadata.entry_points:
+            registry.entry_points = own  # type: ignore[attr-defined]
 
 
 class _Watch(L.Callback):

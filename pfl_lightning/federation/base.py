@@ -114,7 +114,7 @@ class Federation(EvaluationHooks, SavedState):
     def _build(self, data: FederatedData) -> None:
         groups = self._assignment.assign(data.num_clients)
         models = self.build_models(data)
-        if models[0].views > 1 and not data.augment:
+        if models[0].views > 1 and not data.augment and models[0].step_module is models[0]:
             warnings.warn(
                 f"{type(models[0]).__name__} compares {models[0].views} augmented views of each sample, and the data "
                 "module augments nothing (augment=False): the views are equal",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -87,6 +87,14 @@ class EngineHooks(FederationRounds):
             self._current_round = None
         self.evaluation.stop()
         self.engine.stop()
+        self._release_data()
         if self._stage is not None:
             self._stage.close()
             self._stage = None
+
+    def _release_data(self) -> None:
+        """End the processes that read a project's data."""
+        with suppress(ReferenceError):  # the Trainer is gone, and its data have heard of its end
+            release = getattr(getattr(self._trainer, "datamodule", None), "release", None)
+            if release is not None:
+                release()

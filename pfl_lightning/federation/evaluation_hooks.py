@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -19,11 +20,15 @@ __all__ = ["EvaluationHooks"]
 class EvaluationHooks(EngineHooks, ClientModels):
     """Steps and hooks of the outer Trainer's validation and test: one batch is one client."""
 
+    tests_in_fits: ClassVar[bool] = True
+    """Whether clients' test parts are evaluated beside their validation parts during a fit."""
+
     def on_validation_epoch_start(self) -> None:
-        """Hand the clients to the engine; during a fit their test parts are evaluated, too."""
+        """Hand the clients to the engine; during a fit their test parts may be evaluated, too."""
         sanity = self.trainer.sanity_checking
         limits = self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches
-        self._begin_evaluation(limits, validation=True, test=self.trainer.state.fn == TrainerFn.FITTING)
+        test = self.tests_in_fits and self.trainer.state.fn == TrainerFn.FITTING
+        self._begin_evaluation(limits, validation=True, test=test)
 
     def on_test_epoch_start(self) -> None:
         """Hand the clients to the engine."""
@@ -60,7 +65,10 @@ class EvaluationHooks(EngineHooks, ClientModels):
         summary = self.evaluation.summary
         # During a fit the loop logs them against the round; Lightning would count local fits.
         outside = self.trainer.state.fn != TrainerFn.FITTING
-        self.log_dict(summary, logger=outside, batch_size=1)
+        scores = (*self.evaluation.validation_scores.values(), *self.evaluation.test_scores.values())
+        shown = {name for score in scores for name in score.shown}
+        for name, value in summary.items():  # names may have the number of a loader already
+            self.log(name, value, name in shown, logger=outside, batch_size=1, add_dataloader_idx=False)
         for prefix in () if outside else ("", "novel_", "test_", "novel_test_"):
             mean = summary.get(f"{prefix}accuracy/mean")
             if mean is not None and f"{prefix}accuracy" not in summary:  # which a user's module may log itself

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["check_callbacks", "check_timers"]
+__all__ = ["check_callbacks", "check_timers", "lightning_kinds"]
 
 _SEARCH = (
     "{name} searches in a plain training run, and a federation's Trainer has none: search with the module and a plain "
@@ -37,7 +37,7 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
         ConfigurationError: Names the callback and what to do in its place.
     """
     for callback in callbacks:
-        kinds = _kinds(callback)
+        kinds = lightning_kinds(callback)
         for kind in kinds & _REFUSED.keys():
             raise ConfigurationError(_REFUSED[kind].format(name=type(callback).__name__))
         if "LearningRateMonitor" in kinds:
@@ -57,14 +57,18 @@ def check_timers(callbacks: Iterable[Any]) -> None:
     """
     for callback in callbacks:
         # One without a duration measures and stops nothing.
-        if "Timer" in _kinds(callback) and callback.time_remaining() is not None and callback._interval == "step":
+        if (
+            "Timer" in lightning_kinds(callback)
+            and callback.time_remaining() is not None
+            and callback._interval == "step"
+        ):
             raise ConfigurationError(
                 "Trainer(max_time=...), or a Timer, would end the run in the middle of a round, whose training would "
                 "be lost: use Trainer(callbacks=[Timer(duration=..., interval='epoch')]), which ends it after a round"
             )
 
 
-def _kinds(callback: Any) -> set[str]:
+def lightning_kinds(callback: Any) -> set[str]:
     """Names of the classes of Lightning, under either name of the package, that a callback is of."""
     classes = type(callback).__mro__
     return {kind.__name__ for kind in classes if kind.__module__.startswith(("lightning.", "pytorch_lightning."))}

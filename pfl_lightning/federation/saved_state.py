@@ -40,6 +40,12 @@ class SavedState(FederationRounds):
                 "what follows will differ from the uninterrupted run",
                 stacklevel=2,
             )
+        if self.clients.carried is not None and "carried" not in state and self.trainer.state.fn == TrainerFn.FITTING:
+            warnings.warn(
+                "the checkpoint holds no schedules and no states of optimizers: those of all clients start again; "
+                "federate(..., schedule='restart', optimizer_state='reset') lets every local fit start again",
+                stacklevel=2,
+            )
         self.clients.load_state_dict(state)
         self.round = state["round"]
 

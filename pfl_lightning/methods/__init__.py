@@ -19,6 +19,8 @@ from pfl_lightning.methods.fedproto import FedProto
 from pfl_lightning.methods.fedprox import FedProx
 from pfl_lightning.methods.fedrep import FedRep
 from pfl_lightning.methods.fedrod import FedRoD
+from pfl_lightning.methods.fedsa_lora import FedSALoRA
+from pfl_lightning.methods.ffa_lora import FFALoRA
 from pfl_lightning.methods.lg_fedavg import LGFedAvg
 from pfl_lightning.methods.local_only import LocalOnly
 from pfl_lightning.methods.pfl_ssl import PFLSSL
@@ -45,13 +47,18 @@ METHODS: tuple[type[FederatedClient], ...] = (
     Calibre,
 )
 
+ADAPTER_METHODS: tuple[type[FederatedClient], ...] = (FFALoRA, FedSALoRA)
+"""Methods for models with low-rank adapters, which other models do not have."""
+
 __all__ = [
+    "ADAPTER_METHODS",
     "DCPFL",
     "METHODS",
     "PFLSSL",
     "Calibre",
     "Ditto",
     "DualFed",
+    "FFALoRA",
     "FedAvg",
     "FedBABU",
     "FedBN",
@@ -64,6 +71,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedSALoRA",
     "LGFedAvg",
     "LocalOnly",
 ]

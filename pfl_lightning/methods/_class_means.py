@@ -87,7 +87,7 @@ def finite_features(client: FederatedClient, context: FitContext) -> tuple[Tenso
     Raises:
         ClientError: The features are not finite.
     """
-    features, labels = context.data.features(client.encoder)
+    features, labels = client.features_of(context.data)
     if not bool(torch.isfinite(features).all()):
         raise ClientError(
             context.client,
@@ -119,7 +119,7 @@ def class_means_update(client: FederatedClient, context: FitContext) -> ClassMea
         round=context.round,
         num_samples=context.data.num_samples,
         classes=classes,
-        means=statistics.means[classes].to(client.head.weight),
+        means=statistics.means[classes].to(client.statistics_like()),
         counts=statistics.counts[classes],
     )
 

@@ -72,6 +72,8 @@ class DCPFL(FederatedClient):
     """
 
     citation = Citation("Dual Calibration-based Personalised Federated Learning", "Tang et al.", "IJCAI", 2024)
+    feature_based = True
+    scores_features = True
     shared = ("head.*",)
     batch_norm = "own"
     eval_model = "trained"
@@ -106,7 +108,7 @@ class DCPFL(FederatedClient):
         self.alignment, self.virtual_features, self.server_lr = alignment, virtual_features, server_lr
         self.calibration_epochs, self.calibration_batch_size = calibration_epochs, calibration_batch_size
         self.factors = factors
-        self.received = ReceivedMeans(num_classes, self.head.in_features)
+        self.received = ReceivedMeans(num_classes, self.feature_width)
 
     def configure_aggregator(self, num_clients: int) -> DCPFLAggregator:
         """The server of DC-PFL."""
@@ -132,7 +134,7 @@ class DCPFL(FederatedClient):
         Raises:
             ClientError: The features are not finite, or a covariance could not be decomposed.
         """
-        calibrated, like = self.virtual_features > 0, self.head.weight
+        calibrated, like = self.virtual_features > 0, self.statistics_like()
         statistics = class_statistics(self, context, with_covariances=calibrated)
         classes = statistics.counts.nonzero().flatten()
         rows = ranks = matrices = None
@@ -177,7 +179,8 @@ class DCPFLAggregator(Aggregator):
         self.epochs, self.batch_size = client.calibration_epochs, client.calibration_batch_size
         self.uses_factors = self.virtual_features > 0 and client.factors
         self.uses_matrices = self.virtual_features > 0 and not client.factors
-        self.head = copy.deepcopy(client.head).requires_grad_(False)
+        self.head = client.copy_head()
+        self._prefix = client.head_prefix
         self.means: Tensor
         self.present: Tensor
         self.register_buffer("means", torch.zeros_like(client.received.means))
@@ -192,7 +195,8 @@ class DCPFLAggregator(Aggregator):
 
     def broadcast(self, client: int, round: int) -> ClassMeansBroadcast:
         """The global head and class means, the same for every client."""
-        weights = {f"head.{name}": value for name, value in select_state(self.head, ("weight", "bias")).items()}
+        own = select_state(self.head, self.head.state_dict())
+        weights = {f"{self._prefix}{name}": value for name, value in own.items()}
         classes = self.present.nonzero().flatten()
         means = self.means[classes]
         return ClassMeansBroadcast(client=client, round=round, weights=weights, means=means, classes=classes)
@@ -203,7 +207,7 @@ class DCPFLAggregator(Aggregator):
         statistics = self._statistics_of(update)
         if not self._next:
             self._next = (copy.deepcopy(self.head),)
-        weight = self.head.weight
+        weight = next(self.head.parameters())
         with torch.autocast(weight.device.type, enabled=False):
             descend(self._next[0], update.means.to(weight), update.classes.to(weight.device), self.lr)  # (8), (9)
         self._pooled.merge(statistics)  # (10), (11)
@@ -243,7 +247,7 @@ class DCPFLAggregator(Aggregator):
         self._start_round()
 
     def _calibrate(self) -> None:
-        weight = self.head.weight
+        weight = next(self.head.parameters())
         generator = seeded_generator(self.seed, Purpose.VIRTUAL_FEATURES, self._round)
         try:
             features, labels = sample_class_gaussians(self._pooled, self.virtual_features, generator)

@@ -52,6 +52,7 @@ class Ditto(FederatedClient):
         self.lam, self.personal_lr = lam, personal_lr
         self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
         self.global_model = self.copy_network()
+        self.frozen |= self.find_frozen(self.global_model)
 
     def active_network(self) -> nn.Module | None:
         """The global model where it alone trains; otherwise the personal one."""
@@ -73,6 +74,7 @@ class Ditto(FederatedClient):
         terms = super().loss_terms(features, labels)
         if self.uses("proximal"):
             reference = dict(self.global_model.named_parameters())  # w^t: it trains in the phase after this one
-            distance = proximal_term(self.network_parameters(), {n: p.detach() for n, p in reference.items()})
+            own = self.network_parameters()
+            distance = proximal_term(own, {name: reference[name].detach() for name in own})
             terms["proximal"] = self.lam / 2 * distance
         return terms

@@ -56,6 +56,8 @@ class DualFed(FederatedClient):
         "ACM MM",
         2024,
     )
+    feature_based = True
+    scores_features = True
     shared: tuple[str, ...] = ("encoder.*", "global_head.*")
     batch_norm = "own_statistics"
     heads = ("head.*", "global_head.*")
@@ -106,7 +108,7 @@ class DualFed(FederatedClient):
             check_choice("personal", part, PARTS)
         self.contrastive, self.temperature, self.stages = contrastive, temperature, stages
         self.prediction, self.global_on = prediction, global_on
-        width = self.head.in_features
+        width = self.feature_width
         self.projector = make_projector(width, projector_hidden, projector_depth, projector_batch_norm)
         self.global_head = nn.Linear(width, num_classes)
         self.shared = tuple(f"{part}.*" for part in PARTS if part not in personal)
@@ -140,9 +142,9 @@ class DualFed(FederatedClient):
         terms = {}
         personal, contrastive = self.uses("cross_entropy"), self.contrastive > 0 and self.uses("contrastive")
         behind = personal or contrastive or self.global_on == "projector"
-        projected = self.projector(features) if behind else features  # u
+        projected = self.head_input(features) if behind else features  # u
         if personal:
-            terms["cross_entropy"] = F.cross_entropy(self.head(projected), labels)  # (6)
+            terms["cross_entropy"] = self.head_cross_entropy(projected, labels)  # (6)
         if contrastive:
             contrast = supervised_contrastive_loss(projected, labels, self.temperature)  # (7)
             terms["contrastive"] = self.contrastive * contrast
@@ -151,9 +153,14 @@ class DualFed(FederatedClient):
             terms["global_cross_entropy"] = F.cross_entropy(scores, labels)  # (9)
         return terms
 
+    def head_input(self, features: Tensor) -> Tensor:
+        """The projection u of the features."""
+        projected: Tensor = self.projector(features)
+        return projected
+
     def classify(self, features: Tensor) -> Tensor:
         """Scores (N, C) of both classifiers together (5); as logarithms of the mean probability, or as the sum."""
-        projected = self.projector(features)
+        projected = self.head_input(features)
         personal = self.head(projected)
         general = self.global_head(features if self.global_on == "encoder" else projected)
         if self.prediction == "logits":

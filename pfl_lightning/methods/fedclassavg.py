@@ -62,6 +62,7 @@ class FedClassAvg(FederatedClient):
         "ICPP",
         2022,
     )
+    feature_based = True
     shared: tuple[str, ...] = ("head.*",)
     batch_norm = "shared"  # of a shared encoder; the head has none
     eval_model = "trained"
@@ -119,7 +120,7 @@ class FedClassAvg(FederatedClient):
     def receive(self, broadcast: Broadcast) -> None:
         """Replace the head by the global one, and remember it for the proximal term."""
         super().receive(broadcast)
-        head = {name: value for name, value in broadcast.weights.items() if name.startswith("head.")}
+        head = {name: broadcast.weights[name] for name in self.match(broadcast.weights, ("head.*",))}
         self.received_head.assign({name: value.clone() for name, value in head.items()})
 
     def before_fit(self, context: FitContext) -> None:
@@ -147,17 +148,22 @@ class FedClassAvg(FederatedClient):
         else:
             first = self.encoder(inputs[:, 0] if two_views else inputs)
         terms = self.loss_terms(first, labels)  # CE(g(f(x')), y)
-        if contrastive:
-            terms["contrastive"] = supervised_contrastive_loss(  # SupCon(f(x'), f(x''))
-                torch.stack([first, second], dim=1), labels, self.temperature, self.base_temperature, self.normalize
+        return self.sum_of_terms(terms | self.view_terms((first, second) if contrastive else (first,), labels))
+
+    def view_terms(self, views: tuple[Tensor, ...], labels: Tensor) -> dict[str, Tensor]:
+        """SupCon(f(x'), f(x'')) of two views of a batch, and the proximal term."""
+        terms = {}
+        if len(views) == 2 and self.uses("contrastive"):
+            terms["contrastive"] = supervised_contrastive_loss(
+                torch.stack(views, dim=1), labels, self.temperature, self.base_temperature, self.normalize
             )
         if self.proximal > 0 and self.uses("proximal"):
             terms["proximal"] = self.proximal * self._distance()
-        return self.sum_of_terms(terms)
+        return terms
 
     def _distance(self) -> Tensor:
         """||w_head - w_global_head||_2 (5), or the mean of the squares."""
         received = self.received_head.as_state()
-        head = {f"head.{name}": parameter for name, parameter in self.head.named_parameters()}
+        head = {f"{self.head_prefix}{name}": parameter for name, parameter in self.head.named_parameters()}
         distance = proximal_term(head, received, squared=self.squared_proximal)
         return distance / sum(p.numel() for p in head.values()) if self.squared_proximal else distance

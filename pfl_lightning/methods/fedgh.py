@@ -36,6 +36,8 @@ class FedGH(FederatedClient):
     citation = Citation(
         "FedGH: Heterogeneous Federated Learning with Generalized Global Header", "Yi et al.", "ACM MM", 2023
     )
+    feature_based = True
+    scores_features = True
     shared = ("head.*",)
     batch_norm = "own"
     eval_model = "trained"
@@ -64,14 +66,16 @@ class FedGHAggregator(Aggregator):
     def __init__(self, client: FedGH, num_clients: int) -> None:
         super().__init__(client, num_clients)
         self.expected_weights = {}  # clients upload class means, and not the head
-        self.head = copy.deepcopy(client.head).requires_grad_(False)
+        self.head = client.copy_head()
+        self._prefix = client.head_prefix
         self.lr = client.server_lr
         self._round = 0
         self._next: tuple[nn.Linear, ...] = ()  # at most one; in a tuple, it is no part of the state that is saved
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The global head, the same for every client."""
-        weights = {f"head.{name}": value for name, value in select_state(self.head, ("weight", "bias")).items()}
+        own = select_state(self.head, self.head.state_dict())
+        weights = {f"{self._prefix}{name}": value for name, value in own.items()}
         return Broadcast(client=client, round=round, weights=weights)
 
     def receive(self, update: ClientUpdate) -> None:
@@ -79,9 +83,9 @@ class FedGHAggregator(Aggregator):
         assert isinstance(update, ClassMeansUpdate)
         if not self._next:
             self._next = (copy.deepcopy(self.head),)
-        self._round, device = update.round, self.head.weight.device
-        with torch.autocast(device.type, enabled=False):
-            descend(self._next[0], update.means.to(self.head.weight), update.classes.to(device), self.lr)
+        self._round, weight = update.round, next(self.head.parameters())
+        with torch.autocast(weight.device.type, enabled=False):
+            descend(self._next[0], update.means.to(weight), update.classes.to(weight.device), self.lr)
 
     def aggregate(self) -> None:
         """Take over the trained head."""

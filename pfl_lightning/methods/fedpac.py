@@ -69,7 +69,7 @@ class FedPAC(FederatedClient):
         alignment: lambda, the weight of the alignment term (3); 0 leaves the alignment out.
         combination: Whether heads are combined by the server (4); otherwise they stay on the clients.
         head_epochs: Epochs of the head, before the encoder's ``epochs``.
-        head_lr: Learning rate of the head.
+        head_lr: Learning rate of the head; ``None`` takes ``lr``.
         threshold: Combination weights below it are set to zero (published implementation: 1e-3; the paper has no cut).
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`; ``epochs`` is the encoder's.
     """
@@ -77,6 +77,7 @@ class FedPAC(FederatedClient):
     citation = Citation(
         "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", "Xu et al.", "ICLR", 2023
     )
+    feature_based = True
     batch_norm = "shared"
     paper_batch_size = 50
     loss_names = ("cross_entropy", "alignment")
@@ -91,21 +92,22 @@ class FedPAC(FederatedClient):
         alignment: float = 1.0,
         combination: bool = True,
         head_epochs: int = 1,
-        head_lr: float = 0.1,
+        head_lr: float | None = 0.1,
         threshold: float = 1e-3,
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)
         check_at_least("head_epochs", head_epochs, 0)
-        check_learning_rate("head_lr", head_lr)
+        if head_lr is not None:
+            check_learning_rate("head_lr", head_lr)
         check_number("threshold", threshold)
         if threshold >= 1:
             raise ValueError(f"threshold must be below 1, the sum of a client's combination weights, got {threshold}")
         self.alignment, self.combination, self.threshold = alignment, combination, threshold
         self.head_epochs, self.head_lr = head_epochs, head_lr
         self.shared = ("encoder.*", "head.*") if combination else ("encoder.*",)
-        self.centroids = ReceivedMeans(num_classes, self.head.in_features)
+        self.centroids = ReceivedMeans(num_classes, self.feature_width)
 
     def configure_aggregator(self, num_clients: int) -> FedPACAggregator:
         """The server of FedPAC."""
@@ -148,7 +150,7 @@ class FedPAC(FederatedClient):
     def make_update(self, context: FitContext, before: ClassStatistics) -> FedPACUpdate:
         """The trained shared part, centroids at the trained encoder (17), and statistics at the received one."""
         trained = class_statistics(self, context) if self.alignment > 0 else None
-        like = self.head.weight
+        like = self.statistics_like()
         return FedPACUpdate(
             client=context.client,
             round=context.round,
@@ -175,7 +177,7 @@ class FedPACAggregator(Aggregator):
         shared = select_state(client, client.shared_names())
         self.alignment, self.combination, self.threshold = client.alignment, client.combination, client.threshold
         # Whatever is shared and not `encoder.*` is the head of (4): batch normalization and further layers included.
-        self.encoder = TensorDict({name: value for name, value in shared.items() if name.startswith("encoder.")})
+        self.encoder = TensorDict({name: shared[name] for name in client.match(shared, ("encoder.*",))})
         self.heads = ClientStates({n: v for n, v in shared.items() if n not in self.encoder.as_state()}, num_clients)
         classes, width = client.centroids.means.shape
         self.centroids: Tensor

@@ -34,6 +34,7 @@ class FedProto(FederatedClient):
     citation = Citation(
         "FedProto: Federated Prototype Learning across Heterogeneous Clients", "Tan et al.", "AAAI", 2022
     )
+    feature_based = True
     shared = ()
     batch_norm = "own"
     equal_features = True
@@ -52,7 +53,7 @@ class FedProto(FederatedClient):
         check_number("alignment (lambda)", alignment)
         check_choice("prediction", prediction, ("prototype", "classifier"))
         self.alignment, self.prediction = alignment, prediction
-        self.prototypes = ReceivedMeans(num_classes, self.head.in_features)
+        self.prototypes = ReceivedMeans(num_classes, self.feature_width)
 
     def configure_aggregator(self, num_clients: int) -> FedProtoAggregator:
         """The server of FedProto."""
@@ -76,11 +77,14 @@ class FedProto(FederatedClient):
         return class_means_update(self, context)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores, (N, C), see :meth:`class_scores`."""
+        return self.class_scores(self.encoder(inputs))
+
+    def class_scores(self, features: Tensor) -> Tensor:
         """Class scores, (N, C): of the head, or minus the distance to the prototypes (8).
 
         A class without a prototype is never predicted; before there are any prototypes, the head predicts.
         """
-        features = self.encoder(inputs)
         scores = self.classify(features)
         if self.prediction == "classifier":
             return scores

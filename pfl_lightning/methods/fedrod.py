@@ -32,6 +32,8 @@ class FedRoD(FederatedClient):
         "ICLR",
         2022,
     )
+    feature_based = True
+    scores_features = True
     shared = ("encoder.*", "head.*")
     batch_norm = "shared"
     heads = ("head.*", "personal_head.*")
@@ -46,12 +48,12 @@ class FedRoD(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         check_choice("prediction", prediction, ("personal", "generic"))
         self.prediction = prediction
-        self.personal_head = nn.Linear(self.head.in_features, num_classes)
+        self.personal_head = nn.Linear(self.feature_width, num_classes)
         self.register_buffer("class_counts", torch.zeros(num_classes), persistent=False)
 
     def before_fit(self, context: FitContext) -> None:
         """The client's own class counts, for the balanced loss."""
-        self.class_counts.copy_(context.data.class_counts(self.num_classes))
+        self.class_counts.copy_(self.count_classes(context))
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The generic part's balanced loss and the personal head's cross entropy; in fine-tuning, the plain one."""

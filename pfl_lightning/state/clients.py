@@ -13,6 +13,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 from pfl_lightning.state.architectures import ArchitectureSummary, summarize_architectures
+from pfl_lightning.state.carried import CarriedStates
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import select_state
 
@@ -120,7 +121,12 @@ class Clients:
         models: A module for each architecture, which its clients use in turn; they hold the first weights.
         labels: Name of each architecture, for tables.
         architecture_of: The architecture of each client, as an index into ``models``.
+
+    Attributes:
+        carried: What local fits hand on to the client's next, beside its state; ``None`` where nothing is.
     """
+
+    carried: CarriedStates | None = None
 
     def __init__(
         self, models: Sequence[FederatedClient], labels: Sequence[str], architecture_of: Sequence[int]
@@ -151,8 +157,9 @@ class Clients:
         return self.model_of(client).eval_model == "trained" and self.personal.written(client)
 
     def state_dict(self) -> dict[str, Any]:
-        """Content for a checkpoint: the stored states and the fixed tensors."""
+        """Content for a checkpoint: the stored states, the fixed tensors, and what local fits have handed on."""
         return {
+            **({} if self.carried is None else {"carried": self.carried.state_dict()}),
             "personal": self.personal.state_dict(),
             "encoders": list(self.labels),
             "fixed": [dict(fixed) for fixed in self._fixed],
@@ -166,3 +173,5 @@ class Clients:
         """
         self.personal.load_state_dict(state["personal"])
         self._fixed = [{name: tensor.clone() for name, tensor in fixed.items()} for fixed in state["fixed"]]
+        if self.carried is not None:
+            self.carried.load_state_dict(state.get("carried", {}))

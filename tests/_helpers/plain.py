@@ -7,6 +7,7 @@ client), and without them there would be nothing to compare.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -105,3 +106,17 @@ def score(net: Net, data: Toy, client: int, part: str) -> tuple[float, float]:
     with torch.no_grad():
         scores = net(inputs)
         return float((scores.argmax(1) == labels).float().mean()), float(F.cross_entropy(scores, labels))
+
+
+class RoundsAsEpochs:
+    """The batches of a client in the order of the rounds, for a Trainer that knows nothing of a federation."""
+
+    def __init__(self, toy: Toy, client: int, rounds: int, epochs: int = 1) -> None:
+        self.number = -(-len(toy.labels[client]) // BATCH)
+        self.steps = itertools.chain(*(batches(toy, client, round, "fit/0", epochs) for round in range(rounds)))
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return itertools.islice(self.steps, self.number)

@@ -78,6 +78,7 @@ def run_project(method: Any, rounds: int = 1, *, module: Any = None, data: Any =
     clients = options.get("num_clients", 5)
     cohorts = options.pop("cohorts", (range(clients),))
     federation, data = federate(Net() if module is None else module, own, method, seed=SEED, **options)
+    federation.tests_in_fits = True  # so that both kinds of parts can be looked at after a fit
     trainer = quiet_trainer(rounds, GivenCohorts(*cohorts), **(trainer or {}))
     trainer.fit(federation, datamodule=data)
     return federation, trainer

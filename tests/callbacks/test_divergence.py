@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from _helpers.project import run_project
 from _helpers.toy import CLASSES, CLIENTS, GivenCohorts, Toy, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine
@@ -135,3 +136,9 @@ def test_what_the_engine_does_is_not_advised():
 def test_batch_sizes_of_papers():
     known = {method.__name__: method.paper_batch_size for method in METHODS if method.paper_batch_size is not None}
     assert known == {"FedPAC": 50, "DualFed": 256, "FedClassAvg": 64, "Calibre": 128, "PFLSSL": 128}
+
+
+def test_a_users_module_at_the_level_of_guessing_goes_on():
+    fitted, _ = run_project(FedAvg)
+    guard = DivergenceGuard()
+    assert [guard.falls({"accuracy/mean": 0.2}, fitted) for _ in range(10)] == [None] * 10

@@ -3,7 +3,7 @@
 from _helpers.toy import tiny_encoder
 
 from pfl_lightning.cli.tables import methods_table
-from pfl_lightning.methods import METHODS, PFLSSL, Calibre, FedEMA
+from pfl_lightning.methods import ADAPTER_METHODS, METHODS, PFLSSL, Calibre, FedEMA
 
 SELF_SUPERVISED = (PFLSSL, Calibre, FedEMA)
 
@@ -15,7 +15,7 @@ def shown():
 
 
 def test_every_method_has_a_row():
-    assert list(shown()) == [method.__name__ for method in METHODS]
+    assert list(shown()) == [method.__name__ for method in (*METHODS, *ADAPTER_METHODS)]
 
 
 def test_self_supervised_methods_send_no_head():

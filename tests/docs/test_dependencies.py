@@ -30,7 +30,7 @@ FORBIDDEN = {
     "state": {"engines", "methods", "round", *TOP},
     "round": {"federation", "methods", *TOP},
     "federation": {"methods", *TOP},
-    "callbacks": {"cli", "drop_in", "methods"},
+    "callbacks": {"cli", "methods"},
     "drop_in": {"cli", "methods"},
 }
 

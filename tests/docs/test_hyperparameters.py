@@ -9,8 +9,10 @@ from hyperparameters import classes_of, hyperparameters_page
 
 from pfl_lightning import FederatedClient
 from pfl_lightning.datamodules import Augmentation, FederatedDataModule, Partitioner
-from pfl_lightning.methods import METHODS
+from pfl_lightning.methods import ADAPTER_METHODS
+from pfl_lightning.methods import METHODS as PLAIN_METHODS
 
+METHODS = (*PLAIN_METHODS, *ADAPTER_METHODS)
 PAGE = hyperparameters_page()
 BASES = (Partitioner, Augmentation, FederatedDataModule)
 CLASSES = [*METHODS, *(one for base in BASES for one in classes_of(base))]

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pfl_lightning.methods import METHODS
+from pfl_lightning.methods import ADAPTER_METHODS
+from pfl_lightning.methods import METHODS as PLAIN_METHODS
 
+METHODS = (*PLAIN_METHODS, *ADAPTER_METHODS)
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
 CONFIG = re.compile(r"configs/\w+\.yaml")

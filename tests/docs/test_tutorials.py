@@ -16,6 +16,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
+NEEDS = {"adapters": ("peft", "transformers")}
+"""Packages that a tutorial needs beside this one."""
 
 
 def masked(text):
@@ -34,6 +36,8 @@ def test_tutorials_are_there():
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_tutorial(script, tmp_path, monkeypatch):
     """Each trains small federations: up to 15 s on one core."""
+    for package in NEEDS.get(script.stem, ()):
+        pytest.importorskip(package, reason=f"the tutorial {script.stem} needs {package}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     printed = io.StringIO()

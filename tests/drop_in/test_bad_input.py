@@ -1,6 +1,7 @@
 """What cannot be federated is refused with a reason and a way out."""
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import quiet_trainer
+from _helpers.toy import for_toy, quiet_trainer
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,7 +19,7 @@ from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.methods import METHODS, FedAvg, FedPAC, FedPer, FedProx
+from pfl_lightning.methods import METHODS, Calibre, FedAvg, FedClassAvg, FedPAC, FedPer, FedProx
 from pfl_lightning.phases import Personalization
 
 
@@ -55,7 +56,12 @@ class NoStep(L.LightningModule):
         (Net(), "FedAvg", {}, "method must be a class of pfl_lightning.methods"),
         (Net(), Net, {}, "method must be a class of pfl_lightning.methods"),
         (Net(), partial(FedAvg, 3), {}, "hyper-parameters of .* by name"),
-        (Net(), FedPAC, {}, "FedPAC works on an encoder and its features"),
+        (Net(), Calibre, {}, "Calibre trains an encoder by steps of its own"),
+        (Net(), FedPAC, {"lr": 0.1}, "lr: not for a user's LightningModule"),
+        (Net(), FedPAC, {"features": "nothing"}, "features='nothing' is no layer of Net; there are body, body.0"),
+        (Net(), FedPAC, {"head": ["fc", "body.2"]}, "takes a head that is one layer of Net .*: head= has body.2.bias"),
+        (Net(), FedClassAvg, {"head_relu": True}, "head_relu: the layers of a user's LightningModule stay"),
+        (Net(), FedAvg, {"features": "body"}, "features='body': FedAvg needs no features"),
         (Net(), FedAvg, {"head": "nothing"}, "head='nothing' fits no parameter"),
         (Net(), FedAvg, {"num_clients": None}, "give either partition, .* got partition=None, num_clients=None"),
         (Net(), FedAvg, {"partition": IID(2)}, "give either partition"),
@@ -75,7 +81,9 @@ def test_arguments(module, method, options, message):
 def test_data_that_are_no_data_module():
     with pytest.raises(ConfigurationError, match=r"expected a LightningDataModule, .* got TensorDataset"):
         federate(Net(), TensorDataset(torch.zeros(4, 2)), FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match=r"expected a LightningDataModule, .* got NoneType"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected a LightningDataModule, .* got nothing, and the module has no train"
+    ):
         federate(Net(), method=FedAvg, num_clients=2)
     with pytest.raises(ConfigurationError, match=r"method must be a class of pfl_lightning.methods .* got None"):
         federate(Net(), Data(), num_clients=2)
@@ -91,11 +99,11 @@ def test_values_are_checked_at_once(method, options):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_every_method_applies_or_says_that_it_cannot(method):
-    if method.model_agnostic:
-        federation, _ = run_project(method, num_clients=2, head="fc")
+    if method.model_agnostic or method.feature_based:
+        federation, _ = run_project(for_toy(method), num_clients=2, head="fc")
         assert type(federation.client_model(1)) is Net
     else:
-        with pytest.raises(ConfigurationError, match=f"{method.__name__} works on an encoder and its features"):
+        with pytest.raises(ConfigurationError, match=f"{method.__name__} trains an encoder by steps of its own"):
             federate(Net(), Data(), method, num_clients=2)
 
 
@@ -237,10 +245,32 @@ def test_other_personalizations_apply(train):
     assert federation.test_scores[0].logged != before
 
 
-def test_the_guess_is_said_once(caplog):
+@pytest.mark.parametrize("train", ["head", "all"])
+def test_a_personalization_of_a_head_that_cannot_be_traced_asks_for_it(train):
+    class Two(Net):
+        """Two heads at once."""
+
+        def forward(self, inputs):
+            return super().forward(inputs) + self.body[0](inputs)
+
+    federation, trainer = run_project(FedAvg, module=Two())
+    told = pytest.raises(
+        FederationError, match=r"personalization of the head sets .* of Two apart.*2 last layers at once"
+    )
+    with told if train == "head" else nullcontext(), federation.personalized(Personalization(train, epochs=1, lr=0.1)):
+        trainer.test(federation, datamodule=trainer.datamodule, verbose=False)
+
+
+def test_no_head_is_looked_for_where_none_is_needed(caplog):
+    with caplog.at_level(logging.INFO, "pfl_lightning"):
+        run_project(FedAvg)
+    assert "head" not in caplog.text
+
+
+def test_the_traced_head_is_said_once(caplog):
     with caplog.at_level(logging.WARNING, "pfl_lightning"):
-        run_project(FedAvg, 2)
-    assert caplog.text.count("guessed 'fc'") == 1
+        run_project(FedPer, 2)
+    assert caplog.text.count("head of Net: 'fc'") == 1
 
 
 def test_a_federation_is_no_module_of_its_own():

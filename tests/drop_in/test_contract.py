@@ -273,17 +273,6 @@ def test_hooks_of_the_data_module_hold_under_trainer_fit():
         run_project(LocalOnly, data=Shifting(), engine=SequentialEngine())
 
 
-def test_what_a_module_sends_to_its_logger_itself_goes_nowhere():
-    class Drawing(Net):
-        def training_step(self, batch, batch_idx):
-            self.logger.experiment.add_image("batch", batch[0])
-            self.logger.log_metrics({"own": 1.0})
-            return super().training_step(batch, batch_idx)
-
-    _, trainer = run_project(FedAvg, module=Drawing())
-    assert "own" not in trainer.callback_metrics
-
-
 def test_a_module_finds_its_data_module():
     class Asking(Net):
         def training_step(self, batch, batch_idx):
@@ -298,3 +287,16 @@ def test_a_module_finds_its_data_module():
     _, trainer = run_project(FedAvg, module=Asking(), data=data)
     assert trainer.callback_metrics["val_factor"] == 2.0
     assert trainer.datamodule.factor == 2.0
+
+
+def test_buffers_that_are_yet_to_be_set_stay_on_the_client():
+    class WithThreshold(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("threshold", torch.tensor(float("nan")))
+
+    expected, _ = run_project(FedAvg, 2)
+    found, _ = run_project(FedAvg, 2, module=WithThreshold())
+    state = dict(found.global_model().state_dict())
+    assert state.pop("threshold").isnan()
+    assert_same(state, dict(expected.global_model().state_dict()), atol=0.0)

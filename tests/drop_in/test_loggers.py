@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from _helpers.project import Data, Net
+from _helpers.project import Data, Net, run_project
 from _helpers.toy import quiet_trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
@@ -48,7 +48,6 @@ def test_csv(tmp_path):
     for name in (
         "train_loss",
         "val_loss",
-        "test_loss",
         "val_loss/std",
         "accuracy/mean",
         "train/loss",
@@ -101,3 +100,8 @@ def test_callbacks_of_the_project_go_on(tmp_path):
     assert trainer.current_epoch == 2
     assert float(best.best_model_score) == pytest.approx(float(trainer.callback_metrics["val_loss"]), rel=0.5)
     trainer.test(federation, datamodule=data, ckpt_path="best", weights_only=True, verbose=False)
+
+
+def test_a_run_says_nothing_of_logging_intervals(tmp_path, recwarn):
+    run_project(FedPer, 2, trainer={"logger": CSVLogger(tmp_path)})
+    assert not [w for w in recwarn if "logging interval" in str(w.message) or "configure_optimizers" in str(w.message)]

@@ -3,17 +3,18 @@
 import math
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from _helpers.plain import batches, copy_of, first_net, named, put
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import CLIENTS, Toy
+from _helpers.toy import CLIENTS, SEED, GivenCohorts, Toy, quiet_trainer
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from torchmetrics import MetricCollection
+from torchmetrics import MaxMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
-from pfl_lightning import SequentialEngine, TrainerEngine
+from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.drop_in.logs import LogRecord
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedRep
@@ -193,3 +194,70 @@ def test_a_metric_that_training_uses_too_begins_anew_in_an_evaluation(engine):
     for scores, name in ((federation.validation_scores, "val_acc"), (federation.test_scores, "test_acc")):
         for score in scores.values():
             assert score.logged[name] == pytest.approx(score.accuracy)
+
+
+class Template(Net):
+    """Logs as widely used templates do: by step and epoch, in the progress bar, and the best of all epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.val_acc, self.val_acc_best = MulticlassAccuracy(5, average="micro"), MaxMetric()
+
+    def on_train_start(self) -> None:
+        self.val_acc_best.reset()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.val_acc(self(batch[0]), batch[1])
+        self.log("val/acc", self.val_acc, on_step=False, on_epoch=True, prog_bar=True)
+        self.log("val/hidden", 1.0)
+
+    def on_validation_epoch_end(self) -> None:
+        self.val_acc_best(self.val_acc.compute())
+        self.log("val/acc_best", self.val_acc_best.compute(), sync_dist=True, prog_bar=True)
+
+
+class Curve(L.Callback):
+    """Keeps what the outer Trainer knows after each round; lets the second round spoil the model."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, float]] = []
+        self.bar: set[str] = set()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.rounds.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        self.bar |= trainer.progress_bar_metrics.keys()
+
+
+class Spoiled(Template):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.3)
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: (1.0, 1.0, -3.0)[min(epoch, 2)])
+        return [optimizer], [rates]
+
+
+@both
+def test_names_progress_bar_and_best_values_are_those_of_a_plain_run(engine, tmp_path):
+    curve = Curve()
+
+    def fit(rounds: int, ckpt_path: Any = None, *callbacks: L.Callback) -> L.Trainer:
+        federation, data = federate(Spoiled(), Data(), FedAvg, Toy().partition, seed=SEED, engine=engine())
+        trainer = quiet_trainer(rounds, GivenCohorts(range(CLIENTS)), *callbacks, num_sanity_val_steps=2)
+        trainer.fit(federation, datamodule=data, ckpt_path=ckpt_path)
+        return trainer
+
+    trainer = fit(4, None, curve)
+    values = [own["val/acc"] for own in curve.rounds]
+    assert values[-1] < max(values)  # there is something to keep
+    assert [own["val/acc_best"] for own in curve.rounds] == [max(values[: i + 1]) for i in range(4)]
+    assert {"train_loss", "train_loss_step", "train_loss_epoch"} <= curve.rounds[0].keys()
+    assert curve.rounds[0]["train_loss"] == curve.rounds[0]["train_loss_epoch"]
+    assert {"train_loss", "val/acc", "val/acc_best"} <= curve.bar
+    assert "val/hidden" not in curve.bar
+    path = tmp_path / "three.ckpt"
+    fit(3).save_checkpoint(path)
+    assert float(fit(4, path).callback_metrics["val/acc_best"]) == float(trainer.callback_metrics["val/acc_best"])

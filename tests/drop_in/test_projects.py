@@ -39,6 +39,8 @@ def test_images_of_a_federated_data_module(engine):
     federation, data = federate(Images(), data, FedRep, engine=engine(), seed=1, head="classify")
     trainer = quiet_trainer(3)
     trainer.fit(federation, datamodule=data)
+    assert "test_accuracy/mean" not in trainer.callback_metrics
+    trainer.test(federation, datamodule=data, verbose=False)
     assert float(trainer.callback_metrics["test_accuracy/mean"]) > 0.8
     assert [row.encoder for row in federation.architectures] == ["Images"]
     with torch.no_grad():

@@ -6,7 +6,8 @@ import pytest
 from _helpers.project import Net, run_project
 from torch import nn
 
-from pfl_lightning.drop_in.roles import find_roles
+from pfl_lightning.drop_in.roles import find_roles, likely_head, traced_head
+from pfl_lightning.drop_in.tracing import Trace
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedPer, LGFedAvg
 
@@ -22,11 +23,33 @@ class Mixed(nn.Module):
         self.scale = nn.BatchNorm1d(2)
 
 
-def test_the_last_linear_layer_is_guessed_and_said(caplog):
+def test_the_traced_head_is_said(caplog):
     with caplog.at_level(logging.WARNING, "pfl_lightning"):
-        assert find_roles(Mixed(), None).head == {"classifier.1.weight"}
-    assert "head of Mixed: guessed 'classifier.1'" in caplog.text
+        found = traced_head(Mixed(), Trace(last=("classifier.1",), norms=("scale",), problem=None), "FedPer")
+    assert found.head == find_roles(Mixed(), ["classifier.1", "scale"]).head
+    assert "head of Mixed: 'classifier.1', the one last layer that the loss of a traced batch depends on" in caplog.text
     assert "classifier.1.weight" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("module", "trace", "message"),
+    [
+        (
+            Mixed(),
+            Trace(problem="the step ended in KeyError: 'x'"),
+            "ended in KeyError: 'x'. Name it by head=;.*classif",
+        ),
+        (
+            Mixed(),
+            Trace(("first", "block.attention"), problem=None),
+            "2 last layers at once.*'first', 'block.attention'",
+        ),
+        (nn.Sequential(nn.Linear(2, 2)), Trace(("0",), problem=None), "'0' has all parameters of the module"),
+    ],
+)
+def test_a_head_that_is_not_sure_is_refused(module, trace, message):
+    with pytest.raises(ConfigurationError, match=f"FedPer sets the head of {type(module).__name__} apart.*{message}"):
+        traced_head(module, trace, "FedPer")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +78,7 @@ def test_patterns_name_layers_or_parameters(head, expected, caplog):
         (Mixed(), ["classifier", "nothing.*"], "head='nothing..' fits no"),
         (Mixed(), "*", "fits all parameters of Mixed, so that none is left for the encoder"),
         (nn.Sequential(nn.Linear(2, 2)), "0", "fits all parameters of Sequential"),
-        (nn.Identity(), None, "Identity has no parameters: where setup or configure_model"),
+        (nn.Identity(), (), "Identity has no parameters: where setup or configure_model"),
     ],
 )
 def test_patterns_that_divide_nothing_are_refused(module, head, message):
@@ -73,13 +96,15 @@ def test_tied_weights_are_of_one_part():
 
     with pytest.raises(ConfigurationError, match=r"embedding.weight and output.weight are one parameter"):
         find_roles(Tied(), "output")
-    assert not find_roles(Tied(), None)
+    assert not likely_head(Tied())
+    with pytest.raises(ConfigurationError, match=r"FedPer sets the head of Tied apart.*are one parameter"):
+        traced_head(Tied(), Trace(last=("output",), problem=None), "FedPer")
     assert find_roles(Tied(), ["embedding", "output"]).head == {"embedding.weight", "output.weight", "output.bias"}
     assert not find_roles(Tied(), ())
 
 
 def test_a_single_layer_is_no_head():
-    assert not find_roles(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False)), None)
+    assert not likely_head(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False)))
 
 
 class Convolutional(Net):
@@ -94,7 +119,7 @@ class Convolutional(Net):
 @pytest.mark.parametrize("method", [FedPer, LGFedAvg])
 def test_a_method_that_sets_a_head_apart_asks_for_it(method):
     with pytest.raises(ConfigurationError, match=f"{method.__name__} sets the head of Convolutional apart.*head="):
-        run_project(method, module=Convolutional())
+        run_project(method, module=Convolutional(), head=())
 
 
 def test_without_a_head_everything_is_shared():

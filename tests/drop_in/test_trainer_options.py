@@ -1,5 +1,6 @@
 """Options of the outer Trainer mean in a federation what a Lightning user means by them, or are refused."""
 
+import contextlib
 import logging
 import warnings
 from functools import partial
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelPruning,
     StochasticWeightAveraging,
+    ThroughputMonitor,
     Timer,
 )
 from lightning.pytorch.loggers import CSVLogger
@@ -70,27 +72,61 @@ class LateTimer(Timer):
 
 
 REFUSED = [
-    ({"limit_train_batches": 3}, r"engine=TrainerEngine\(limit_train_batches=3\)\).*FederatedLoop\(cohort=...\)"),
-    ({"limit_train_batches": 1}, r"engine=TrainerEngine\(limit_train_batches=1\)"),
-    ({"limit_train_batches": 0.5}, r"engine=TrainerEngine\(limit_train_batches=0.5\)"),
-    ({"limit_val_batches": 2}, r"engine=TrainerEngine\(limit_val_batches=2\)"),
-    ({"limit_test_batches": 2}, r"engine=TrainerEngine\(limit_test_batches=2\)"),
     ({"overfit_batches": 2}, r"overfit_batches=2.*engine=TrainerEngine\(limit_train_batches=2\)"),
     ({"overfit_batches": 0.5}, r"overfit_batches=0.5.*engine=TrainerEngine\(limit_train_batches=0.5\)"),
-    ({"fast_dev_run": True}, r"1 whole client\(s\).*max_epochs=1.*TrainerEngine\(limit_train_batches=1, limit_val_bat"),
-    ({"fast_dev_run": 3}, r"3 whole client\(s\).*TrainerEngine\(limit_train_batches=3, limit_val_batches=3, limit_tes"),
     ({"max_steps": 7}, r"TrainerEngine\(max_steps=7\)\); rounds are limited by max_epochs"),
     ({"min_steps": 7}, "min_steps=7.*use min_epochs"),
     ({"max_time": "00:01:00:00"}, r"in the middle of a round.*Timer\(duration=..., interval='epoch'\)"),
     ({"val_check_interval": 0.5}, "val_check_interval=0.5.*in the middle of a round.*check_val_every_n_epoch"),
     ({"val_check_interval": 1}, "val_check_interval=1.*in the middle of a round.*check_val_every_n_epoch"),
-    ({"accumulate_grad_batches": 4}, r"engine=TrainerEngine\(accumulate_grad_batches=4\)"),
-    ({"gradient_clip_val": 0.5}, r"engine=TrainerEngine\(gradient_clip_val=0.5\)"),
-    (
-        {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"},
-        r"engine=TrainerEngine\(gradient_clip_val=0.5, gradient_clip_algorithm='value'\)",
-    ),
 ]
+OF_BATCHES = [
+    {"limit_train_batches": 1},
+    {"limit_train_batches": 0.5, "limit_val_batches": 1, "limit_test_batches": 1},
+    {"accumulate_grad_batches": 2},
+    {"gradient_clip_val": 0.05},
+    {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+]
+
+
+@pytest.mark.parametrize("options", OF_BATCHES, ids=str)
+def test_what_is_about_batches_holds_in_local_fits(options):
+    """As if the engine had been given it; the Trainer has its own options again when it is done."""
+    named, handed, plain = Counting(), Counting(), Counting()
+    expected, _ = run_project(FedAvg, module=named, data=Data(batch_size=4), engine=TrainerEngine(**options))
+    found, trainer = run_project(FedAvg, module=handed, data=Data(batch_size=4), trainer=options)
+    other, _ = run_project(FedAvg, module=plain, data=Data(batch_size=4))
+    assert handed.counts == named.counts
+    assert_same(dict(found.global_model().state_dict()), dict(expected.global_model().state_dict()), atol=0.0)
+    assert not torch.equal(found.global_model().fc.weight, other.global_model().fc.weight)
+    assert {name: getattr(getattr(trainer, name), "value", getattr(trainer, name)) for name in options} == options
+    assert found.engine.limit_train_batches is None
+
+
+def test_a_fast_run_takes_a_batch_of_each_client():
+    module = Counting()
+    federation, data = federate(module, Data(batch_size=4), FedAvg, num_clients=3, seed=1)
+    trainer = quiet_trainer(5, fast_dev_run=2)
+    trainer.fit(federation, datamodule=data)
+    assert module.counts["train"] == 3 * 2
+    assert 3 <= module.counts["val"] <= 3 * 2  # as many as there are
+    assert (trainer.current_epoch, trainer.max_steps) == (1, 2)
+
+
+def test_engines_without_such_an_option_refuse_it():
+    with pytest.raises(ConfigurationError, match=r"engine=TrainerEngine\(limit_train_batches=3\)\).*\(cohort=...\)"):
+        run_project(FedAvg, engine=SequentialEngine(), trainer={"limit_train_batches": 3})
+    with pytest.raises(ConfigurationError, match=r"1 whole client\(s\).*TrainerEngine\(limit_train_batches=1, limit_v"):
+        run_project(FedAvg, engine=SequentialEngine(), trainer={"fast_dev_run": True})
+    options = {"gradient_clip_val": 0.05}
+    expected, _ = run_project(FedAvg, engine=SequentialEngine(**options))
+    found, _ = run_project(FedAvg, engine=SequentialEngine(), trainer=options)
+    assert_same(dict(found.global_model().state_dict()), dict(expected.global_model().state_dict()), atol=0.0)
+
+
+def test_an_engine_that_says_something_else_is_asked_about():
+    with pytest.raises(ConfigurationError, match=r"Trainer\(limit_train_batches=3\)"):
+        run_project(FedAvg, engine=TrainerEngine(limit_train_batches=2), trainer={"limit_train_batches": 3})
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=lambda value: str(value)[:40])
@@ -272,9 +308,12 @@ def test_inner_trainers_are_silent_under_either_name_of_the_package(package, cap
         assert log.isEnabledFor(logging.INFO)
 
 
-WRONG = [
+SEARCHING = [
     (BatchSizeFinder(), "BatchSizeFinder searches in a plain training run"),
     (LearningRateFinder(), "LearningRateFinder searches in a plain training run"),
+]
+WRONG = [
+    *SEARCHING,
     (GradientAccumulationScheduler({0: 2}), r"TrainerEngine\(callbacks=\[GradientAccumulationScheduler"),
     (StochasticWeightAveraging(0.1), r"TrainerEngine\(callbacks=\[StochasticWeightAveraging\(...\)\]\)"),
     (ModelPruning("l1_unstructured"), r"TrainerEngine\(callbacks=\[ModelPruning"),
@@ -284,41 +323,54 @@ WRONG = [
 
 @pytest.mark.parametrize(("callback", "message"), WRONG, ids=lambda value: type(value).__name__)
 def test_callbacks_that_have_nothing_to_work_on_outside(callback, message):
-    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match=message):
-        quiet_trainer(1, callback).fit(federation, datamodule=data)
     own = Federation(FedAvg, lambda shape: torch.nn.Flatten())
     with pytest.raises(ConfigurationError, match=message):
         quiet_trainer(1, callback).fit(own, datamodule=Digits(IID(2)))
 
 
-def test_callbacks_of_the_module_are_checked_too():
-    class Averaging(Net):
-        def configure_callbacks(self) -> Any:
-            return StochasticWeightAveraging(0.1)
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        *SEARCHING,
+        (GradientAccumulationScheduler({0: 2}), r"local_callbacks=\[GradientAccumulationScheduler\(...\)\]"),
+        (ThroughputMonitor(len), r"local_callbacks=\[ThroughputMonitor\(...\)\]"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_callbacks_that_mean_batches(callback, message):
+    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer(1, callback).fit(federation, datamodule=data)
 
-    with pytest.raises(ConfigurationError, match="StochasticWeightAveraging acts on a model while it is trained"):
-        run_project(FedAvg, module=Averaging())
+
+def test_callbacks_of_the_module_are_checked_too():
+    class Searching(Net):
+        def configure_callbacks(self) -> Any:
+            return LearningRateFinder()
+
+    with pytest.raises(ConfigurationError, match="LearningRateFinder searches in a plain training run"):
+        run_project(FedAvg, module=Searching())
 
 
 def test_weight_averaging_of_newer_versions():
     callbacks = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
-    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
+    own = Federation(FedAvg, lambda shape: torch.nn.Flatten())
     with pytest.raises(ConfigurationError, match=r"TrainerEngine\(callbacks=\[EMAWeightAveraging\(...\)\]\)"):
-        quiet_trainer(1, callbacks.EMAWeightAveraging()).fit(federation, datamodule=data)
+        quiet_trainer(1, callbacks.EMAWeightAveraging()).fit(own, datamodule=Digits(IID(2)))
 
 
-def test_the_tuner_says_so_too():
+@pytest.mark.parametrize("search", ["lr_find", "scale_batch_size"])
+def test_the_tuner_says_so_too(search):
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match="LearningRateFinder searches in a plain training run"):
-        Tuner(quiet_trainer(1)).lr_find(federation, datamodule=data, attr_name="lr")
+    trainer = quiet_trainer(1)
+    with pytest.raises(ConfigurationError, match=r"searches in a plain training run, .* has none: search with the"):
+        getattr(Tuner(trainer), search)(federation, datamodule=data)
 
 
-def test_a_monitor_of_rates_logs_nothing_and_says_so(tmp_path):
-    federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
-    trainer = quiet_trainer(1, LearningRateMonitor(), logger=CSVLogger(tmp_path))
-    with pytest.warns(UserWarning, match=r"LearningRateMonitor logs nothing.*self.log\('lr'"):
-        trainer.fit(federation, datamodule=data)
+def test_a_monitor_of_rates_of_other_federations_logs_nothing_and_says_so(tmp_path):
+    own = Federation(FedAvg, lambda shape: torch.nn.Flatten())
+    with pytest.warns(UserWarning, match=r"LearningRateMonitor logs nothing"), contextlib.suppress(Exception):
+        quiet_trainer(1, LearningRateMonitor(), logger=CSVLogger(tmp_path)).fit(own, datamodule=Digits(IID(2)))
 
 
 class WithBackbone(Net):

@@ -7,8 +7,11 @@ import pytest
 import torch
 from _helpers.plain import named
 from _helpers.toy import Toy, assert_same, run
+from lightning.fabric.utilities import registry
 
 from pfl_lightning import SequentialEngine, TrainerEngine
+from pfl_lightning.engines import FitEnvironment
+from pfl_lightning.engines.trainer import _entry_points
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedRep
 
@@ -243,3 +246,13 @@ def test_trainer_fit_may_skip_batches():
     got = run(partial(Skips, **options), engine=TrainerEngine())
     expected = run(partial(Zero, **options), engine=TrainerEngine())
     assert_same(named(got.client_model(0)), named(expected.client_model(0)), atol=1e-7)
+
+
+def test_inner_trainers_look_for_callbacks_of_installed_packages_once():
+    engine, before = TrainerEngine(), registry.entry_points
+    engine.make_trainer(FitEnvironment())
+    looked = _entry_points.cache_info()
+    engine.make_trainer(FitEnvironment())
+    assert _entry_points.cache_info().hits == looked.hits + 1
+    assert _entry_points.cache_info().misses == looked.misses
+    assert registry.entry_points is before

@@ -156,7 +156,10 @@ class RayEngine(Engine):
         An update is checked by the server in this process, as under the other engines, and not by the worker.
         """
         copies = HostCopies()
-        work = (ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal) for model, task in tasks)
+        work = (
+            ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal, carried=task.carried)
+            for model, task in tasks
+        )
         for result in self._spread(work, "fit", self.clients_per_batch):
             assert isinstance(result, FitResult)
             update = result.update

@@ -86,6 +86,7 @@ class ClientWork:
         trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
         validation: Whether the validation part is evaluated.
         test: Whether the test part is evaluated.
+        carried: For a local fit, see :class:`~pfl_lightning.engines.FitTask`.
     """
 
     model: int
@@ -94,6 +95,7 @@ class ClientWork:
     trained: bool = False
     validation: bool = False
     test: bool = False
+    carried: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class Worker:
     def _fit(self, payload: Payload) -> list[Any]:
         environment = self._environment
         tasks = [
-            (model, FitTask(context, work.broadcast.to(environment.device), work.state))
+            (model, FitTask(context, work.broadcast.to(environment.device), work.state, work.carried))
             for work, model, context in self._clients(payload, training=True)
         ]
         with torch.enable_grad(), _step_context(environment, training=True):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from pfl_lightning.datamodules import (
     IID,
@@ -279,16 +279,13 @@ ONE = DataLoader(tensors())
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        (Several(loaders=[ONE, ONE]), "train_dataloader gives several loaders, expected a single DataLoader"),
-        (Several(loaders={"a": ONE, "b": ONE}), "train_dataloader gives several loaders"),
-        (Several(loaders=L.pytorch.utilities.CombinedLoader([ONE, ONE])), "gives several loaders"),
-        (Several(loaders=[1, 2]), "several loaders"),
-        (Several(loaders=range(3)), "gives a range, expected a single DataLoader"),
+        (Several(loaders=[1, 2]), "gives a list, expected a DataLoader, or a list, a dictionary or a CombinedLoader"),
+        (Several(loaders=range(3)), "gives a range, expected a DataLoader"),
+        (Several(loaders={"a": ONE, "b": None}), "gives a NoneType, expected a DataLoader"),
         (Several(loaders=DataLoader(Streamed())), "over a Streamed, which cannot be indexed"),
-        (Several(loaders=DataLoader(tensors(), batch_size=None)), "no batch size"),
         (
-            Several(loaders=DataLoader(tensors(), batch_sampler=[[0, 1], [2]])),
-            "a user-defined batch sampler or no batch size",
+            Several(loaders=DataLoader(tensors(), sampler=[(0, 1), (2, 3)])),
+            "has a list, which gives tuples in the place of numbers of items: .* a list of loaders, one a client",
         ),
     ],
 )
@@ -299,12 +296,6 @@ def test_loaders_that_cannot_be_divided(own, message):
 
 def test_a_single_loader_in_a_list_is_taken():
     assert divided(Several(loaders=[DataLoader(tensors(), batch_size=9)])).batch_size == 9
-
-
-def test_a_sampler_that_is_not_used_is_named():
-    sampler = WeightedRandomSampler([1.0] * TRAIN, TRAIN)
-    with pytest.warns(UserWarning, match="WeightedRandomSampler is not used"):
-        divided(WithVal(val=tensors(30), sampler=sampler, shuffle=None))
 
 
 @pytest.mark.parametrize("rule", [ConceptShift(IID(4)), FeatureShift(IID(4))])

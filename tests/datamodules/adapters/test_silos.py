@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pfl_lightning.datamodules import IID, Digits, FromSilos, PartitionError
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders
 
 
 def tensors(number, start=0):
@@ -116,11 +117,6 @@ def test_what_is_no_data_of_a_client(silos, message):
         FromSilos(silos)
 
 
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter([1])
-
-
 class Stream(IterableDataset):
     def __init__(self, number):
         self.number = number
@@ -148,10 +144,8 @@ def test_streams_are_read_in_their_own_order():
 
 
 def test_errors_name_the_client():
-    with pytest.raises(
-        TypeError, match=r"over a Endless of unknown length, .* give the IterableDataset a __len__"
-    ) as caught:
-        ready([tensors(3), Silo(Endless(), shuffle=False)])
+    with pytest.raises(TypeError, match="train_dataloader gives a range, expected a DataLoader") as caught:
+        ready([tensors(3), GivenLoaders(range(3))])
     assert caught.value.__notes__ == ["while the data of client 1 were set up"]
     with pytest.raises(ValueError, match="the train set of client 1 is empty"):
         ready([tensors(3), DataLoader([])])

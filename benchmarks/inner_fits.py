@@ -1,0 +1,151 @@
+"""What an inner Trainer costs a client: milliseconds and ratio against a plain PyTorch loop that does the same work.
+
+    python benchmarks/inner_fits.py
+    python benchmarks/inner_fits.py --clients 20 --rounds 10 --batches 8
+
+A federation of a small LightningModule under ``TrainerEngine``, without evaluation. The plain loop loads each client's
+weights, trains them on the same batches with a new SGD, logs nothing and averages; both run in turn, in one process.
+A round's overhead is its time above that of the loop, divided by the number of clients. Time is processor time of this
+process, which waiting for others on a busy machine does not add to, and the minimum over the rounds counts; the first
+round is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import cProfile
+import logging
+import platform
+import pstats
+import time
+import warnings
+from datetime import date
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from pfl_lightning import federate
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.methods import FedAvg
+
+INPUTS, WIDTH, CLASSES, BATCH, LR = 32, 64, 10, 16, 0.05
+MOST = 15.0
+
+
+class Net(L.LightningModule):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Cross entropy."""
+        loss = F.cross_entropy(self.layers(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """SGD and a schedule."""
+        optimizer = torch.optim.SGD(self.parameters(), lr=LR, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
+
+
+class Rounds(L.Callback):
+    """Processor seconds of each round, and of the plain loop after it."""
+
+    def __init__(self, clients: list[list[tuple[Tensor, Tensor]]]) -> None:
+        self.clients, self.net = clients, Net().layers
+        self.rounds: list[float] = []
+        self.loops: list[float] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._start = time.process_time()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock, and run the loop."""
+        self.rounds.append(time.process_time() - self._start)
+        start = time.process_time()
+        with torch.enable_grad():
+            plain_round(self.net, self.clients)
+        self.loops.append(time.process_time() - start)
+
+
+def plain_round(net: nn.Module, clients: list[list[tuple[Tensor, Tensor]]]) -> None:
+    """One round of FedAvg, written out."""
+    weights = copy.deepcopy(net.state_dict())
+    total = {name: torch.zeros_like(value) for name, value in weights.items()}
+    for batches in clients:
+        net.load_state_dict(weights)
+        optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
+        for inputs, labels in batches:
+            loss = F.cross_entropy(net(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for name, value in net.state_dict().items():
+            total[name] += value / len(clients)
+    net.load_state_dict(total)
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--batches", type=int, default=4, help="batches of 16 in a local epoch")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--profile", action="store_true", help="print what takes the time")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    generator = torch.Generator().manual_seed(0)
+    count = args.clients * args.batches * BATCH
+    inputs = torch.randn(count, INPUTS, generator=generator)
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    batches = list(zip(inputs.split(BATCH), labels.split(BATCH), strict=True))
+    own = [batches[start : start + args.batches] for start in range(0, len(batches), args.batches)]
+    silos: list[Any] = [
+        DataLoader(TensorDataset(torch.cat([x for x, _ in part]), torch.cat([y for _, y in part])), BATCH)
+        for part in own
+    ]
+    module, data = federate(Net(), silos, FedAvg, head=(), seed=0)
+    rounds = Rounds(own)
+    trainer = L.Trainer(
+        max_epochs=args.rounds,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[FederatedLoop(), rounds],
+    )
+    profile = cProfile.Profile()
+    if args.profile:
+        profile.enable()
+    trainer.fit(module, datamodule=data)
+    profile.disable()
+    took, plain = min(rounds.rounds[1:]), min(rounds.loops[1:])
+    overhead = 1000 * (took - plain) / args.clients
+    print(
+        f"{date.today()}, {platform.machine()}, {args.threads} thread(s), {args.clients} clients, {args.batches} "
+        f"batches of {BATCH}, torch {torch.__version__}, lightning {L.__version__}"
+    )
+    print(f"a client: {1000 * took / args.clients:.2f} ms, plain loop {1000 * plain / args.clients:.2f} ms")
+    print(
+        f"ratio {took / plain:.1f}, overhead {overhead:.2f} ms (at most {MOST}: {'yes' if overhead <= MOST else 'no'})"
+    )
+    if args.profile:
+        pstats.Stats(profile).sort_stats("cumulative").print_stats(70)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Orders in which a client's items come, where the user's loader has a sampler or batch sampler of its own."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import RandomSampler, WeightedRandomSampler
+
+__all__ = ["DrawnOrder", "Order", "SampledBatches", "SampledOrder", "order_of", "seeded_draws"]
+
+
+class Order(ABC):
+    """What of a client's items comes in one pass, and in which batches."""
+
+    @abstractmethod
+    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+        """The items of one pass, in order.
+
+        Args:
+            indices: The client's items, shape (n,), int64.
+            generator: CPU generator of what is random.
+        """
+
+    def count(self, size: int) -> int | None:
+        """Number of items that a client with ``size`` items sees in a pass; ``None`` if each pass has another."""
+        return None
+
+    def batches(self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator) -> list[list[int]]:
+        """The batches of one pass; see :meth:`places`."""
+        found = [piece.tolist() for piece in self.places(indices, generator).split(batch_size)]
+        return [piece for piece in found if piece and not (drop_last and len(piece) < batch_size)]
+
+
+class DrawnOrder(Order):
+    """Items that are drawn at random, each as often as its weight says: the client's share of all draws.
+
+    Args:
+        weights: Weight of every item of the data set, shape (N,); ``None`` for equal ones.
+        num_samples: Draws in a pass over the whole data set.
+        length: Number of its items, N.
+        replacement: Whether an item may be drawn again before all others have been.
+
+    Example:
+        >>> order = DrawnOrder(torch.tensor([0.0, 0.0, 1.0, 0.0]), num_samples=8, length=4, replacement=True)
+        >>> order.places(torch.tensor([0, 2]), torch.Generator()).tolist()  # two of four items: four of eight draws
+        [2, 2, 2, 2]
+    """
+
+    def __init__(self, weights: Tensor | None, num_samples: int, length: int, replacement: bool) -> None:
+        self._weights, self._per_item, self._replacement = weights, num_samples / length, replacement
+
+    def count(self, size: int) -> int:
+        """The client's share of the draws; at least one."""
+        return max(1, round(size * self._per_item))
+
+    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the items of a pass."""
+        count = self.count(len(indices))
+        if self._weights is None and not self._replacement:
+            passes = [torch.randperm(len(indices), generator=generator) for _ in range(-(-count // len(indices)))]
+            return indices[torch.cat(passes)[:count]]
+        weights = torch.ones(len(indices)) if self._weights is None else self._weights[indices]
+        if not self._replacement:
+            count = min(count, int((weights > 0).sum()))
+        if not bool(weights.sum() > 0):  # none of its items is ever drawn
+            return indices[:0]
+        return indices[torch.multinomial(weights, count, self._replacement, generator=generator)]
+
+
+class SampledOrder(Order):
+    """A client's items in the order of a sampler of the whole data set, which may leave out items or repeat them.
+
+    Args:
+        sampler: The user's sampler.
+        length: Number of items of the data set, N.
+
+    Example:
+        >>> SampledOrder([3, 1, 3, 0], length=4).places(torch.tensor([0, 3]), torch.Generator()).tolist()
+        [3, 3, 0]
+    """
+
+    def __init__(self, sampler: Iterable[Any], length: int) -> None:
+        self._sampler, self._length = sampler, length
+
+    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+        """The client's part of one pass of the sampler."""
+        with seeded_draws(generator, self._sampler):
+            drawn = torch.tensor([int(place) for place in self._sampler], dtype=torch.int64)
+        return drawn[_mask(indices, self._length)[drawn]]
+
+
+class SampledBatches(Order):
+    """A client's items of each batch of a batch sampler of the whole data set.
+
+    Args:
+        batch_sampler: The user's batch sampler.
+        length: Number of items of the data set, N.
+
+    Example:
+        >>> SampledBatches([[3, 1], [0, 3], [2]], length=4).batches(torch.tensor([0, 3]), 1, False, torch.Generator())
+        [[3], [0, 3]]
+    """
+
+    def __init__(self, batch_sampler: Iterable[Any], length: int) -> None:
+        self._batch_sampler, self._length = batch_sampler, length
+
+    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+        """The items of all batches."""
+        return torch.tensor([place for batch in self.batches(indices, 1, False, generator) for place in batch])
+
+    def batches(self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator) -> list[list[int]]:
+        """The client's part of each batch of one pass of the batch sampler."""
+        own = _mask(indices, self._length).tolist()
+        with seeded_draws(generator, self._batch_sampler):
+            found = [[int(place) for place in batch if own[int(place)]] for batch in self._batch_sampler]
+        return [batch for batch in found if batch]
+
+
+def order_of(sampler: Any, length: int) -> Order:
+    """The order of a sampler that neither shuffles nor goes through the items one by one.
+
+    Args:
+        sampler: The user's sampler of places.
+        length: Number of items of the data set.
+    """
+    if type(sampler) is WeightedRandomSampler and len(sampler.weights) == length:
+        return DrawnOrder(sampler.weights, sampler.num_samples, length, sampler.replacement)
+    if type(sampler) is RandomSampler:
+        return DrawnOrder(None, sampler.num_samples, length, sampler.replacement)
+    return SampledOrder(sampler, length)
+
+
+@contextmanager
+def seeded_draws(generator: torch.Generator, sampler: Any = None) -> Iterator[None]:
+    """Inside, the user's code draws from generators that are seeded anew: torch's, Python's, NumPy's, the sampler's.
+
+    Args:
+        generator: CPU generator that gives the seed.
+        sampler: What is asked for items inside; a generator of its own is seeded, too.
+    """
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator)) % 2**32
+    with isolate_rng(include_cuda=False):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  (samplers draw from it)
+        for owner in (sampler, getattr(sampler, "sampler", None)):
+            own = getattr(owner, "generator", None)
+            if isinstance(own, torch.Generator):
+                own.manual_seed(seed)
+        yield
+
+
+def _mask(indices: Tensor, length: int) -> Tensor:
+    mask = torch.zeros(length, dtype=torch.bool)
+    mask[indices] = True
+    return mask

@@ -1,0 +1,147 @@
+"""Items of a user's loader: which they are, in which order they come, who reads them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+
+from pfl_lightning.datamodules.adapters.items import BatchSizes, ItemSource
+from pfl_lightning.datamodules.adapters.orders import Order, SampledBatches, order_of
+from pfl_lightning.datamodules.adapters.streams import Kept
+from pfl_lightning.datamodules.adapters.workers import By, Fetch, OneAtATime, Workers
+from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.memory import checked_length
+
+__all__ = ["check_sampler", "one_class", "source_of"]
+
+
+def source_of(
+    loader: DataLoader[Any], datamodule: LightningDataModule, stage: str, turns: OneAtATime | None = None
+) -> ItemSource:
+    """Items of a loader with its collate function, its order and its workers.
+
+    Args:
+        loader: The loader.
+        datamodule: The data module that it is of, whose hooks go with the batches.
+        stage: ``"train"``, ``"validation"`` or ``"test"``.
+        turns: For the loader of a single client, which is used as it is where its batches are not those of a plain
+            loader: lets one client at a time have workers.
+    """
+    hooks = datamodule if getattr(datamodule, "has_hooks", True) else None
+    if turns is not None and not _is_plain(loader):
+        own = BatchSizes(int(loader.batch_size or 1), int(loader.batch_size or 1), False)
+        kept = Kept(loader, turns)
+        return ItemSource(loader.dataset, loader.collate_fn, True, hooks, batches=own, loader=kept)
+    dataset, plan = loader.dataset, _plan(loader)
+    order: Order | None = None
+    if type(plan.sampler) is SubsetRandomSampler:
+        dataset = Subset(dataset, [int(place) for place in plan.sampler.indices])
+    elif plan.batch_size is None:
+        order = SampledBatches(plan.sampler, len(dataset))  # type: ignore[arg-type]
+    elif not isinstance(dataset, IterableDataset) and not _goes_through(plan.sampler):
+        order = order_of(plan.sampler, len(dataset))  # type: ignore[arg-type]
+    shuffled = order is not None or not isinstance(plan.sampler, SequentialSampler)
+    fetch = Fetch(dataset, loader.collate_fn, plan.by)
+    workers = Workers(loader, fetch, turns) if loader.num_workers else None
+    sizes = BatchSizes(plan.batch_size or 1, plan.batch_size or 1, plan.drop_last)
+    return ItemSource(dataset, loader.collate_fn, shuffled, hooks, order, workers, sizes, stage != "train", by=plan.by)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a loader makes batches.
+
+    Attributes:
+        sampler: Gives places of items; of lists of them where there is no batch size.
+        batch_size: Items in a batch.
+        drop_last: Whether an incomplete last batch is dropped.
+        by: What the data set is asked for.
+    """
+
+    sampler: Any
+    batch_size: int | None
+    drop_last: bool
+    by: By = "items"
+
+
+def _plan(loader: DataLoader[Any]) -> _Plan:
+    if loader.batch_size is not None:
+        return _Plan(loader.sampler, int(loader.batch_size), bool(loader.drop_last))
+    by: By = "items" if loader.batch_sampler is not None else "list"
+    given: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(given) is BatchSampler:  # as a plain loader makes it
+        return _Plan(given.sampler, given.batch_size, given.drop_last, by)
+    if by == "list" and not isinstance(_first(given), list | tuple):  # without batches: the data set gives them
+        return _Plan(given, 1, False, "item")
+    return _Plan(given, None, False, by)
+
+
+def _first(sampler: Any) -> Any:
+    """The first that a sampler gives, without a trace in generators."""
+    with isolate_rng(include_cuda=False):
+        return next(iter(sampler), None)
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether the package may read a loader's items itself: in batches of a number, in order or shuffled."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.batch_size is not None and not loader.num_workers and hasattr(loader.dataset, "__len__")
+    return loader.batch_size is not None and (
+        _goes_through(loader.sampler) or type(loader.sampler) is SubsetRandomSampler
+    )
+
+
+def _goes_through(sampler: Any) -> bool:
+    """Whether a sampler gives every item once, in order or shuffled."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler._num_samples is None
+    return type(sampler) is SequentialSampler
+
+
+def one_class(source: ItemSource) -> Ints:
+    """The class 0 for every item, where items have none; of a stream of unknown length for one item."""
+    if isinstance(source.dataset, IterableDataset) and not hasattr(source.dataset, "__len__"):
+        return np.zeros(1, dtype=np.int64)
+    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
+
+
+def check_sampler(loader: DataLoader[Any], name: str) -> None:
+    """Refuse a sampler of something else than numbers of items, of which each is of one client.
+
+    Raises:
+        TypeError: Names the loader by its hook.
+    """
+    plan = _plan(loader)
+    if _goes_through(plan.sampler):
+        return
+    first = _first(plan.sampler)
+    if plan.batch_size is None and isinstance(first, Iterable):
+        first = next(iter(first), None)
+    if first is not None and not (hasattr(first, "__index__") or (isinstance(first, Tensor) and first.numel() == 1)):
+        raise TypeError(
+            f"{name} has a {type(plan.sampler).__name__}, which gives {type(first).__name__}s in the place of numbers "
+            "of items: give the DataLoader a batch_size and a sampler of numbers, or a list of loaders, one a client, "
+            "each used as it is"
+        )
+    if plan.batch_size is None:
+        warnings.warn(
+            f"{name}: of each batch of the {type(plan.sampler).__name__} a client gets its own items, so that its "
+            "batches are smaller; a list of loaders, one a client, uses each as it is",
+            stacklevel=2,
+        )

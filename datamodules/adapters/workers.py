@@ -1,0 +1,211 @@
+"""Worker processes of a user's DataLoader, which read the items of all clients in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+__all__ = ["By", "Fetch", "OneAtATime", "Workers", "end_workers"]
+
+Task = tuple[list[int], int]
+"""Places of the items of a batch, and the seed of what their transforms draw."""
+
+By = Literal["items", "list", "item"]
+
+SETTINGS = ("num_workers", "pin_memory", "timeout", "prefetch_factor", "pin_memory_device")
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Reads a batch of a data set, as a DataLoader does.
+
+    Attributes:
+        dataset: Map-style data set.
+        collate: The loader's function from items to a batch.
+        by: What the data set is asked for: its items one by one, a list of them, or a single item, which is a batch.
+
+    Example:
+        >>> Fetch([1, 2, 3], sum)([0, 2])
+        4
+    """
+
+    dataset: Any
+    collate: Callable[[Any], Any]
+    by: By = "items"
+
+    def __call__(self, places: list[int]) -> Any:
+        """Collated batch of the items at the given places."""
+        if self.by != "items":
+            return self.collate(self.dataset[places if self.by == "list" else places[0]])
+        if hasattr(self.dataset, "__getitems__"):
+            return self.collate(self.dataset.__getitems__(places))
+        return self.collate([self.dataset[place] for place in places])
+
+
+class Workers:
+    """Worker processes with the settings of a user's loader, kept from pass to pass, client to client, round to round.
+
+    They are started when the first batch is asked for, and read what they are told: places of items. What the data
+    set's transforms draw (from torch, Python or NumPy) is seeded for every batch, so that it does not depend on what a
+    worker has read before.
+
+    Args:
+        loader: The user's loader, whose ``num_workers``, ``worker_init_fn``, ``pin_memory``, ``prefetch_factor``,
+            ``timeout`` and ``multiprocessing_context`` hold.
+        fetch: Reads a batch.
+        turns: Lets one of several such objects have processes at a time; ``None`` for no such limit.
+    """
+
+    def __init__(self, loader: DataLoader[Any], fetch: Fetch, turns: OneAtATime | None = None) -> None:
+        self._settings = {name: getattr(loader, name) for name in SETTINGS if hasattr(loader, name)}
+        context = loader.multiprocessing_context
+        method = getattr(context, "get_start_method", None)
+        self._settings["multiprocessing_context"] = method() if method is not None else context
+        self._init, self._turns = loader.worker_init_fn, turns
+        self._reader = _Reader(fetch)
+        self._loader: DataLoader[Any] | None = None
+        self._in_use = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without processes."""
+        return {**self.__dict__, "_loader": None, "_in_use": False}
+
+    def read(self, batches: Sequence[list[int]], generator: torch.Generator | None) -> Iterator[Any]:
+        """Batches in their order.
+
+        Args:
+            batches: Places of the items of each batch.
+            generator: Its state, which stays as it is, gives the seeds of what transforms draw.
+        """
+        if not batches:
+            return
+        if self._turns is not None:
+            self._turns.give_to(self)
+        first = _peek(generator)
+        tasks = [(places, (first + number) % 2**32) for number, places in enumerate(batches)]
+        shared = not self._in_use  # else a pass within a pass: it gets processes of its own
+        if shared and self._loader is None:
+            self._loader = self._make(persistent=True)
+        loader = self._loader if shared else self._make(persistent=False)
+        assert loader is not None
+        self._in_use = True
+        left = len(tasks)
+        try:
+            loader.sampler.tasks = tasks  # type: ignore[attr-defined]
+            batches_read = iter(loader)
+            while left:
+                batch = next(batches_read)
+                left -= 1
+                if not left and shared:
+                    self._in_use = False  # nothing is asked of it any more, even if this function is not resumed
+                yield batch
+        finally:
+            if left and shared:
+                self._in_use = False
+
+    def close(self) -> None:
+        """End the processes."""
+        loader, self._loader = self._loader, None
+        self._in_use = False
+        if loader is not None:
+            end_workers(loader)
+
+    def _make(self, persistent: bool) -> DataLoader[Any]:
+        return DataLoader(
+            self._reader,
+            batch_size=None,
+            sampler=_Tasks(),
+            collate_fn=_as_it_is,
+            worker_init_fn=_Start(self._init),
+            persistent_workers=persistent,
+            generator=torch.Generator(),  # or it would draw from torch's own, on which local fits depend
+            **self._settings,
+        )
+
+
+class OneAtATime:
+    """Lets one of several owners of processes have them at a time.
+
+    With a loader for each client, the processes of all clients would be as many as there are clients, times
+    ``num_workers``.
+    """
+
+    def __init__(self) -> None:
+        self._owner: Any = None
+
+    def give_to(self, owner: Any) -> None:
+        """End the processes of whoever had them before."""
+        if self._owner is not None and self._owner is not owner:
+            self._owner.close()
+        self._owner = owner
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without an owner."""
+        return {"_owner": None}
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End the processes that a loader has kept."""
+    iterator, loader._iterator = loader._iterator, None
+    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+class _Tasks:
+    """A sampler of what is to be read next."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+class _Reader(Dataset[Any]):
+    """A data set of batches."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self.fetch = fetch
+
+    def __getitem__(self, task: Task) -> Any:
+        places, seed = task
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  (transforms draw from it)
+        return self.fetch(places)
+
+
+class _Start:
+    """Tells a worker that its data set is the user's, and calls the user's function."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, _Reader):
+            object.__setattr__(info, "dataset", info.dataset.fetch.dataset)  # the process's own copy
+        if self._init is not None:
+            self._init(worker)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _peek(generator: torch.Generator | None) -> int:
+    """A number that a generator would give next."""
+    if generator is None:
+        return 0
+    other = torch.Generator()
+    other.set_state(generator.get_state())
+    return int(torch.randint(2**32, (), generator=other))

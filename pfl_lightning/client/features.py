@@ -1,0 +1,84 @@
+"""What methods ask of features and classes, wherever the model has them."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import lightning as L
+from torch import Tensor
+from torch.nn import functional as F
+
+from pfl_lightning.data import FitData
+
+if TYPE_CHECKING:
+    from pfl_lightning.client.context import FitContext
+
+__all__ = ["FeatureAccess"]
+
+
+class FeatureAccess(L.LightningModule):
+    """Features in front of a linear head, and classes of samples: those of the package's own encoder and head.
+
+    A user's LightningModule gives them otherwise (``pfl_lightning.drop_in.features``), so that methods use these names
+    in place of the layers.
+    """
+
+    feature_based: ClassVar[bool] = False
+    """Whether the method needs, beyond a training step and parameters, no more than the features that enter a head and
+    the classes of batches, so that it applies to any LightningModule that classifies
+    (:func:`pfl_lightning.federate`)."""
+
+    scores_features: ClassVar[bool] = False
+    """Whether a feature-based method passes features of its own through the head, which must then give class scores."""
+
+    head_prefix: str = "head."
+    """What names of the head's parameters begin with, in the client's state."""
+
+    head: Any
+    encoder: Any
+    num_classes: int
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the features, d."""
+        width: int = self.head.in_features
+        return width
+
+    def statistics_like(self) -> Tensor:
+        """A tensor of the type and device that statistics of features are sent in."""
+        weight: Tensor = next(self.head.parameters())
+        return weight
+
+    def copy_head(self) -> Any:
+        """The head once more, for a server that trains it; it does not train by itself."""
+        return copy.deepcopy(self.head).requires_grad_(False)
+
+    def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:
+        """Features (n, d) of all samples at the current encoder, not augmented, without gradient; and labels (n,)."""
+        return data.features(self.encoder)
+
+    def count_classes(self, context: FitContext) -> Tensor:
+        """Training samples of each class, (C,)."""
+        return context.data.class_counts(self.num_classes)
+
+    def head_input(self, features: Tensor) -> Tensor:
+        """What enters the head, (N, d): the features, or what a method makes of them."""
+        return features
+
+    def head_cross_entropy(self, entering: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of the head's scores alone; a user's module has its own loss in this place."""
+        return F.cross_entropy(self.head(entering), labels)
+
+    def class_scores(self, features: Tensor) -> Tensor:
+        """Class scores (N, C) that the client is evaluated by, from features (N, d)."""
+        scores: Tensor = self.classify(features)
+        return scores
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Class scores (N, C) of the head."""
+        raise NotImplementedError
+
+    def view_terms(self, views: tuple[Tensor, ...], labels: Tensor) -> dict[str, Tensor]:
+        """Further terms of the loss, from the features (N, d) of each augmented view of a batch; none by default."""
+        return {}

@@ -1,0 +1,62 @@
+"""Export of clients' adapters in the format of peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.federation import Federation
+
+__all__ = ["export_adapters"]
+
+
+def export_adapters(federation: Federation, folder: str | Path, clients: Iterable[int] | None = None) -> list[Path]:
+    """Write every client's adapter as peft does: a folder with ``adapter_config.json``, ``adapter_model.safetensors``.
+
+    ``peft.PeftModel.from_pretrained(base, folder)`` loads it, where ``base`` is the model that was adapted. A client's
+    model is the one it is evaluated with, fine-tuned if the method does so before an evaluation.
+
+    Args:
+        federation: A federation that has been fitted, or has loaded a checkpoint.
+        folder: Folder of the folders ``client_<number>``; made if it does not exist. Where a module has several adapted
+            networks, there is a folder in it for each, under its name in the module.
+        clients: Numbers of clients; ``None`` for all.
+
+    Returns:
+        The folders.
+
+    Raises:
+        ConfigurationError: peft is not installed, or the clients' module has no network of it.
+        FederationError: The federation has not been fitted or evaluated yet.
+        IndexError: There is no such client.
+    """
+    if not federation.is_set_up:
+        raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
+    target, written = Path(folder), []
+    for client in range(federation.num_clients) if clients is None else clients:
+        adapted = _adapted(federation.client_model(client))
+        place = target / f"client_{client:0{len(str(federation.num_clients - 1))}d}"
+        for name, network in adapted.items():
+            own = place / name if len(adapted) > 1 else place
+            network.save_pretrained(str(own))
+            written.append(own)
+    return written
+
+
+def _adapted(module: nn.Module) -> dict[str, Any]:
+    """Networks of peft in a module, by name."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigurationError("export_adapters needs peft: pip install 'pfl-lightning[peft]'") from error
+    found = {name: layer for name, layer in module.named_modules() if isinstance(layer, PeftModel)}
+    if not found:
+        raise ConfigurationError(
+            f"{type(module).__name__} has no network of peft (PeftModel), so that there is no adapter to be exported: "
+            "export_clients writes whole models"
+        )
+    return found

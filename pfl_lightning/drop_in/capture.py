@@ -1,0 +1,154 @@
+"""The features that a user's module computes in its own steps, and the classes of their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfl_lightning.data import LABEL_KEYS, class_of_batch
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["FeatureCapture", "FeatureSource", "classes_of_batch", "first_tensor"]
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """Where a method finds the features and the classes of a batch in a user's module.
+
+    Attributes:
+        layer: Name of the layer whose output are the features; ``None`` for the input of the head.
+        width: Width of the features, d.
+        labels: Gives the classes of a batch; ``None`` where batches tell them.
+    """
+
+    layer: str | None
+    width: int
+    labels: Callable[[Any], Any] | None = None
+
+
+class FeatureCapture:
+    """Keeps the features of the newest forward pass, by a hook on a layer.
+
+    Args:
+        module: The user's module.
+        head: Name of its head.
+        source: Which layer has the features.
+        enter: Makes of them what enters the head instead; ``None`` where it takes the features themselves.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        head: str,
+        source: FeatureSource,
+        enter: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._module, self._head, self._source, self._enter = module, head, source, enter
+        self._found: Any = None
+
+    @property
+    def place(self) -> str:
+        """Where the features come from, for messages."""
+        return f"the input of {self._head!r}" if self._source.layer is None else f"the output of {self._source.layer!r}"
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Keep features inside; what was there before is forgotten."""
+        self._found = None
+        if self._source.layer is None:
+            handle: Any = self._module.get_submodule(self._head).register_forward_pre_hook(self._see, with_kwargs=True)
+        else:
+            handle = self._module.get_submodule(self._source.layer).register_forward_hook(self._see_output)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _see(self, layer: nn.Module, arguments: Any, named: Any) -> Any:
+        self._found = found = first_tensor((arguments, named))
+        if self._enter is None or found is None:
+            return None
+        entering = self._enter(self._checked(found))
+        if arguments and arguments[0] is found:
+            return (entering, *arguments[1:]), named
+        return arguments, {name: entering if value is found else value for name, value in named.items()}
+
+    def _see_output(self, layer: nn.Module, arguments: Any, output: Any) -> None:
+        self._found = first_tensor(output)
+
+    def take(self) -> Tensor:
+        """The features, (N, d), which are then forgotten.
+
+        Raises:
+            ConfigurationError: The step has not called the layer, or gives features of another shape.
+        """
+        found, self._found = self._found, None
+        name = type(self._module).__name__
+        if found is None:
+            raise ConfigurationError(
+                f"a step of {name} has not called the layer with the features ({self.place}): name by features= a "
+                "layer "
+                "that it calls"
+            )
+        return self._checked(found)
+
+    def _checked(self, found: Tensor) -> Tensor:
+        name, width = type(self._module).__name__, self._source.width
+        features = found.flatten(1) if found.ndim > 1 else found
+        if features.ndim != 2 or features.shape[1] != width:
+            raise ConfigurationError(
+                f"features must have the shape (batch, {width}), {self.place} of {name} has {tuple(found.shape)}: "
+                "name by "
+                "features= the layer behind which there is one vector for each sample (after the pooling)"
+            )
+        return features
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor of floating point in what a layer takes or gives."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return next((found for found in map(first_tensor, parts) if found is not None), None)
+
+
+def classes_of_batch(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
+    """Classes (N,) of a batch: what ``labels`` gives for it, or else what the batch itself tells.
+
+    ``labels`` is the function that partitions call with single items. One that reads an entry (``item["topic"]``,
+    ``graph.y``) reads it in a batch, too. One that makes a number of it (``int(item[1])``) cannot: then the batch
+    tells.
+
+    Raises:
+        ConfigurationError: Neither gives one whole number for each sample.
+    """
+    reason = "labels= is not given"
+    if labels is not None:
+        try:
+            found = labels(batch)
+        except Exception as error:  # of the user's own function, which may have been written for items
+            reason = f"labels= ended in {type(error).__name__}: {error}"
+        else:
+            found = torch.as_tensor(found)
+            if _are_classes(found):
+                return found.reshape(len(found)).long()
+            reason = f"labels= gave a tensor of shape {tuple(found.shape)} and type {found.dtype}"
+    known = class_of_batch(batch)
+    if known is None:
+        raise ConfigurationError(
+            f"this method needs the class of every sample, a batch here is a {type(batch).__name__} that is neither a "
+            "pair "
+            f"(inputs, classes) nor has an entry {', '.join(LABEL_KEYS)}, and {reason}: give labels= a function that "
+            'returns the classes (N,) of a batch, such as lambda batch: batch["topic"]'
+        )
+    return known
+
+
+def _are_classes(found: Tensor) -> bool:
+    whole = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    return whole and found.ndim in (1, 2) and found.shape[1:].numel() == 1

@@ -1,0 +1,182 @@
+"""Which callbacks act on the federation, whose epochs are rounds, and which inside local fits."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterable, Sequence
+
+import lightning as L
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation.outer_callbacks import lightning_kinds
+
+__all__ = ["check_epochs", "check_local", "copies", "sees_evaluations", "sort_callbacks"]
+
+_log = logging.getLogger(__name__)
+
+_INSIDE = {"StochasticWeightAveraging", "WeightAveraging", "BaseFinetuning", "ModelPruning", "LearningRateMonitor"}
+"""Callbacks of Lightning that act on a model and its optimizers while it is trained."""
+
+_OF_BATCHES = {"GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"}
+"""Callbacks of Lightning that count batches or look at their losses."""
+
+_COUNT_EPOCHS = {"StochasticWeightAveraging", "BaseFinetuning"}
+"""Callbacks of Lightning that go on from what they did at an earlier epoch of the same fit."""
+
+_OUTSIDE = {
+    "Checkpoint": "checkpoints are those of the federation",
+    "ProgressBar": "local fits are silent",
+    "BatchSizeFinder": "it searches in a plain training run",
+    "LearningRateFinder": "it searches in a plain training run",
+}
+"""Callbacks of Lightning that have nothing to do in a local fit, and why."""
+
+_PACKAGES = ("lightning.", "pytorch_lightning.", "pfl_lightning.")
+
+_NOT_CALLED = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+_WITH_CLIENTS = tuple(
+    f"on_{stage}_batch_{place}" for stage in ("train", "validation", "test") for place in ("start", "end")
+)
+
+
+def sort_callbacks(
+    callbacks: Iterable[L.Callback], gives_trainer: bool, of_module: Sequence[L.Callback] = ()
+) -> list[L.Callback]:
+    """Say which callbacks of the outer Trainer belong inside local fits, and warn of those that may.
+
+    Args:
+        callbacks: Callbacks of the outer Trainer.
+        gives_trainer: Whether local fits have a Trainer.
+        of_module: Those of them that the module configures itself: with hooks of batches, they are about its batches.
+
+    Returns:
+        Those that are to run inside.
+
+    Raises:
+        ConfigurationError: One of them cannot be handed in as it is; it says what to do.
+    """
+    inside, own = [], list(callbacks)
+    for callback in own:
+        kinds, name = lightning_kinds(callback), type(callback).__name__
+        if kinds & _OF_BATCHES:
+            raise ConfigurationError(
+                f"{name} acts on batches, and a batch of the outer Trainer is a client: leave it away there and use "
+                f"federate(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
+            )
+        if kinds & _INSIDE or (gives_trainer and callback in of_module and _hooks_of_batches(callback)):
+            inside.append(callback)
+    if inside:
+        check_local(inside, gives_trainer)
+        names = ", ".join(type(callback).__name__ for callback in inside)
+        _log.info("%s: runs inside local fits, a new copy in each, as federate(..., local_callbacks=) says it", names)
+    _warn_of_batches(callback for callback in own if callback not in inside)
+    return inside
+
+
+def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
+    """Refuse callbacks that can have no effect inside local fits.
+
+    Raises:
+        ConfigurationError: Local fits have no Trainer, or it is none for them, or cannot be copied.
+    """
+    for callback in callbacks:
+        name, kinds = type(callback).__name__, lightning_kinds(callback)
+        if "Callback" not in kinds:
+            raise ConfigurationError(f"local_callbacks must be Lightning callbacks, got {callback!r}")
+        if not gives_trainer:
+            raise ConfigurationError(
+                f"{name} runs inside local fits, and this engine has no Trainer there: use TrainerEngine"
+            )
+        for kind in kinds & _OUTSIDE.keys():
+            raise ConfigurationError(
+                f"{name} has nothing to do inside local fits ({_OUTSIDE[kind]}): give it to the outer Trainer's "
+                "callbacks, or leave it away"
+            )
+        if "ModelPruning" in kinds and not callback._make_pruning_permanent:  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"{name}(make_pruning_permanent=False) leaves masks in the clients' models, which the server's does "
+                "not have: leave that option away"
+            )
+        try:
+            copies([callback])
+        except Exception as error:  # whatever an object's own copying may raise
+            raise ConfigurationError(
+                f"each local fit has its own copy of {name}, and it cannot be copied ({type(error).__name__}: "
+                f"{error}): make what cannot be copied in its setup"
+            ) from error
+
+
+def check_epochs(callbacks: Iterable[L.Callback], epochs: Iterable[int], continues: bool) -> None:
+    """Refuse callbacks whose epochs would not come.
+
+    Args:
+        callbacks: Those inside local fits.
+        epochs: Epochs of each phase of a local fit.
+        continues: Whether ``current_epoch`` goes on over a client's rounds.
+
+    Raises:
+        ConfigurationError: They would have no effect, or undo the training.
+    """
+    least = min(epochs, default=0)
+    for callback in callbacks:
+        name, kinds = type(callback).__name__, lightning_kinds(callback)
+        if continues and kinds & _COUNT_EPOCHS:
+            raise ConfigurationError(
+                f"{name} counts the epochs of one fit, and starts again in each local fit: use federate(..., "
+                "schedule='restart'), by which local fits count from 0"
+            )
+        if "StochasticWeightAveraging" in kinds and least < 2:
+            raise ConfigurationError(
+                f"{name} averages the weights that a client has at the start of its local epochs, and there is {least} "
+                "in a round: nothing would be trained; use federate(..., epochs=2) or more, or EMAWeightAveraging, "
+                "which averages over steps"
+            )
+
+
+def copies(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
+    """New copies, without the functions for logging that another Trainer has given them."""
+    made = []
+    for callback in callbacks:
+        attached = [vars(callback)[name] for name in ("log", "log_dict") if name in vars(callback)]
+        other = copy.deepcopy(callback, {id(function): None for function in attached})
+        for name in ("log", "log_dict"):
+            vars(other).pop(name, None)
+        made.append(other)
+    return made
+
+
+def sees_evaluations(callback: L.Callback) -> bool:
+    """Whether a local callback also runs where a client is validated or tested."""
+    if lightning_kinds(callback) & _INSIDE:
+        return False
+    names = {name for name in dir(L.Callback) if name.startswith(("on_validation_", "on_test_"))}
+    return any(_is_own(callback, name) for name in names)
+
+
+def _warn_of_batches(callbacks: Iterable[L.Callback]) -> None:
+    """Warn of callbacks of the user's own that would take clients for batches."""
+    found = []
+    for callback in callbacks:
+        own = _hooks_of_batches(callback)
+        if own:
+            found.append(f"{type(callback).__name__} ({', '.join(own)})")
+    if found:
+        warnings.warn(
+            f"{'; '.join(found)}: in the outer Trainer a batch is a client, and there is no backward pass. For the "
+            "batches of each client use federate(..., local_callbacks=[...])",
+            stacklevel=2,
+        )
+
+
+def _hooks_of_batches(callback: L.Callback) -> list[str]:
+    return [name for name in (*_WITH_CLIENTS, *_NOT_CALLED) if _is_own(callback, name)]
+
+
+def _is_own(callback: L.Callback, hook: str) -> bool:
+    """Whether a hook is the user's own code, not Lightning's or of this package."""
+    if hook in vars(callback):  # as in a LambdaCallback
+        return True
+    owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), L.Callback)
+    return not f"{owner.__module__}.".startswith(_PACKAGES)

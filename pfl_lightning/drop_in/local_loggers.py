@@ -1,0 +1,196 @@
+"""The outer Trainer's loggers, as modules find them inside local fits and evaluations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from pfl_lightning.federation.outer_callbacks import lightning_kinds
+
+__all__ = ["LocalLogger", "OuterRun"]
+
+_NAMES = {"artifact_file", "figure_name", "image_name", "key", "main_tag", "name", "tag"}
+"""Parameters of loggers that name what is logged."""
+
+_STEPS = {"global_step", "step"}
+_METRICS = {"data", "dictionary", "metrics", "metrics_dict"}
+
+_ONCE = {
+    "add_graph",
+    "add_hparams",
+    "after_save_checkpoint",
+    "finalize",
+    "log_graph",
+    "log_hparams",
+    "log_hyperparams",
+    "save",
+    "watch",
+}
+"""What is done once, by the outer Trainer."""
+
+
+class OuterRun:
+    """The outer Trainer and the client whose turn it is, for what runs inside; nothing in another process.
+
+    Attributes:
+        trainer: The outer Trainer during a fit, a validation or a test.
+        clients: What so many clients, the first of each round and evaluation, send to their loggers arrives.
+    """
+
+    def __init__(self, clients: int = 1) -> None:
+        self.trainer: L.Trainer | None = None
+        self.clients, self._client, self._place = clients, 0, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "trainer": None}
+
+    def turn(self, client: int, place: int) -> None:
+        """From now on it is a client's turn.
+
+        Args:
+            client: Its number.
+            place: Its place in the round or the evaluation.
+        """
+        self._client, self._place = client, place
+
+    @property
+    def arrives(self) -> bool:
+        """Whether what the client logs itself goes to the outer loggers."""
+        return self.trainer is not None and self._place < self.clients
+
+    @property
+    def round(self) -> int:
+        """The step under which it is logged."""
+        return 0 if self.trainer is None else self.trainer.current_epoch
+
+    def named(self, name: str) -> str:
+        """A name with the client in front."""
+        return f"client_{self._client}/{name}"
+
+    def options(
+        self, module: L.LightningModule, callbacks: Iterable[L.Callback], rates: dict[str, float]
+    ) -> dict[str, Any]:
+        """Options of an inner Trainer: its loggers.
+
+        Args:
+            module: The module that it runs.
+            callbacks: Its callbacks.
+            rates: Takes what a LearningRateMonitor logs; the last values stay.
+        """
+        found = [DummyLogger()] if self.trainer is None else self.trainer.loggers
+        loggers = [LocalLogger(own, self, module, rates) for own in found]
+        options: dict[str, Any] = {"logger": loggers or False}
+        if any("LearningRateMonitor" in lightning_kinds(callback) for callback in callbacks):
+            options["log_every_n_steps"] = 1  # fits are short
+        return options
+
+    def callbacks(self) -> list[L.Callback]:
+        """What lets ``self.trainer.log_dir`` be that of the outer Trainer, also where there is no logger."""
+        return [] if self.trainer is None else [_RootDir(str(self.trainer.default_root_dir))]
+
+
+class _RootDir(L.Callback):
+    """Gives an inner Trainer the outer one's folder, when it has looked for SLURM's checkpoints in none."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        trainer._default_root_dir = self._folder  # type: ignore[attr-defined]
+
+
+class _Local:
+    """An object of a logger as it is found inside: what logs is passed on with the round and the client, or dropped.
+
+    Args:
+        own: The object.
+        run: Says whose turn it is.
+    """
+
+    def __init__(self, own: Any, run: OuterRun) -> None:
+        self._own, self._run = own, run
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]  # isinstance(self.logger, TensorBoardLogger) holds
+        return type(self._own)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_own", "_run"):  # of an object that is being made
+            raise AttributeError(name)
+        if name in _ONCE:
+            return _nothing
+        value = getattr(self._own, name)
+        if not callable(value) or not name.startswith(("log", "add_")):
+            return value
+        return _passed(value, self._run) if self._run.arrives else _nothing
+
+    def __getitem__(self, name: str) -> Any:
+        return self._own[self._run.named(name)] if self._run.arrives else DummyLogger().experiment
+
+
+class LocalLogger(_Local):
+    """A logger of the outer Trainer, as a module finds it inside a local fit or an evaluation.
+
+    Its folder, name and version are those of the outer logger. What the inner Trainer logs is dropped: values that the
+    module logs are taken from there, for means over the clients.
+
+    Args:
+        own: The outer logger.
+        run: Says whose turn it is.
+        module: The module that the inner Trainer runs.
+        rates: Takes what a LearningRateMonitor logs.
+    """
+
+    def __init__(self, own: Any, run: OuterRun, module: L.LightningModule, rates: dict[str, float]) -> None:
+        super().__init__(own, run)
+        self._module, self._rates = module, rates
+
+    @property
+    def experiment(self) -> Any:
+        """What the logger writes with."""
+        return _Local(self._own.experiment, self._run)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Pass on values that the module sends here itself."""
+        trainer: Any = self._module._trainer
+        connector = getattr(trainer, "_logger_connector", None)
+        logged = {"epoch", *getattr(connector, "_logged_metrics", ())}
+        monitored = (
+            getattr(connector, "_callback_metrics", {}).keys() - logged
+        )  # where LearningRateMonitor puts its own
+        self._rates |= {name: float(value) for name, value in metrics.items() if name in monitored}
+        own = {self._run.named(n): value for n, value in metrics.items() if n not in monitored and n not in logged}
+        if own and self._run.arrives:
+            self._own.log_metrics(own, step=self._run.round)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Dropped."""
+
+
+def _passed(function: Callable[..., Any], run: OuterRun) -> Callable[..., Any]:
+    """A function of a logger whose names get the client in front and whose step is the round."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = inspect.signature(function).bind(*args, **kwargs)
+        except (TypeError, ValueError):  # no signature, or another: its own message
+            return function(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            if name in _NAMES and isinstance(value, str):
+                bound.arguments[name] = run.named(value)
+            elif name in _METRICS and isinstance(value, Mapping):
+                bound.arguments[name] = {run.named(str(key)): one for key, one in value.items()}
+        data = bound.arguments.get("data")
+        if isinstance(data, dict):  # of W&B, whose steps count calls
+            bound.arguments.pop("step", None)
+            data["trainer/global_step"] = run.round
+        else:
+            bound.arguments |= {name: run.round for name in bound.signature.parameters if name in _STEPS}
+        return function(*bound.args, **bound.kwargs)
+
+    return call

@@ -1,0 +1,74 @@
+"""Validation inside local fits, where a module's schedules or the callbacks of local fits watch one of its values."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from pfl_lightning.client import FitContext
+from pfl_lightning.data import BatchSource
+
+__all__ = ["LocalValidation"]
+
+_log = logging.getLogger(__name__)
+
+
+class LocalValidation(L.Callback):
+    """Lets an inner Trainer validate after each epoch if something watches a value that the training does not log.
+
+    Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits. A client without a validation part,
+    and a module without a validation step, train on with such a schedule unstepped, and say so.
+
+    Args:
+        trainer: The Trainer, made with the limit of validation batches that holds if it validates.
+        module: The module that it fits.
+        context: Client and data of the fit.
+        logged: Names that the training logs, as they come.
+    """
+
+    def __init__(self, trainer: Any, module: L.LightningModule, context: FitContext, logged: set[str]) -> None:
+        self._limit, self._context, self._logged = trainer.limit_val_batches, context, logged
+        trainer.limit_val_batches = 0
+        part = context.data.validation
+        self._reason = None
+        if part is None or not len(part):
+            self._reason = f"client {context.client} has no validation part"
+        elif not is_overridden("validation_step", module):
+            self._reason = f"{type(module).__name__} has no validation_step"
+
+    def loader(self) -> BatchSource | None:
+        """The client's own validation part in batches on the host; ``None`` where there is nothing to validate."""
+        data = self._context.data
+        if self._reason is not None or data.validation is None:
+            return None
+        return data.validation.loader(
+            data.eval_batch_size, device="cpu" if data.datamodule is not None else data.device
+        )
+
+    def on_train_batch_end(self, trainer: Any, pl_module: L.LightningModule, *args: Any) -> None:
+        """Validate after this epoch, if anything asks for it."""
+        if trainer.limit_val_batches != 0 or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return
+        watched = [config for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
+        watched += [each for each in trainer.callbacks if getattr(each, "monitor", None) is not None]
+        known = {f"{name}{end}" for name in self._logged for end in ("", "_step", "_epoch")}
+        missing = [each for each in watched if each.monitor not in known]
+        by_hand = not pl_module.automatic_optimization and any(
+            hasattr(config.scheduler, "num_bad_epochs") for config in trainer.lr_scheduler_configs
+        )
+        if not (missing or by_hand):
+            return
+        if self._reason is None:
+            trainer.limit_val_batches = self._limit
+            return
+        for each in missing:
+            each.strict = False  # it would end the run
+        names = ", ".join(sorted({each.monitor for each in missing})) or "a value of the validation"
+        _log.warning(
+            "%s: what watches %s in its local fits (a ReduceLROnPlateau, a callback) is left as it is",
+            self._reason,
+            names,
+        )

@@ -1,0 +1,182 @@
+"""Samplers and batch samplers of the user's: what a client gets of them."""
+
+import random
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from pfl_lightning.datamodules import IID, FromLoaders, FromSilos
+
+NUMBER = 40
+ITEMS = TensorDataset(torch.arange(NUMBER), torch.arange(NUMBER) % 2)
+
+
+class Project(L.LightningDataModule):
+    def __init__(self, train, val=None):
+        super().__init__()
+        self.loaders = train, val or DataLoader(ITEMS, 10)
+
+    def train_dataloader(self):
+        return self.loaders[0]
+
+    def val_dataloader(self):
+        return self.loaders[1]
+
+
+def ready(loader, val=None):
+    data = FromLoaders(IID(4, seed=3), datamodule=Project(loader, val))
+    data.setup()
+    return data
+
+
+def flat(lists):
+    return [place for one in lists for place in one]
+
+
+def passes(split, number=1, seed=1):
+    loader = split.loader(4, generator=torch.Generator().manual_seed(seed), shuffle=True)
+    return [[batch[0].tolist() for batch in loader] for _ in range(number)]
+
+
+class Backwards(Sampler):
+    """Even items alone, from the last to the first."""
+
+    def __iter__(self):
+        return iter(range(NUMBER - 2, -1, -2))
+
+    def __len__(self):
+        return NUMBER // 2
+
+
+class Buckets(Sampler):
+    """Batches of eight neighbors, in an order drawn by Python's generator."""
+
+    def __iter__(self):
+        starts = list(range(0, NUMBER, 8))
+        random.shuffle(starts)
+        return iter([list(range(start, start + 8)) for start in starts])
+
+
+def test_a_subset_sampler_says_what_is_divided():
+    data = ready(DataLoader(ITEMS, 4, sampler=SubsetRandomSampler(range(5, 25))))
+    seen = [flat(passes(data.client_data(client).train)[0]) for client in range(4)]
+    assert sorted(flat(seen)) == list(range(5, 25))
+    assert seen[0] != sorted(seen[0])
+
+
+def test_weights_hold_among_a_client_s_items():
+    weights = torch.tensor([0.0, 1.0]).repeat(NUMBER // 2)
+    data = ready(DataLoader(ITEMS, 4, sampler=WeightedRandomSampler(weights.tolist(), 2 * NUMBER)))
+    for client in range(4):
+        train = data.client_data(client).train
+        one, two = passes(train, 2)
+        assert passes(train, 2) == [one, two]
+        assert one != two
+        assert [len(batch) for batch in one] == [4] * 5  # ten of forty items: twenty of eighty draws
+        assert len(train.loader(4, generator=torch.Generator(), shuffle=True)) == 5
+        own = set(train.indices.tolist())
+        assert all(place % 2 == 1 and place in own for batch in one for place in batch)
+
+
+def test_a_random_sampler_of_fewer_items():
+    data = ready(DataLoader(ITEMS, 4, sampler=RandomSampler(ITEMS, num_samples=20)))
+    (one,) = passes(data.client_data(0).train)
+    assert [len(batch) for batch in one] == [4, 1]
+    assert len(set(flat(one))) == 5
+
+
+@pytest.mark.parametrize("stage", ["train", "validation"])
+def test_any_sampler_gives_a_client_its_own_items_in_its_order(stage):
+    loader = DataLoader(ITEMS, 4, sampler=Backwards())
+    data = ready(loader) if stage == "train" else ready(DataLoader(ITEMS, 4, shuffle=True), loader)
+    for client in range(4):
+        split = getattr(data.client_data(client), stage)
+        own = [place for place in sorted(split.indices.tolist(), reverse=True) if place % 2 == 0]
+        got = [batch[0].tolist() for batch in split.loader(4)]
+        assert got == [own[start : start + 4] for start in range(0, len(own), 4)]
+
+
+def test_a_batch_sampler_gives_a_client_its_own_items_of_each_batch():
+    with pytest.warns(UserWarning, match="of each batch of the Buckets a client gets its own items"):
+        data = ready(DataLoader(ITEMS, batch_sampler=Buckets()))
+    state = random.getstate()
+    for client in range(4):
+        train = data.client_data(client).train
+        one, two = passes(train, 2)
+        assert passes(train, 2) == [one, two]
+        assert sorted(flat(one)) == sorted(flat(two)) == sorted(train.indices.tolist())
+        assert all(len({place // 8 for place in batch}) == 1 for batch in one)
+    assert random.getstate() == state
+    orders = [[batch[0] // 8 for batch in passes(data.client_data(0).train, seed=seed)[0]] for seed in range(5)]
+    assert len(set(map(tuple, orders))) > 1
+
+
+@pytest.mark.parametrize("order", [RandomSampler, SequentialSampler])
+def test_torch_s_own_batch_sampler_is_a_batch_size(order):
+    data = ready(DataLoader(ITEMS, batch_sampler=BatchSampler(order(ITEMS), 7, drop_last=True)))
+    assert (data.batch_size, data.drop_last) == (7, True)
+    assert data.client_data(0).train.source.order is None
+    assert data.client_data(0).train.source.shuffled == (order is RandomSampler)
+
+
+def test_evaluations_have_their_own_loader_s_batches():
+    class Both(Project):
+        def test_dataloader(self):
+            return DataLoader(ITEMS, 6)
+
+    data = FromLoaders(IID(2), datamodule=Both(DataLoader(ITEMS, 3), DataLoader(ITEMS, 5)))
+    data.setup()
+    parts = data.client_data(0)
+    sizes = [len(next(iter(part.loader(100)))[0]) for part in (parts.validation, parts.test)]
+    assert sizes == [5, 6]
+
+
+class Stream(IterableDataset):
+    """Items of an unknown number."""
+
+    def __iter__(self):
+        return iter(range(7))
+
+
+@pytest.mark.parametrize(
+    ("loader", "expected"),
+    [
+        (DataLoader(ITEMS, 8, sampler=Backwards()), [list(range(38, 22, -2)), list(range(22, 6, -2)), [6, 4, 2, 0]]),
+        (DataLoader(ITEMS, batch_sampler=[[3, 1], [5]]), [[3, 1], [5]]),
+        (DataLoader(Stream(), 3), [[0, 1, 2], [3, 4, 5], [6]]),
+        (DataLoader(Stream(), 3, num_workers=1), [[0, 1, 2], [3, 4, 5], [6]]),
+        (DataLoader(Stream(), 3, drop_last=True), [[0, 1, 2], [3, 4, 5]]),
+        (DataLoader(Stream(), batch_size=None), list(range(7))),
+    ],
+    ids=["sampler", "batch sampler", "stream", "with a worker", "drop_last", "single items"],
+)
+def test_a_loader_of_one_client_is_used_as_it_is(loader, expected):
+    data = FromSilos([loader])
+    data.setup()
+    parts = data.client_data(0)
+    assert len(parts.validation) == 0  # nothing can be set aside
+    batches = parts.train.loader(100, generator=torch.Generator(), shuffle=True, drop_last=True)
+    for _ in range(2):
+        got = [batch[0] if isinstance(batch, list) else batch for batch in batches]
+        assert [g.tolist() if isinstance(g, torch.Tensor) else g for g in got] == expected
+    data.release()
+
+
+def test_clients_weigh_what_a_stream_has_given():
+    data = FromSilos([DataLoader(Stream(), 3), DataLoader(ITEMS, 3)])
+    data.setup()
+    assert len(data.client_data(0).train) == 1
+    list(data.client_data(0).train.loader(3))
+    assert len(data.client_data(0).train) == 7

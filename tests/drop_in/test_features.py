@@ -1,0 +1,335 @@
+"""The papers' methods on somebody's own module equal the built-in ones, parameter by parameter."""
+
+import copy
+import pickle
+from functools import partial
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, own_model, quiet_trainer, run
+from torch.nn import functional as F
+
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
+from pfl_lightning.callbacks.divergence import has_dead_features
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import DCPFL, Calibre, DualFed, FedAvg, FedClassAvg, FedGH, FedPAC, FedProto, FedRoD
+from pfl_lightning.methods import dualfed as dualfed_module
+from pfl_lightning.methods import fedrod as fedrod_module
+
+LR, COHORTS = 0.05, [[0, 2, 3], [1, 2]]
+SGD = {"lr": LR, "momentum": 0.5, "weight_decay": 5e-4}
+# Options of both, and those of the built-in method alone, which has no optimizer of its own making.
+METHODS = {
+    "FedProto": (FedProto, {"alignment": 0.7}, {"lr": LR}),
+    "FedPAC": (FedPAC, {"head_lr": 0.1, "head_epochs": 2, "alignment": 0.7}, {"lr": LR}),
+    "FedGH": (FedGH, {"server_lr": 0.2}, {"lr": LR}),
+    "FedRoD": (FedRoD, {}, {"lr": LR}),
+    "DCPFL": (DCPFL, {"virtual_features": 40, "server_lr": 0.2}, SGD),
+    "DCPFL matrices": (DCPFL, {"virtual_features": 40, "factors": False}, SGD),
+    "DualFed": (DualFed, {"contrastive": 2.0, "projector_batch_norm": False}, {"lr": LR, "weight_decay": 5e-4}),
+    "DualFed logits": (
+        DualFed,
+        {"stages": "simultaneous", "prediction": "logits", "projector_batch_norm": False, "contrastive": 2.0},
+        {"lr": LR, "weight_decay": 5e-4},
+    ),
+    "FedClassAvg": (
+        FedClassAvg,
+        {"contrastive": False, "proximal": 0.4},
+        {"optimizer": partial(torch.optim.SGD, **SGD), "head_relu": False},
+    ),
+}
+
+
+OWN = ("personal_head.", "projector.", "global_head.")  # what methods have beside the module
+
+
+def as_builtin(state):
+    """A module's tensors under the names of encoder and head."""
+    return {name.replace("body.", "encoder.").replace("fc.", "head."): tensor for name, tensor in state.items()}
+
+
+@pytest.fixture
+def same_layers(monkeypatch):
+    """Layers that methods add begin with the same weights, however many random numbers were drawn before."""
+
+    class Linear(torch.nn.Linear):
+        def reset_parameters(self):
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.copy_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
+
+    names = ("Module", "Sequential", "ReLU", "BatchNorm1d")
+    layers = SimpleNamespace(Linear=Linear, **{name: getattr(torch.nn, name) for name in names})
+    for method in (fedrod_module, dualfed_module):
+        monkeypatch.setattr(method, "nn", layers)
+
+
+def states(federation, wanted):
+    """Each client's own model, and tensors of the server by their shape."""
+    found = {}
+    for client in range(CLIENTS):
+        own = own_model(federation, client)
+        module = as_builtin(own.module.state_dict()) if wanted == "module" else own.state_dict()
+        module |= {name: w for name, w in own.state_dict().items() if name.startswith(OWN)}
+        names = [name for name in module if name.startswith(("encoder.", "head.", *OWN))]
+        found |= {f"client {client} {name}": module[name].clone() for name in names}
+    named = as_builtin({n.removeprefix("module."): w for n, w in federation.server.broadcast(1, 2).weights.items()})
+    return found | {f"sent {name}": tensor.clone() for name, tensor in named.items()}
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine, VectorizedEngine])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_module_trains_as_the_built_in_method(name, engine, same_layers):
+    method, options, of_builtin = METHODS[name]
+    options = {**options, "epochs": 2}
+    builtin = run(
+        partial(method, **options, **of_builtin), 2, cohorts=COHORTS, engine=SequentialEngine(cache_features=False)
+    )
+    federation, trainer = run_project(method, 2, module=Net(LR), cohorts=COHORTS, engine=engine(), **options)
+    assert_same(states(federation, "module"), states(builtin, "builtin"), atol=0.0)
+    assert torch.isfinite(trainer.callback_metrics["train_loss"])
+    assert type(federation.client_model(1)) is Net
+    for client in (0, 1):
+        assert federation.test_scores[client].accuracy == builtin.test_scores[client].accuracy
+
+
+@pytest.mark.parametrize("data", ["items", "tensors"])
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
+def test_two_views_are_two_readings_of_an_item(data, engine):
+    options = {"proximal": 0.4, "epochs": 2}
+    sgd = partial(torch.optim.SGD, **SGD)
+    builtin = run(partial(FedClassAvg, optimizer=sgd, head_relu=False, **options), 2, cohorts=COHORTS)
+    own = Data() if data == "items" else Toy()
+    division = {} if data == "items" else {"num_clients": None}
+    federation, trainer = fitted(FedClassAvg, own, engine=engine(), rounds=2, cohorts=COHORTS, **division, **options)
+    assert_same(states(federation, "module"), states(builtin, "builtin"), atol=1e-6)
+    assert trainer.callback_metrics["train/contrastive"] > 0
+
+
+def fitted(method, data, *, module=None, rounds=1, cohorts=(range(CLIENTS),), **options):
+    """A federation of a module on data that are divided already, or on those of the project."""
+    if isinstance(data, Data):
+        return run_project(method, rounds, module=module or Net(LR), data=data, cohorts=cohorts, **options)
+    options.pop("num_clients", None)
+    federation, data = federate(module or Net(LR), data, method, seed=11, **options)
+    trainer = quiet_trainer(rounds, GivenCohorts(*cohorts))
+    trainer.fit(federation, datamodule=data)
+    return federation, trainer
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Items under a random transform, counted."""
+
+    def __init__(self, toy):
+        samples = toy.load()
+        self.inputs, self.targets, self.reads = samples.train_inputs, samples.train_targets, 0
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, place):
+        self.reads += 1
+        return self.inputs[place] + 0.1 * torch.randn(6), self.targets[place]
+
+
+class NoisyData(Data):
+    """Training items under the random transform."""
+
+    def setup(self, stage):
+        super().setup(stage)
+        self.noisy = getattr(self, "noisy", None) or Noisy(self.toy)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.noisy, batch_size=4, shuffle=True)
+
+
+def test_views_differ_by_the_transform_and_are_left_out_by_an_option():
+    seen = []
+
+    class Seeing(Net):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            assert len(batch) == 2  # a batch of the project, not two views of it
+            if self.trainer.training:
+                seen.append(batch[0])
+            return batch
+
+    data = NoisyData()
+    fitted(FedClassAvg, data, module=Seeing(), cohorts=[[0]])
+    assert data.noisy.reads >= 2 * 11
+    first, second = seen[-2:]
+    assert first.shape == second.shape
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(first, second, atol=1.0, rtol=0)
+    data = NoisyData()
+    _, trainer = fitted(FedClassAvg, data, cohorts=[[0]], contrastive=False)
+    assert "train/contrastive" not in trainer.callback_metrics
+
+
+class Topics(L.LightningModule):
+    """Takes dictionaries by its step alone, without a forward; an entry says the class."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net(LR)
+
+    def scores(self, batch):
+        return self.net.fc(self.net.body(batch["words"]))
+
+    def training_step(self, batch, batch_idx):
+        self.log("train_loss", loss := F.cross_entropy(self.scores(batch), batch["topic"]))
+        return {"loss": loss}
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self.scores(batch), batch["topic"]))
+
+    def configure_optimizers(self):
+        return self.net.configure_optimizers()
+
+
+class TopicData(Data):
+    """Items that are dictionaries."""
+
+    def train_dataloader(self):
+        pairs = zip(self.samples.train_inputs, self.samples.train_targets, strict=True)
+        items = [{"words": words, "topic": int(topic)} for words, topic in pairs]
+        return torch.utils.data.DataLoader(items, batch_size=4, shuffle=True)
+
+    val_dataloader = train_dataloader
+    test_dataloader = None
+
+
+def topic(item):
+    """The class of an item, or the classes of a batch."""
+    return item["topic"]
+
+
+@pytest.mark.parametrize("method", [FedProto, FedPAC, FedRoD])
+def test_labels_say_the_class_of_an_item_and_of_a_batch(method):
+    federation, trainer = fitted(method, TopicData(), module=Topics(), num_clients=3, cohorts=[range(3)], labels=topic)
+    assert torch.isfinite(trainer.callback_metrics["train/loss"])
+    assert federation.clients.models[0].num_classes == 5
+    with pytest.raises(ConfigurationError, match=r"a batch here is a dict .* labels= is not given: give labels="):
+        fitted(method, TopicData(), module=Topics(), num_clients=3, cohorts=[range(3)])
+    wrong = r"labels= gave a tensor of shape \(4, 6\) and type torch.float32"
+    with pytest.raises(ConfigurationError, match=wrong):
+        fitted(
+            method,
+            [torch.utils.data.DataLoader(silo, batch_size=4) for silo in silos()],
+            module=Topics(),
+            cohorts=[range(2)],
+            labels=lambda item: item["words"],
+        )
+
+
+def silos():
+    data = TopicData()
+    data.setup("fit")
+    items = data.train_dataloader().dataset
+    return items[:12], items[12:24]
+
+
+def test_silos_take_labels_of_batches():
+    loaders = [torch.utils.data.DataLoader(silo, batch_size=4) for silo in silos()]
+    federation, _ = fitted(FedProto, loaders, module=Topics(), cohorts=[range(2)], labels=topic)
+    assert bool(federation.server.present[0])
+
+
+def test_the_balanced_loss_counts_classes_that_no_partition_has_read():
+    one, _ = fitted(FedRoD, TopicData(), module=Topics(), num_clients=3, cohorts=[range(3)], labels=topic)
+    model = one.clients.models[0]
+    assert sorted(model._class_counts) == [0, 1, 2]
+    for client, counts in model._class_counts.items():
+        assert counts.tolist() == one.data.client_data(client).train.class_counts(5).tolist()
+
+
+def test_a_named_layer_has_the_features():
+    whole, _ = fitted(FedProto, Data(), cohorts=COHORTS, rounds=2)
+    named, _ = fitted(FedProto, Data(), cohorts=COHORTS, rounds=2, features="body")
+    assert_same(states(named, "module"), states(whole, "module"))
+    wider, _ = fitted(FedProto, Data(), cohorts=COHORTS, features="body.1", head="fc", prediction="classifier")
+    assert wider.server.prototypes.shape == (5, 5)
+    with pytest.raises(ConfigurationError, match=r"FedGH passes features through the head by itself: 'fc' takes 4"):
+        fitted(FedGH, Data(), features="body.1")
+
+
+class TwoScores(Net):
+    """A step that calls its head on more rows than the batch has classes."""
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0].repeat(2, 1)), batch[1].repeat(2))
+
+
+class Steering(Net):
+    """Steps its optimizer by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (TwoScores, r"a batch has 4 classes, and the input of 'fc' has 8 rows: name by features="),
+        (Steering, "FedProto adds terms to the loss that training_step returns, and Steering steps its optimizers"),
+    ],
+)
+def test_what_has_no_features_is_told(module, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fitted(FedProto, Data(), module=module())
+
+
+def test_a_method_with_steps_of_its_own_is_refused():
+    with pytest.raises(ConfigurationError, match="Calibre trains an encoder by steps of its own"):
+        federate(Net(), Data(), Calibre, num_clients=2)
+
+
+class Dropping(Net):
+    """Dropout in the head, an optimizer of what trains alone, and a schedule."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Sequential(torch.nn.Dropout(0.3), self.fc)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("method", [DCPFL, FedRoD, DualFed], ids=lambda method: method.__name__)
+def test_what_a_method_adds_trains_by_the_modules_own_optimizer(method, precision):
+    federation, _ = run_project(
+        for_toy(method), module=Dropping(), cohorts=[[0]], epochs=2, head="fc", trainer={"precision": precision}
+    )
+    before = {name: tensor.clone() for name, tensor in own_model(federation, 4).state_dict().items()}  # untrained
+    after = own_model(federation, 0).state_dict()
+    beside = [name for name in before if name.startswith(("personal_head.", "projector."))]
+    assert (method is DCPFL) == (not beside)
+    assert all(not torch.equal(after[name], before[name]) for name in beside)
+    assert all(tensor.isfinite().all() for tensor in after.values())
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedProto])
+def test_features_that_cannot_be_seen_are_not_dead(method):
+    federation, _ = fitted(method, Data(), cohorts=COHORTS)
+    assert not has_dead_features(federation)
+
+
+def test_federate_draws_no_random_numbers():
+    module = Net()
+    state = torch.get_rng_state()
+    federate(module, Data(), FedRoD, num_clients=2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_client_is_what_it_is_after_a_journey():
+    federation, _ = fitted(FedRoD, Data(), cohorts=COHORTS)
+    model = federation.clients.models[0]
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(other) is type(model)
+        assert other.head is other.module.fc
+        assert_same(dict(other.state_dict()), dict(model.state_dict()))

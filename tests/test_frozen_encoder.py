@@ -1,0 +1,69 @@
+"""An own encoder that somebody has frozen stays as it is, and neither travels nor is stored."""
+
+import pytest
+import torch
+from _helpers.toy import CLIENTS, Toy, assert_same, normed_encoder, run, tiny_encoder, whole_state
+from torch import nn
+
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import Ditto, FedAvg, FedBABU, FedPer, FedRep, LGFedAvg
+
+
+def half_frozen(input_shape):
+    """Its first layer is frozen."""
+    encoder = tiny_encoder(input_shape)
+    encoder[0].requires_grad_(False)
+    return encoder
+
+
+def wholly_frozen(input_shape):
+    """With batch normalization, in training mode."""
+    return normed_encoder(input_shape).requires_grad_(False)
+
+
+def first_values(federation):
+    """The frozen layer as it was, of the same seed."""
+    return run(FedAvg, 0, encoder=half_frozen).models[0].encoder[0].weight
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine, VectorizedEngine])
+@pytest.mark.parametrize("method", [FedAvg, FedPer, LGFedAvg, FedRep, FedBABU, Ditto])
+def test_a_frozen_layer_stays(method, engine):
+    federation = run(method, 2, encoder=half_frozen, engine=engine())
+    frozen = {"encoder.0.weight", "encoder.0.bias"}
+    if method is Ditto:
+        frozen |= {f"global_model.{name}" for name in frozen}
+    model = federation.models[0]
+    assert model.frozen == frozen
+    assert frozen.isdisjoint((*model.shared_names(), *model.kept_names(), *model.fixed_names()))
+    for store in federation.personal.stores:
+        assert frozen.isdisjoint(store.initial)
+    start = first_values(federation)
+    for client in range(CLIENTS):
+        own = federation.client_model(client)
+        assert torch.equal(own.encoder[0].weight, start)
+        assert not own.encoder[0].weight.requires_grad
+        assert own.encoder[2].weight.requires_grad
+    if engine is TrainerEngine:
+        assert_same(whole_state(federation), whole_state(run(method, 2, encoder=half_frozen)))
+
+
+def test_a_wholly_frozen_encoder_sends_the_head_alone():
+    federation = run(FedAvg, 2, encoder=wholly_frozen)
+    assert federation.models[0].shared_names() == ["head.weight", "head.bias"]
+    assert not federation.models[0].encoder[1].running_mean.any()
+    with pytest.raises(ConfigurationError, match="phase 'encoder' of FedRep has nothing to train"):
+        run(FedRep, encoder=wholly_frozen)
+
+
+def test_statistics_that_move_travel():
+    def partly(input_shape):
+        encoder = nn.Sequential(*normed_encoder(input_shape), nn.Linear(4, 4))
+        encoder.out_features = 4
+        encoder[1].requires_grad_(False)
+        return encoder
+
+    federation = run(FedAvg, encoder=partly, data=Toy(batch_size=9), limit_val_batches=0)
+    assert {"encoder.1.weight", "encoder.1.bias"} == federation.models[0].frozen
+    assert "encoder.1.running_mean" in federation.models[0].shared_names()
