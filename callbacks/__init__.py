@@ -3,6 +3,7 @@
 from pfl_lightning.callbacks.architectures import ArchitectureTable, architecture_table
 from pfl_lightning.callbacks.inspection import (
     ClientAccuracy,
+    ClientMetrics,
     CombinationWeights,
     Communication,
     FeatureEmbedding,
@@ -21,6 +22,7 @@ from pfl_lightning.round import Traffic
 __all__ = [
     "ArchitectureTable",
     "ClientAccuracy",
+    "ClientMetrics",
     "CombinationWeights",
     "Communication",
     "FeatureEmbedding",

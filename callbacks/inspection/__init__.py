@@ -8,12 +8,14 @@ from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.group import Inspection
 from pfl_lightning.callbacks.inspection.losses import LossComponents
+from pfl_lightning.callbacks.inspection.metrics import ClientMetrics
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 
 __all__ = [
     "ClientAccuracy",
+    "ClientMetrics",
     "CombinationWeights",
     "Communication",
     "FeatureEmbedding",

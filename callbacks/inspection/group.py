@@ -12,6 +12,7 @@ from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.losses import LossComponents
+from pfl_lightning.callbacks.inspection.metrics import ClientMetrics
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
 from pfl_lightning.callbacks.inspection.probe import ProbeSettings, SplitName
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
@@ -39,9 +40,9 @@ class Inspection:
         >>> from pfl_lightning.callbacks import FeatureEmbedding, Inspection
         >>> callbacks = Inspection(every_n_rounds=20).callbacks(without={FeatureEmbedding})
         >>> [type(callback).__name__ for callback in callbacks][:4]
-        ['RunSettings', 'PartitionPicture', 'ClientAccuracy', 'LossComponents']
+        ['RunSettings', 'PartitionPicture', 'ClientAccuracy', 'ClientMetrics']
         >>> len(callbacks)
-        8
+        9
     """
 
     every_n_rounds: int = 10
@@ -70,6 +71,7 @@ class Inspection:
             RunSettings(config, self.dirpath),
             PartitionPicture(self.dirpath),
             ClientAccuracy(every, self.dirpath),
+            ClientMetrics(every, self.dirpath),
             LossComponents(every, self.dirpath),
             Communication(every, self.dirpath),
             CombinationWeights(every, self.dirpath),

@@ -1,10 +1,11 @@
-"""Figure of the partition: the number of samples of each class at each client."""
+"""Figure of the partition: the number of samples, of each class where there are classes, at each client."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import lightning as L
+import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.datamodules import partition_figure
@@ -16,6 +17,8 @@ __all__ = ["PartitionPicture"]
 class PartitionPicture(InspectionCallback):
     """Heat map of the training samples by client and class, as by ``pfl partition``, once at the start of the run.
 
+    Without classes it shows how many samples each client has.
+
     Novel clients, which never train, are marked.
 
     Args:
@@ -24,10 +27,6 @@ class PartitionPicture(InspectionCallback):
 
     def __init__(self, dirpath: str | None = None) -> None:
         super().__init__(dirpath=dirpath)
-
-    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """Reason if the data have no classes; else None."""
-        return None if federation.data.num_classes > 0 else "the data have no classes"
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
         """Draw the heat map, unless the run continues from a checkpoint, whose run already has it."""
@@ -39,4 +38,8 @@ class PartitionPicture(InspectionCallback):
             novel = set(data.novel)
             known = groups or [""] * data.num_clients
             groups = [", ".join(filter(None, (own, "novel" * (k in novel)))) for k, own in enumerate(known)]
-        self.recorder.figure("partition", partition_figure(data.class_counts(), data.class_names, groups), 0)
+        counts, names = data.class_counts(), data.class_names
+        if data.num_classes == 0:  # a regression, or items whose classes are not known
+            counts = np.array([[len(data.client_data(client).train)] for client in range(data.num_clients)])
+            names = ("all",)
+        self.recorder.figure("partition", partition_figure(counts, names, groups), 0)

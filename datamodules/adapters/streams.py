@@ -50,6 +50,7 @@ class Kept:
         """State without processes."""
         loader = copy.copy(self.loader)
         loader._iterator = None
+        vars(loader).pop("__pl_attrs_record", None)  # of Lightning: all that was ever assigned, its processes, too
         return {**self.__dict__, "loader": loader}
 
 

@@ -79,7 +79,14 @@ def flags(options, prefix=""):
     return [str(word) for name, value in options.items() for word in (f"--{prefix}{name}", value)]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+SLOW = ("script_convergent_cifar10", "script_fair_cifar10", "calibre_stl10", "calibre_cifar10_dirichlet")
+"""Configs that are like others, and take over 10 s each."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(c, id=c.stem, marks=[pytest.mark.slow] if c.stem in SLOW else []) for c in CONFIGS],
+)
 def test_config(tmp_path, monkeypatch, config):
     monkeypatch.setenv("PFL_LIGHTNING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PFL_DEBUG", "1")

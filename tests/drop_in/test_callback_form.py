@@ -237,8 +237,8 @@ def test_wrong_use_is_refused():
     federation, data = federate(Net(), Data(), FedPer, num_clients=3)
     with pytest.raises(ConfigurationError, match="give the Trainer the module and data as they are"):
         quiet_trainer(1, loop).fit(federation, data)
-    with pytest.raises(ConfigurationError, match="gradient_clip_val"):
-        quiet_trainer(1, loop, gradient_clip_val=1.0).fit(Net(), Data())
+    with pytest.raises(ConfigurationError, match="max_steps"):
+        quiet_trainer(1, loop, max_steps=5).fit(Net(), Data())
     quiet_trainer(1, loop).fit(Net(), Data())  # after a refusal it can be used
 
 

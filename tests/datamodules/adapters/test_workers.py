@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.data import _replace_dunder_methods
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from pfl_lightning.datamodules import IID, FromLoaders, FromSilos
@@ -156,6 +157,17 @@ def test_one_client_at_a_time_has_workers(options):
     assert not any(map(running, first))
     data.release()
     assert not any(map(running, second))
+
+
+def test_loaders_whose_attributes_lightning_records_are_sent_without_processes():
+    """It records them while it asks a hook for loaders, and from then on if that hook fails."""
+    with _replace_dunder_methods(DataLoader, "dataset"):
+        loader = DataLoader(Reading(), batch_size=3, num_workers=1, persistent_workers=True, sampler=[1, 0, 2])
+        data = FromSilos([loader], validation_share=0.0)
+        data.setup()
+        assert processes(batches(data, 0))
+        assert len(pickle.loads(pickle.dumps(data)).client_data(0).train) == 24
+        data.release()
 
 
 def test_settings_of_the_loader_hold():

@@ -1,6 +1,7 @@
 """RayEngine with real worker processes.
 
-Most tests here take over 10 s: every worker is a real process that imports torch, and some are killed.
+Most tests here take over 10 s: every worker is a real process that imports torch, and some are killed. All but one are
+slow; the others' tests use an emulated Ray (``test_payloads.py``).
 """
 
 import contextlib
@@ -84,8 +85,9 @@ class RayDies(L.Callback):
                     self.killed += 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
-@pytest.mark.parametrize("name", [pytest.param("raylet", marks=pytest.mark.slow), "gcs_server"])
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 def test_the_death_of_ray_itself_is_an_error_and_leaves_no_process_behind(name, descendants):
     dies = RayDies(name, descendants)
     with pytest.raises(FederationError, match=rf"Ray's .*{name}.* has died .*Resume with --ckpt_path last"):
@@ -95,6 +97,7 @@ def test_the_death_of_ray_itself_is_an_error_and_leaves_no_process_behind(name, 
     _wait_until(lambda: not descendants(), 60)
 
 
+@pytest.mark.slow
 def test_a_connection_of_the_users_stays(tmp_path):
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     try:
@@ -126,6 +129,7 @@ class NodeGoes(L.Callback):
             self.remove.start()
 
 
+@pytest.mark.slow
 def test_a_cluster_by_address_that_loses_a_node(monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -144,6 +148,7 @@ def test_an_address_that_nobody_answers():
         run(FIT, 1, engine=RayEngine(address="127.0.0.1:9"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_ctrl_c_leaves_no_process_behind(tmp_path, left_behind):
     program = f"""
