@@ -212,7 +212,7 @@ def test_models_without_features_classes_and_accuracies(tmp_path, monkeypatch):
     callbacks = [_Bare(monkeypatch), *Inspection(1).callbacks()]
     run(partial(FedAvg, epochs=1), 2, callbacks=callbacks, logger=board(tmp_path))
     found = events(tmp_path)
-    assert not found.Tags()["images"]
+    assert found.Tags()["images"] == ["partition"]  # the sizes of the clients
     assert found.Tags()["histograms"] == ["clients/train_cross_entropy", "clients/train_loss"]
     assert {"bytes/total", "train/loss"} <= set(found.Tags()["scalars"])
     assert "test_accuracy/lower" not in found.Tags()["scalars"]
