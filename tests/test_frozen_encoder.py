@@ -1,4 +1,4 @@
-"""An own encoder that somebody has frozen stays as it is, and neither travels nor is stored."""
+"""An encoder that its author has frozen stays as it is, and neither travels nor is stored."""
 
 import pytest
 import torch

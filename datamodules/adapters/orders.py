@@ -140,7 +140,7 @@ def order_of(sampler: Any, length: int) -> Order:
 
 @contextmanager
 def seeded_draws(generator: torch.Generator, sampler: Any = None) -> Iterator[None]:
-    """Inside, the user's code draws from generators that are seeded anew: torch's, Python's, NumPy's, the sampler's.
+    """Inside, the user's code draws from generators that are seeded for it: torch's, Python's, NumPy's, the sampler's.
 
     Args:
         generator: CPU generator that gives the seed.

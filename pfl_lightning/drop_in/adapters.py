@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.state.export import exported_clients
 
 __all__ = ["export_adapters"]
 
@@ -34,14 +35,12 @@ def export_adapters(federation: Federation, folder: str | Path, clients: Iterabl
         FederationError: The federation has not been fitted or evaluated yet.
         IndexError: There is no such client.
     """
-    if not federation.is_set_up:
-        raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
     target, written = Path(folder), []
-    for client in range(federation.num_clients) if clients is None else clients:
+    for client, name in exported_clients(federation, clients):
         adapted = _adapted(federation.client_model(client))
-        place = target / f"client_{client:0{len(str(federation.num_clients - 1))}d}"
-        for name, network in adapted.items():
-            own = place / name if len(adapted) > 1 else place
+        place = target / name
+        for network_name, network in adapted.items():
+            own = place / network_name if len(adapted) > 1 else place
             network.save_pretrained(str(own))
             written.append(own)
     return written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +12,24 @@ from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["export_clients"]
+__all__ = ["export_clients", "exported_clients"]
+
+
+def exported_clients(federation: Federation, clients: Iterable[int] | None) -> Iterator[tuple[int, str]]:
+    """Clients that are exported, and the name of each one's file or folder, such as ``client_03``.
+
+    Args:
+        federation: A federation that has been fitted, or has loaded a checkpoint.
+        clients: Numbers of clients; ``None`` for all.
+
+    Raises:
+        FederationError: The federation has not been fitted or evaluated yet.
+    """
+    if not federation.is_set_up:
+        raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
+    width = len(str(federation.num_clients - 1))
+    for client in range(federation.num_clients) if clients is None else clients:
+        yield client, f"client_{client:0{width}d}"
 
 
 def export_clients(federation: Federation, folder: str | Path, clients: Iterable[int] | None = None) -> list[Path]:
@@ -36,14 +53,12 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
         FederationError: The federation has not been fitted or evaluated yet.
         IndexError: There is no such client.
     """
-    if not federation.is_set_up:
-        raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
     target, written = Path(folder), []
-    for client in range(federation.num_clients) if clients is None else clients:
+    for client, name in exported_clients(federation, clients):
         model = federation.client_model(client)
         names = federation.clients.model_of(client).exported_names()
         state = model.state_dict()
-        path = target / f"client_{client:0{len(str(federation.num_clients - 1))}d}.pt"
+        path = target / f"{name}.pt"
         with replace_file(path) as temporary, temporary.open("wb") as file:
             torch.save({name: state[name].cpu().clone() for name in names}, file)
         about = {

@@ -1,4 +1,4 @@
-"""The papers' methods on somebody's own module equal the built-in ones, parameter by parameter."""
+"""The papers' methods on a user's module equal the built-in ones, parameter by parameter."""
 
 import copy
 import pickle

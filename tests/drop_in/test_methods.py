@@ -1,4 +1,4 @@
-"""Every method on somebody's own module equals the plain restatement, under both engines."""
+"""Every method on a user's module equals the plain restatement, under both engines."""
 
 import pytest
 import torch

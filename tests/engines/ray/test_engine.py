@@ -1,7 +1,7 @@
 """RayEngine with real worker processes.
 
-Most tests here take over 10 s: every worker is a real process that imports torch, and some are killed. All but one are
-slow; the others' tests use an emulated Ray (``test_payloads.py``).
+Most tests here take over 10 s: every worker is a real process that imports torch, and some are killed. Most are marked
+``slow``; other tests use an emulated Ray (``test_payloads.py``).
 """
 
 import contextlib
