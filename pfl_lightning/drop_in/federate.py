@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
-from pfl_lightning.drop_in.copies import Factory
-from pfl_lightning.drop_in.federation import ModuleFederation
-from pfl_lightning.drop_in.given_data import Division, LoadersByStage, data_of
+from pfl_lightning.drop_in.client.copies import Factory
+from pfl_lightning.drop_in.forms.given_data import Division, LoadersByStage, data_of
+from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
 from pfl_lightning.older_package import as_older, is_older
 

@@ -1,0 +1,106 @@
+"""Copies of a user's module, also where ``copy.deepcopy`` does not take it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from pfl_lightning.drop_in.client.frozen import shared_memory
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.older_package import made_lightning, written_class
+
+__all__ = ["Factory", "copied", "held_tensors"]
+
+Factory = Callable[[], L.LightningModule]
+
+DATA = (Dataset, DataLoader, L.LightningDataModule)
+"""What of a module is data."""
+
+
+def copied(
+    module: L.LightningModule, factory: Factory | None = None, shared: Collection[str] = ()
+) -> L.LightningModule:
+    """A copy of lightning's package that is not compiled: a compiled call would go on with the original's weights.
+
+    Args:
+        module: The module.
+        factory: Makes the module once more, with any weights; ``None`` copies all of its attributes.
+        shared: Names of parameters whose memory the copy shares, since they never change.
+
+    Raises:
+        ConfigurationError: It cannot be copied, or the factory makes something else.
+    """
+    if factory is None:
+        try:
+            other = copy.deepcopy(module, held_tensors(module) | shared_memory(module, shared))
+        except Exception as error:
+            name, reason = type(module).__name__, f"{type(error).__name__}: {error}"
+            raise ConfigurationError(
+                f"clients train copies of {name}, and it cannot be copied: {reason}. Give federate(..., "
+                f"module_factory=...) a function that makes it once more, such as lambda: {name}(...), whose weights "
+                "are then copied; or make what cannot be copied (a lock, an open file, a connection) in setup"
+            ) from error
+    else:
+        other = _made_again(module, factory, shared)
+    made_lightning(other)
+    for layer in other.modules():
+        layer._compiled_call_impl = None
+    return other
+
+
+def held_tensors(module: nn.Module) -> dict[int, Any]:
+    """Copies of results of computations that a module or a layer holds on to, without gradient, as a memo of deepcopy.
+
+    Such are the weights of ``torch.nn.utils.weight_norm`` and images that a step keeps; deepcopy refuses them. Data
+    sets and loaders that a module brings stand for themselves: all copies share them.
+    """
+    values = (value for layer in module.modules() for value in vars(layer).values())
+    every = list(values)
+    found = {id(tensor): tensor for value in every for tensor in _computed(value)}
+    data = {id(value): value for value in every if isinstance(value, DATA)}
+    return {number: tensor.detach().clone() for number, tensor in found.items()} | data
+
+
+def _computed(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if not value.is_leaf:
+            yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _computed(part)
+
+
+def _made_again(module: L.LightningModule, factory: Factory, shared: Collection[str]) -> L.LightningModule:
+    with isolate_rng():
+        other = factory()
+    name = written_class(module).__name__
+    if type(other) is not written_class(module) or other is module:
+        what = "the same object" if other is module else f"a {type(other).__name__}"
+        raise ConfigurationError(f"module_factory must make a new {name} at every call, it made {what}")
+    _take_over(dict(module.named_parameters()), dict(other.named_parameters()), name, shared)
+    _take_over(dict(module.named_buffers()), dict(other.named_buffers()), name)
+    for own, layer in zip(module.modules(), other.modules(), strict=True):
+        layer.training = own.training
+    return other
+
+
+@torch.no_grad()
+def _take_over(given: dict[str, Tensor], made: dict[str, Tensor], name: str, shared: Collection[str] = ()) -> None:
+    if [(n, t.shape) for n, t in given.items()] != [(n, t.shape) for n, t in made.items()]:
+        differing = [n for n in given.keys() | made.keys() if n not in given or n not in made] or [
+            n for n in given if given[n].shape != made[n].shape
+        ]
+        raise ConfigurationError(
+            f"module_factory makes a {name} with other names or shapes than the module given: {sorted(differing)}; "
+            "call it with the same arguments"
+        )
+    for own, value in given.items():
+        made[own].data = value.detach() if own in shared else value.detach().clone()  # also its dtype and device
+        made[own].requires_grad_(value.requires_grad)

@@ -1,0 +1,389 @@
+"""A client that trains a user's LightningModule, under the methods that need no more of it than its step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
+from pfl_lightning.drop_in.client.frozen import shared_memory
+from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts, bare_name
+from pfl_lightning.drop_in.client.roles import Roles, find_roles
+from pfl_lightning.drop_in.client.transient import Transient
+from pfl_lightning.drop_in.fits.continuity import GoesOn
+from pfl_lightning.drop_in.fits.counters import warn_of_counters
+from pfl_lightning.drop_in.fits.hooks import LocalHooks
+from pfl_lightning.drop_in.fits.logs import LogRecord
+from pfl_lightning.drop_in.fits.optimizers import at_learning_rate
+from pfl_lightning.drop_in.fits.patching import call_step, patched
+from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.messages import Broadcast
+from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.older_package import as_written
+from pfl_lightning.phases import Phase
+from pfl_lightning.state.tensors import matching, norm_names
+
+__all__ = ["HeadNeeded", "ModuleClient", "client_class", "refuse_options"]
+
+TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
+"""Options of clients that make their optimizers themselves."""
+
+
+class HeadNeeded(ConfigurationError):
+    """A method sets the head apart, and it is not known which layers are the head."""
+
+
+class ModuleClient(NetworkParts, GoesOn):
+    """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
+
+    Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
+    declares what it shares and trains once. Loss, optimizers, schedulers and metrics are the module's own; a method's
+    further terms are added to its loss.
+
+    Args:
+        encoder: The module, which is not copied.
+        num_classes: Number of classes, C; 0 where there are none.
+        head: See :func:`~pfl_lightning.drop_in.client.roles.find_roles`.
+        epochs: Local epochs a round, E.
+        fine_tune: See :class:`~pfl_lightning.client.FederatedClient`.
+        fine_tune_epochs: Epochs of that fine-tuning.
+        fine_tune_lr: Its learning rate; ``None`` keeps the module's.
+        eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
+        factory: Makes the module once more where it is to be copied; see
+            :func:`~pfl_lightning.drop_in.client.copies.copied`.
+        frozen: See :func:`~pfl_lightning.drop_in.client.frozen.frozen_parameters`.
+        options: None: learning rates, optimizers and schedulers are those of the module.
+    """
+
+    method: ClassVar[type[FederatedClient]]
+    """The method's own class."""
+
+    local = LocalHooks()  # none, until the federation has set them
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        *,
+        head: str | Sequence[str] | Roles = (),
+        epochs: int = 1,
+        fine_tune: str | None = None,
+        fine_tune_epochs: int = 1,
+        fine_tune_lr: float | None = None,
+        eval_model: str | None = None,
+        factory: Factory | None = None,
+        frozen: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        refuse_options(type(self), options)
+        self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
+        self._factory, self._frozen_patterns = factory, frozen
+        super().__init__(
+            encoder,
+            num_classes,
+            epochs=epochs,
+            fine_tune=fine_tune,
+            fine_tune_epochs=fine_tune_epochs,
+            fine_tune_lr=fine_tune_lr,
+            eval_model=eval_model,
+        )
+        self._record: LogRecord | None = None
+        self._own_loss: Tensor | None = None
+        self._transients: list[Transient] = []  # made before the first fit
+
+    def assemble(self, encoder: nn.Module) -> None:
+        """The model is the module."""
+        self.module = cast(L.LightningModule, encoder)
+        self.automatic_optimization = self.module.automatic_optimization
+        buffers = self.module.named_buffers()
+        found = [name for name, b in buffers if b.is_floating_point() and not bool(b.isfinite().all())]
+        self.unset = frozenset(f"{prefix}{name}" for prefix in NETWORKS for name in found)
+        self._never_trained = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+        kept = [name for name, layer in self.module.named_modules() if name and not layer.training]
+        self._kept_in_evaluation = kept if self.module.training else []
+
+    def __reduce__(self) -> Any:
+        """The class is made where it is needed, so that it cannot be found by its name."""
+        return _blank, (type(self).method,), self.__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleClient:
+        """A copy, in which a module that cannot be copied is made once more."""
+        memo |= held_tensors(self) | shared_memory(self, self.frozen)
+        if self._factory is not None:
+            for network in self.networks():
+                memo[id(network)] = copied(network, self._factory, self.frozen_in_module())
+        make, arguments, state = self.__reduce__()
+        memo[id(self)] = other = make(*arguments)
+        other.__setstate__(copy.deepcopy(state, memo))
+        return cast(ModuleClient, other)
+
+    # ------------------------------------------------------------------ names and roles
+
+    def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+        """The names whose roles fit; without a head the encoder is everything."""
+        known = list(names)
+        roles = [self._role(name) for name in known]
+        if not self._roles:
+            if ("encoder.*" in patterns) != ("head.*" in patterns):
+                raise HeadNeeded(
+                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and it has none: name "
+                    "the last layers by head="
+                )
+            patterns = [pattern for pattern in patterns if pattern != "head.*"]
+        fitting = set(matching(tuple(roles), tuple(patterns)))
+        return [name for name, role in zip(known, roles, strict=True) if role in fitting]
+
+    def _role(self, name: str) -> str:
+        return self._roles.of(name.removeprefix("module.")) if name.startswith("module.") else name
+
+    def trained_names(self, phase: Phase) -> set[str]:
+        """Names of the parameters that train in a phase; not those that the module's author has frozen."""
+        found = super().trained_names(phase)
+        return {name for name in found if bare_name(name) not in self._never_trained}
+
+    def shared_names(self) -> list[str]:
+        """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
+
+        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client. So do
+        buffers that are not finite at the start, such as a threshold that is yet to be set.
+        """
+        counters, state = norm_names(self, affine=False), self.state_dict()
+        known = [name for name in super().shared_names() if name not in self.unset]
+        return [name for name in known if state[name].is_floating_point() or name in counters]
+
+    def train(self, mode: bool = True) -> ModuleClient:
+        """Set the mode of all layers but those that the module's author has put into evaluation mode."""
+        super().train(mode)
+        if mode and self._kept_in_evaluation:
+            for network in self.networks():
+                for name in self._kept_in_evaluation:
+                    network.get_submodule(name).eval()
+        return self
+
+    def frozen_norms(self) -> Iterator[nn.Module]:
+        """The normalization layers of the roles of which nothing trains in the current phase."""
+        trained = {self.part_of(n) for n, p in self.named_parameters() if p.requires_grad}
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase):
+                own = [self.part_of(f"{name}.{part}") for part in layer.state_dict()]
+                if own and not trained & set(own):
+                    yield layer
+
+    # ------------------------------------------------------------------ the module's own step
+
+    @property
+    def encoder(self) -> nn.Module:  # type: ignore[override]  # it is not set, and no part of its own
+        """The module: what has to train for features, if there were any, to change."""
+        return self.module
+
+    @property
+    def step_module(self) -> L.LightningModule:
+        """The module, or what a method trains beside it in the current phase."""
+        active = self.active_network()
+        return self.module if active is None else cast(L.LightningModule, active)
+
+    def exported_module(self) -> L.LightningModule:
+        """The module, of its author's class; what the author has frozen is frozen."""
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name not in self._never_trained)
+        as_written(self.module)
+        return self.module
+
+    def exported_names(self) -> list[str]:
+        """Names in the module."""
+        return list(self.module.state_dict())
+
+    def copy_network(self) -> nn.Module:
+        """The module once more; what is frozen is the same, not a copy."""
+        other = copied(self.module, self._factory, self.frozen_in_module())
+        for name in self.frozen_in_module() & {name for name, _ in other.named_parameters()}:
+            layer, _, last = name.rpartition(".")
+            setattr(other.get_submodule(layer), last, self.module.get_parameter(name))  # also on another device
+        return other
+
+    def network_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of the module; not those that are frozen."""
+        return {name: p for name, p in self.module.named_parameters() if f"module.{name}" not in self.frozen}
+
+    def steps_on_features(self) -> bool:
+        """No: the step is the module's."""
+        return False
+
+    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The module's own loss, as its step returned it."""
+        return {} if self._own_loss is None else {"module_loss": self._own_loss}
+
+    def method_terms(self, own_loss: Tensor | None = None) -> dict[str, Tensor]:
+        """The parts of the loss by name: the module's own, where given, and what the method adds."""
+        self._own_loss = own_loss
+        try:
+            return self.loss_terms(torch.empty(0), torch.empty(0))
+        finally:
+            self._own_loss = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives."""
+        return self.module(*args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """The module's own step, and the method's terms."""
+        if self._record is not None:
+            if batch_idx == 0:
+                self._record.start_epoch()
+            self._record.start_batch(batch)
+        return self.with_method_terms(call_step(self.step_module.training_step, batch, batch_idx))
+
+    def with_method_terms(self, output: Any) -> Any:
+        """What the module's step returned, with the method's terms added to the loss."""
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            return output
+        terms = self.method_terms(loss)
+        if len(terms) == 1:
+            return output
+        total = cast(Tensor, sum(terms.values()))
+        rest = output if isinstance(output, dict) else {}
+        return {**rest, "loss": total} | {name: term.detach() for name, term in terms.items()}
+
+    def configure_optimizers(self) -> Any:
+        """The module's own, at the phase's rate; or the phase's optimizer."""
+        return self.optimizers_from(self.step_module.configure_optimizers)
+
+    def optimizers_from(self, configure: Callable[[], Any]) -> Any:
+        """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
+        configured = self.new_optimizers(configure)
+        if self.course is not None:
+            self.course.take_over(configured)
+        return configured
+
+    def new_optimizers(self, configure: Callable[[], Any]) -> Any:
+        """Optimizers and schedulers of the current phase, as at the start of a run."""
+        if self.phase.optimizer is not None:
+            return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
+        configured = configure()
+        return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+
+    # ------------------------------------------------------------------ a fit and what is logged in it
+
+    def receive(self, broadcast: Broadcast) -> None:
+        """Take over what the server sends; nothing that another client has left behind stays."""
+        networks = self.networks_as_given()
+        if not self._transients:
+            self._transients = [Transient(network) for network in networks]
+        super().receive(broadcast)
+        self.reset_metrics()
+
+    def networks_as_given(self) -> list[L.LightningModule]:
+        """The module, and what a method trains beside it, without what clients have left in their attributes."""
+        networks = self.networks()
+        for transient, network in zip(self._transients, networks, strict=False):  # none before the first fit
+            transient.restore(network)
+        return networks
+
+    def forget_given(self) -> None:
+        """From now on the attributes are those that all clients begin with."""
+        self._transients = []
+
+    def evaluate(
+        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
+    ) -> EvalMetrics:
+        """Return what the module's own validation or test step logs, and its accuracy where that is known."""
+        from pfl_lightning.drop_in.fits.module_evaluation import score_module
+
+        return score_module(self, part, stage, data, environment, make_trainer)
+
+    def fit_under_trainer(
+        self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+    ) -> dict[str, float]:
+        """Train the module, which is the inner Trainer's, as it would be without a federation.
+
+        What it logged becomes :attr:`logged_metrics`; it is not part of the loss terms.
+        """
+        from pfl_lightning.drop_in.fits.module_trainer import fit_module
+
+        self.logged_metrics |= fit_module(self, make_trainer, context, generator)
+        self.to(context.data.device)
+        return {}
+
+    def reset_metrics(self) -> None:
+        """Reset all metric objects."""
+        for layer in self.modules():
+            if isinstance(layer, Metric):
+                layer.reset()
+
+    @contextmanager
+    def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
+        """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
+        self._record = LogRecord(in_training=True)
+        warn_of_counters(self.step_module)
+        try:
+            with patched(self.step_module, log=self._record.log):
+                yield {} if record is None else record
+                self.logged_metrics |= self._record.values()
+                self.shown_metrics |= self._record.shown
+                if self.course is not None:
+                    self.course.finish_phase(self.course.counts.after(self.phase.epochs))
+        finally:
+            self._record = None
+
+
+_made: dict[type[FederatedClient], type[ModuleClient]] = {}  # one class for a method, however often it is asked for
+
+
+def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
+    """The method's class over :class:`ModuleClient`, under the method's name.
+
+    Raises:
+        ConfigurationError: The method needs an encoder of its own.
+    """
+    from pfl_lightning.drop_in.features.feature_client import FeatureMethod, FeatureModuleClient
+
+    if not (method.model_agnostic or method.feature_based):
+        raise ConfigurationError(
+            f"{method.__name__} trains an encoder by steps of its own, which a user's LightningModule does not take: "
+            "use "
+            "a method that needs its training step, or its features, alone (`pfl methods` has a list), your own with "
+            "model_agnostic = True or feature_based = True, or give the network as an encoder to Federation"
+        )
+    if method not in _made:
+        bases = (method, ModuleClient) if method.model_agnostic else (FeatureMethod, method, FeatureModuleClient)
+        made = type(method.__name__, bases, {"__module__": method.__module__, "method": method})
+        _made[method] = cast(type[ModuleClient], made)
+    return _made[method]
+
+
+def refuse_options(made: type[ModuleClient], options: dict[str, Any], only: Collection[str] | None = None) -> None:
+    """Refuse options that a client of a user's module does not have.
+
+    Args:
+        made: The client's class.
+        options: What is given and has no place.
+        only: Which of them to refuse; ``None`` for all.
+
+    Raises:
+        ConfigurationError: Names them.
+    """
+    refused = sorted(options if only is None else options.keys() & set(only))
+    if not refused:
+        return
+    training = [name for name in refused if name in TRAINING]
+    raise ConfigurationError(
+        f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how it is trained"
+        if training
+        else f"{made.__name__} has no option {', '.join(refused)}"
+    )
+
+
+def _blank(method: type[FederatedClient]) -> ModuleClient:
+    made = client_class(method)
+    return made.__new__(made)

@@ -1,0 +1,62 @@
+"""Names of a user's module in the state of its client, and which of them are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import lightning as L
+from torch import nn
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.drop_in.client.frozen import chosen_names
+from pfl_lightning.drop_in.client.roles import Roles
+
+__all__ = ["NETWORKS", "NetworkParts", "bare_name"]
+
+NETWORKS = ("module.", "global_model.")
+"""What names of the user's parameters have in front, in the client's state."""
+
+
+def bare_name(name: str) -> str:
+    """The name in the user's module."""
+    return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
+
+
+class NetworkParts(FederatedClient):
+    """The networks of a client that trains a user's module, and what of them never changes."""
+
+    _roles: Roles
+    _frozen_patterns: Sequence[str] | None
+    _kept_in_evaluation: Sequence[str]
+
+    def networks(self) -> list[L.LightningModule]:
+        """The module, and the second one of a method that has two."""
+        found = (self._modules.get(prefix[:-1]) for prefix in NETWORKS)
+        return [cast(L.LightningModule, network) for network in found if network is not None]
+
+    def part_of(self, name: str) -> str:
+        """What a name of the state belongs to: encoder or head of one of the networks, or the method's own."""
+        prefix = next((prefix for prefix in NETWORKS if name.startswith(prefix)), "")
+        part = self._roles.of(name.removeprefix(prefix)) if prefix else name
+        return prefix + part.partition(".")[0]
+
+    def find_frozen(self, network: nn.Module) -> frozenset[str]:
+        """Names of what is frozen, as far as it stays as it is."""
+        found = super().find_frozen(network)
+        chosen = chosen_names(network, {bare_name(name) for name in found}, self._frozen_patterns)
+        return frozenset(name for name in found if bare_name(name) in chosen)
+
+    def frozen_in_module(self) -> set[str]:
+        """Names in the module of what is frozen."""
+        return {bare_name(name) for name in self.frozen}
+
+    def constant_layers(self) -> Iterator[nn.Module]:
+        """Layers that the author has frozen and put into evaluation mode, and normalization that never trains."""
+        yield from self.frozen_norms()
+        for network in self.networks():
+            for name in self._kept_in_evaluation:
+                layer = network.get_submodule(name)
+                parameters = list(layer.parameters())
+                if parameters and not any(parameter.requires_grad for parameter in parameters):
+                    yield layer

@@ -1,0 +1,167 @@
+"""Which parts of a user's module the clients of a method need: its head, its features; and a client with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from pfl_lightning.data import FederatedData
+from pfl_lightning.drop_in.client.copies import Factory, copied
+from pfl_lightning.drop_in.client.frozen import frozen_parameters
+from pfl_lightning.drop_in.client.head import head_layer, input_width, number_of_scores
+from pfl_lightning.drop_in.client.module_client import HeadNeeded, ModuleClient
+from pfl_lightning.drop_in.client.roles import check_layers, find_roles, likely_head, traced_head
+from pfl_lightning.drop_in.client.tracing import Trace, trace_batch
+from pfl_lightning.drop_in.features.capture import FeatureSource
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["ClientParts"]
+
+
+@dataclass(frozen=True)
+class ClientParts:
+    """Makes the clients of a user's module, whose parts are named by the user or found by tracing a batch.
+
+    Attributes:
+        client_type: Class of the clients.
+        settings: Hyper-parameters of the method.
+        head: Names or patterns of the layers that are the head; ``None`` to find it, where the method needs one.
+        features: Name of the layer whose output are the features; ``None`` for the input of the head.
+        labels: Gives the classes of a batch.
+        factory: Makes the module once more.
+        frozen: Which of the frozen parameters never change.
+    """
+
+    client_type: type[ModuleClient]
+    settings: dict[str, Any]
+    head: str | Sequence[str] | None = None
+    features: str | None = None
+    labels: Callable[[Any], Any] | None = None
+    factory: Factory | None = None
+    frozen: Sequence[str] | None = None
+
+    @property
+    def on_features(self) -> bool:
+        """Whether the method works on features."""
+        return self.client_type.feature_based
+
+    def copied(self, module: L.LightningModule) -> L.LightningModule:
+        """A copy of the module, which shares what is frozen."""
+        return copied(module, self.factory, frozen_parameters(module, self.frozen))
+
+    def try_out(self, module: L.LightningModule) -> bool:
+        """Let wrong hyper-parameters and wrong names be seen before there are data.
+
+        Args:
+            module: The module, or a copy, which is not changed.
+
+        Returns:
+            Whether the method sets a head apart that is yet to be found.
+        """
+        check_layers(module)
+        self._check_features(module)
+        with isolate_rng():  # of first weights that a method adds
+            return self._try_out(module)
+
+    def _try_out(self, module: L.LightningModule) -> bool:
+        if self.on_features:
+            roles = likely_head(module) if self.head is None else find_roles(module, self.head)
+            if roles or self.head is not None:
+                layer = module.get_submodule(head_layer(module, roles))
+                classes = (self.head is not None and number_of_scores(layer)) or 1
+                source = FeatureSource(self.features, input_width(layer) or 1, self.labels)
+                _see_names(self._client(module, classes, head=roles, source=source))
+            return self.head is None
+        client = self._client(module, 0, head=self.head or ())
+        try:
+            _see_names(client)
+        except HeadNeeded:
+            if self.head is not None:
+                raise
+            return True
+        return False
+
+    def make(self, module: L.LightningModule, data: FederatedData) -> ModuleClient:
+        """A client of a module that is set up.
+
+        Raises:
+            ConfigurationError: The head, or what there is of features and classes, is not known.
+        """
+        wanted = self.try_out(module)
+        trace = trace_batch(self.copied(module), data) if wanted or self.features is not None else Trace()
+        roles = traced_head(module, trace, self.client_type.__name__) if wanted else find_roles(module, self.head or ())
+        if not self.on_features:
+            return self._client(module, data.num_classes, head=roles)
+        name = head_layer(module, roles)
+        layer = module.get_submodule(name)
+        classes, scores = data.num_classes, number_of_scores(layer)
+        width = input_width(layer) if self.features is None else _width(trace.outputs.get(self.features))
+        if width is None:
+            what = (
+                f"the head {name!r} has no linear layer"
+                if self.features is None
+                else (
+                    f"a step does not call features={self.features!r}"
+                    if self.features not in trace.outputs
+                    else f"features={self.features!r} gives {trace.outputs[self.features]} for a batch"
+                )
+                + (f" ({trace.problem})" if trace.problem else "")
+            )
+            raise ConfigurationError(
+                f"{self.client_type.__name__} works on features of the shape (batch, d), and {what}: name by "
+                "features= a "
+                "layer with one vector for each sample"
+            )
+        if self.client_type.scores_features and (scores is None or scores < classes or width != input_width(layer)):
+            raise ConfigurationError(
+                f"{self.client_type.__name__} passes features through the head by itself: {name!r} takes "
+                f"{input_width(layer)} numbers and gives {scores} scores, the features have {width} numbers and the "
+                "data "
+                f"{classes} classes. Leave features= away, and let the head give one score for each class"
+            )
+        source = FeatureSource(self.features, width, self.labels)
+        return self._client(module, max(classes, scores or 0), head=roles, source=source)
+
+    def find_missing_head(self, client: ModuleClient, data: FederatedData) -> None:
+        """Let a client whose method needs no head know it, for a personalization of the head alone.
+
+        Raises:
+            ConfigurationError: It is not known which layer is the head.
+        """
+        if self.head is None and not client._roles:
+            trace = trace_batch(self.copied(client.module), data)
+            client._roles = traced_head(client.module, trace, "a personalization of the head")
+
+    def _client(self, module: L.LightningModule, num_classes: int, **options: Any) -> ModuleClient:
+        known = {"factory": self.factory, "frozen": self.frozen, **options, **self.settings}
+        return self.client_type(module, num_classes, **known)
+
+    def _check_features(self, module: L.LightningModule) -> None:
+        if self.features is None:
+            return
+        name = self.client_type.__name__
+        if not self.on_features:
+            raise ConfigurationError(f"features={self.features!r}: {name} needs no features; leave it away")
+        layers = [layer for layer, _ in module.named_modules() if layer]
+        if self.features not in layers:
+            raise ConfigurationError(
+                f"features={self.features!r} is no layer of {type(module).__name__}; there are {', '.join(layers)}"
+            )
+
+
+def _see_names(client: ModuleClient) -> None:
+    client.shared_names()
+    client.fixed_names()
+    for phase in (*client.phases(), *client.personalization_phases()):
+        client.trained_names(phase)
+
+
+def _width(shape: tuple[int, ...] | None) -> int | None:
+    """Number of features of each sample, where all further dimensions are 1."""
+    if shape is None or len(shape) < 2 or any(size != 1 for size in shape[2:]):
+        return None
+    return shape[1]

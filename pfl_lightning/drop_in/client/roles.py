@@ -1,0 +1,149 @@
+"""Which parameters of a module are its head; the others are its encoder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from pfl_lightning.drop_in.client.tracing import Trace
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["Roles", "check_layers", "find_roles", "likely_head", "traced_head"]
+
+_log = logging.getLogger(__name__)
+
+
+class Roles:
+    """Gives the names of a module the roles that methods speak of: ``encoder.*`` and ``head.*``.
+
+    Args:
+        head: Names of the parameters and buffers of the head; none where the module has no head.
+    """
+
+    def __init__(self, head: Iterable[str]) -> None:
+        self.head = frozenset(head)
+
+    def __bool__(self) -> bool:
+        return bool(self.head)
+
+    def of(self, name: str) -> str:
+        """The name with its role in front, such as ``head.classifier.weight``."""
+        return f"{'head' if name in self.head else 'encoder'}.{name}"
+
+
+def find_roles(module: nn.Module, head: str | Sequence[str]) -> Roles:
+    """Say which part of a module is its head.
+
+    Args:
+        module: The module.
+        head: Names or patterns of layers or parameters (``"classifier"``, ``"fc.*"``).
+
+    Raises:
+        ConfigurationError: A pattern fits nothing, the patterns fit everything, or a parameter is in both parts.
+    """
+    check_layers(module)
+    names = list(module.state_dict())
+    roles = Roles(_fitting(names, [head] if isinstance(head, str) else head))
+    if roles and _is_everything(module, roles.head):
+        raise ConfigurationError(
+            f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the "
+            f"last layers alone; there are {names}"
+        )
+    tied = _tied_across(module, roles.head)
+    if tied is not None:
+        raise ConfigurationError(
+            f"{tied[0]} and {tied[1]} are one parameter of {_name(module)} (tied weights), and only one of the names "
+            "is of the head: a client cannot keep the one and share the other; name both or none in head="
+        )
+    return roles
+
+
+def check_layers(module: nn.Module) -> None:
+    """Refuse a module without layers.
+
+    Raises:
+        ConfigurationError: It has no parameters and buffers.
+    """
+    if not module.state_dict():
+        raise ConfigurationError(
+            f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
+            "before the module is federated"
+        )
+
+
+def _fitting(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for pattern in patterns:
+        fitting = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not fitting:
+            raise ConfigurationError(f"head={pattern!r} fits no parameter or buffer; there are {names}")
+        found += fitting
+    return found
+
+
+def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
+    own = set(names)
+    return all(name in own for name, _ in module.named_parameters())
+
+
+def likely_head(module: nn.Module) -> Roles:
+    """The last linear layer in the order in which layers are declared: where it is not known which is called last."""
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
+    found = [name for name in module.state_dict() if linear and name.startswith(f"{linear[-1]}.")]
+    return Roles([] if not found or _is_everything(module, found) or _tied_across(module, found) else found)
+
+
+def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
+    """The one last layer that the loss of a traced batch depends on.
+
+    Args:
+        module: The module.
+        trace: What the batch has shown.
+        method: Name of the method that needs a head, for messages.
+
+    Raises:
+        ConfigurationError: It is not known which layer that is, or it cannot be set apart.
+    """
+    found = [
+        name for name in module.state_dict() if name.startswith(tuple(f"{n}." for n in (*trace.last, *trace.norms)))
+    ]
+    problem = trace.problem
+    if problem is None and not trace.is_sure:
+        problem = f"it depends on {len(trace.last)} last layers at once"
+    elif problem is None and (not found or _is_everything(module, found)):
+        problem = f"{trace.last[0]!r} has all parameters of the module"
+    elif problem is None:
+        tied = _tied_across(module, found)
+        problem = None if tied is None else f"{tied[0]} and {tied[1]} are one parameter (tied weights)"
+    if problem is not None:
+        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
+        candidates = list(dict.fromkeys([*trace.last, *trace.called[-3:], *linear[-3:]]))
+        raise ConfigurationError(
+            f"{method} sets the head of {_name(module)} apart, and the loss of a traced batch does not tell which "
+            "layer "
+            f"that is: {problem}. Name it by head=; candidates are {', '.join(map(repr, candidates)) or 'none'}"
+        )
+    _log.warning(
+        "head of %s: %r, the one last layer that the loss of a traced batch depends on (%s); head= names another",
+        _name(module),
+        trace.last[0],
+        ", ".join(found),
+    )
+    return Roles(found)
+
+
+def _tied_across(module: nn.Module, head: Iterable[str]) -> tuple[str, str] | None:
+    """Two names of one tensor, of which one is of the head."""
+    own, seen = set(head), dict[int, str]()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        other = seen.setdefault(id(parameter), name)
+        if (name in own) != (other in own):
+            return other, name
+    return None
+
+
+def _name(module: nn.Module) -> str:
+    return type(module).__name__

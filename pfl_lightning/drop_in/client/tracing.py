@@ -1,0 +1,190 @@
+"""One batch through a copy of a user's module, to see which layers its loss depends on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+
+from pfl_lightning.data import FederatedData
+from pfl_lightning.drop_in.features.capture import first_tensor
+from pfl_lightning.drop_in.fits.patching import patched
+from pfl_lightning.engines.trainer import silence
+
+__all__ = ["Trace", "trace_batch"]
+
+_log = logging.getLogger(__name__)
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""Layers that may stand behind the last layer with weights and are no head by themselves."""
+
+
+@dataclass
+class Trace:
+    """What a batch has shown.
+
+    Attributes:
+        last: Names of the layers with trained weights from which the loss follows without another such layer between.
+        norms: Names of the normalization layers behind them.
+        called: Names of all layers with trained weights that the step has called, in this order.
+        inputs: Shape of what enters each layer that was called, without weights included.
+        outputs: Shape of what each of them gives.
+        problem: Why nothing is known of ``last``; ``None`` where all went well.
+    """
+
+    last: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    problem: str | None = "no batch was seen"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether there is one last layer."""
+        return self.problem is None and len(self.last) == 1
+
+
+def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
+    """Run a module's training step on the first batch of the first client, and walk the graph back from its loss.
+
+    Neither the random numbers of the run nor its log are touched, and whatever goes wrong is told, not raised.
+
+    Args:
+        module: A copy of the module, set up, which is changed.
+        data: Every client's data.
+    """
+    watch = _Watch(module)
+    try:
+        with isolate_rng(), silence(), watch.layers_watched(), torch.enable_grad(), torch.inference_mode(False):
+            _run(module, data, watch)
+    except Exception as error:  # whatever a step may raise that runs outside of its Trainer's usual surroundings
+        if watch.trace.problem is not None:
+            watch.trace.problem = f"the step ended in {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            _log.debug("tracing %s", type(module).__name__, exc_info=error)
+    return watch.trace
+
+
+def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
+    from pfl_lightning.drop_in.fits.module_trainer import _standing_in
+
+    client = data.participating[0]
+    own = data.client_data(client)
+    settings: Any = getattr(own, "batches", None) or data
+    loader = own.train.loader(min(settings.batch_size, max(len(own.train), 1)), device=torch.device("cpu"))
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=1,
+        max_epochs=1,
+        limit_train_batches=1,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        logger=DummyLogger(),
+        callbacks=[watch],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        inference_mode=False,
+        default_root_dir=os.devnull,
+    )
+    done = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
+    with patched(module, **done, configure_callbacks=list), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if own.train.datamodule is None:
+            trainer.fit(module, train_dataloaders=loader)
+        else:
+            trainer.fit(module, datamodule=_standing_in(own.train.datamodule, {"train_dataloader": loader}))
+
+
+class _Watch(L.Callback):
+    """Remembers which layer has made which node of the graph, and looks at the graph of the first loss."""
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self._module, self.trace = module, Trace()
+        self._made: dict[Any, str] = {}
+        self._layers = {name: layer for name, layer in module.named_modules() if name}
+
+    @contextmanager
+    def layers_watched(self) -> Iterator[None]:
+        """See the layers' calls inside."""
+
+        def see(name: str) -> Any:
+            def hook(layer: nn.Module, arguments: Any, output: Any) -> None:
+                self._see(name, arguments, output)
+
+            return hook
+
+        handles = [layer.register_forward_hook(see(name)) for name, layer in self._layers.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._made.clear()
+
+    def _see(self, name: str, arguments: Any, output: Any) -> None:
+        entering, made = first_tensor(arguments), first_tensor(output)
+        if entering is not None:
+            self.trace.inputs[name] = tuple(entering.shape)
+        if made is not None:
+            self.trace.outputs[name] = tuple(made.shape)
+        if any(p.requires_grad for p in self._layers[name].parameters(recurse=False)):
+            for tensor in _tensors(output):
+                if tensor.grad_fn is not None:
+                    self._made.setdefault(tensor.grad_fn, name)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        """Look at the loss."""
+        if self.trace.problem is not None:
+            self._look_at(loss)
+
+    def _look_at(self, loss: Tensor) -> None:
+        called = tuple(dict.fromkeys(self._made.values()))
+        inner = {name for name in called if any(other.startswith(f"{name}.") for other in called)}  # no last layers
+        made = {node: name for node, name in self._made.items() if name not in inner}
+        owners = {id(p): name for name, layer in self._module.named_modules() for p in layer.parameters(recurse=False)}
+        last, norms = dict[str, None](), dict[str, None]()
+        seen, waiting = set(), [loss.grad_fn]
+        while waiting:
+            node: Any = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            name = made.get(node)
+            if name is not None and not isinstance(self._layers[name], NORMS):
+                last[name] = None
+                continue
+            if name is not None:
+                norms[name] = None
+            own = getattr(node, "variable", None)
+            if own is not None:  # a parameter that is used outside of its layer's call, as by a regularizer
+                owner = owners.get(id(own), "")
+                if own.numel() > 1 and owner not in called:
+                    last[owner or "a parameter of the module itself"] = None
+            waiting += [following for following, _ in node.next_functions]
+        self.trace.last, self.trace.norms, self.trace.called = tuple(last), tuple(norms), called
+        self.trace.problem = None if last else "the loss depends on no layer with weights that train"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Done before."""

@@ -1,0 +1,233 @@
+"""A client that trains a user's LightningModule, evaluated by the module's own validation and test steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+
+from pfl_lightning.data import BatchSource, FitData, SplitSource, class_of_batch
+from pfl_lightning.drop_in.client.module_client import ModuleClient
+from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord
+from pfl_lightning.drop_in.fits.patching import call_step, patched
+from pfl_lightning.engines.advice import needs_no_trainer
+from pfl_lightning.engines.sequential import BATCH_HOOKS
+from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.metrics import EvalMetrics
+
+__all__ = ["ClassScores", "StepsTask", "as_test_name", "run_steps", "score_module"]
+
+_log = logging.getLogger(__name__)
+
+
+class ClassScores:
+    """Counts how often the greatest score is that of the right class, from what a module gives in its own steps.
+
+    Scores are what ``forward`` returned last in the step, where it has shape (N, C) for batches with classes (N,).
+
+    Args:
+        module: The module, in evaluation mode.
+        num_classes: Number of classes, C; 0 where it is not known, so that the scores tell it.
+    """
+
+    def __init__(self, module: nn.Module, num_classes: int) -> None:
+        self._module, self._num_classes = module, num_classes
+        self._given: Any = None
+        self._right, self._seen, self._missing = 0.0, 0, num_classes == 1
+        self.forward_called = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See what ``forward`` returns inside."""
+        handle = self._module.register_forward_hook(self._keep)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _keep(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        self._given, self.forward_called = output, True
+
+    def probe(self, batch: Any, environment: FitEnvironment) -> bool:
+        """Count a batch (inputs, classes) by what ``forward`` gives for the inputs, which no step has asked for.
+
+        Returns:
+            Whether accuracies may still be known: ``forward`` may be missing, or take something else.
+        """
+        if class_of_batch(batch) is None or not isinstance(batch, tuple | list):
+            self._missing = True
+        if not self._missing:
+            try:
+                with environment.precision.forward_context():
+                    self._given = self._module(batch[0])
+            except Exception as error:  # whatever code does that was not written for these inputs
+                _log.info("no accuracy of %s: its forward ended in %r", type(self._module).__name__, error)
+                self._missing = True
+            self.see(batch)
+        return not self._missing
+
+    def see(self, batch: Any) -> None:
+        """Count a batch, after the step."""
+        classes = None if self._missing else class_of_batch(batch)
+        scores, self._given = self._given, None
+        if classes is None or not self._are_scores(scores, classes):
+            self._missing = True
+            return
+        self._right += float((scores.argmax(1) == classes).sum())
+        self._seen += len(classes)
+
+    def _are_scores(self, output: Any, classes: Tensor) -> bool:
+        """Whether an output has a score for each class."""
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(classes):
+            return False
+        width = output.shape[1]
+        if self._num_classes == 0 and width > 1 and 0 <= int(classes.min()) <= int(classes.max()) < width:
+            self._num_classes = width
+        return width == self._num_classes
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples classified rightly; NaN where scores or classes were missing."""
+        return math.nan if self._missing or not self._seen else self._right / self._seen
+
+
+@dataclass(frozen=True)
+class StepsTask:
+    """Which of a module's steps are to run, over what.
+
+    Attributes:
+        client: The client, in evaluation mode.
+        stage: ``"validation"`` or ``"test"``.
+        part: The samples.
+        data: The client's settings.
+        environment: Device and precision.
+        scores: Is shown every batch.
+        notes: Is told of every value that is logged.
+    """
+
+    client: ModuleClient
+    stage: str
+    part: SplitSource
+    data: FitData
+    environment: FitEnvironment
+    scores: ClassScores
+    notes: LogNotes
+
+    def loader(self, device: torch.device) -> BatchSource:
+        """The batches."""
+        return self.part.loader(self.data.eval_batch_size, device=device)
+
+
+def score_module(
+    client: ModuleClient,
+    part: SplitSource,
+    stage: str,
+    data: FitData,
+    environment: FitEnvironment,
+    make_trainer: MakeTrainer,
+) -> EvalMetrics:
+    """What a module logs on a part, and its accuracy where ``forward`` gives class scores; the loss is not known (NaN).
+
+    Args:
+        client: The client, in evaluation mode.
+        part: The samples; at least one.
+        stage: ``"validation"`` or ``"test"``: whose step is called. A module without a test step is judged by its
+            validation step, under names that begin with ``test_``; without both by its accuracy alone.
+        data: The client's settings.
+        environment: Device and precision.
+        make_trainer: Makes an inner Trainer to run the steps; they run in a plain loop where it gives ``None``.
+    """
+    module = client.module
+    scores = ClassScores(module, client.num_classes)
+    own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
+    client.reset_metrics()  # what a fine-tuning, or the other part, left
+    logged, notes = dict[str, float](), LogNotes(module)
+    if own is not None:
+        with scores.watching():
+            logged = run_steps(StepsTask(client, own, part, data, environment, scores, notes), make_trainer)
+    if not logged and not scores.forward_called:
+        scores = _probed(client, part, data, environment)
+    if own is not None and own != stage:
+        logged = {as_test_name(name): value for name, value in logged.items()}
+        notes.shown = {as_test_name(name) for name in notes.shown}
+        notes.best = {as_test_name(name): how for name, how in notes.best.items()}
+    sizes = getattr(part, "sizes", ())
+    shown, best = frozenset(notes.shown), notes.best
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, shown, best, loader_sizes=sizes)
+
+
+def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
+    """Scores of the forward pass alone, for a module whose steps tell nothing.
+
+    None where batches are changed on their way by hooks that a Trainer calls: these inputs are not the module's.
+    """
+    scores = ClassScores(client.module, client.num_classes)
+    owners = [client.module, *([] if data.datamodule is None else [data.datamodule])]
+    if any(is_overridden(hook, owner) for hook in BATCH_HOOKS for owner in owners):
+        return scores
+    for batch, _, _ in _numbered(part.loader(data.eval_batch_size, device=environment.device)):
+        if not scores.probe(environment.precision.convert_input(batch), environment):
+            break
+    return scores
+
+
+def as_test_name(name: str) -> str:
+    """What a value of the validation step is called on test parts: ``val_loss`` is ``test_loss``."""
+    for before in ("validation", "valid", "val"):
+        if name.startswith(before):
+            return f"test{name.removeprefix(before)}"
+    return f"test_{name}"
+
+
+def run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
+    """Run the steps and hooks of a stage under an inner Trainer, where there is one; return what the module logged."""
+    from pfl_lightning.drop_in.fits.module_trainer import run_steps_under_trainer
+
+    found = run_steps_under_trainer(task, make_trainer)
+    return _run_steps_in_loop(task) if found is None else found
+
+
+def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
+    """Run the steps and hooks of a stage in a plain loop, without a Trainer.
+
+    Raises:
+        ConfigurationError: The module asks for its Trainer.
+    """
+    module, stage, environment, record = task.client.module, task.stage, task.environment, LogRecord()
+    step = getattr(module, f"{stage}_step")
+    with patched(module, log=task.notes.watched(record.log)), needs_no_trainer(module):
+        _call(module, f"on_{stage}_start")
+        _call(module, f"on_{stage}_epoch_start")
+        for batch, index, loader in _numbered(task.loader(environment.device)):
+            batch = environment.precision.convert_input(batch)
+            record.start_batch(batch, loader)
+            _call(module, f"on_{stage}_batch_start", batch, index, loader or 0)
+            with environment.precision.forward_context():
+                output = call_step(step, batch, index, loader)
+            task.scores.see(batch)
+            _call(module, f"on_{stage}_batch_end", output, batch, index, loader or 0)
+        record.start_batch(None)
+        _call(module, f"on_{stage}_epoch_end")
+        _call(module, f"on_{stage}_end")
+        return record.values()
+
+
+def _numbered(loader: BatchSource) -> Iterator[tuple[Any, int, int | None]]:
+    """Batches with their number and, of several loaders one after the other, that of their loader."""
+    if not isinstance(loader, CombinedLoader):
+        yield from ((batch, index, None) for index, batch in enumerate(loader))
+        return
+    several = len(loader.flattened) > 1 and loader._mode == "sequential"
+    yield from ((batch, index, number if several else None) for batch, index, number in loader)
+
+
+def _call(module: nn.Module, hook: str, *args: Any) -> None:
+    getattr(module, hook)(*args)

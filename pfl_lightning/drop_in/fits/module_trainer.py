@@ -1,0 +1,229 @@
+"""A user's LightningModule under an inner Trainer, as it would run without a federation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from pfl_lightning.client import FitContext
+from pfl_lightning.data import BatchSource
+from pfl_lightning.drop_in.client.module_client import ModuleClient
+from pfl_lightning.drop_in.fits.continuity import CourseCallback
+from pfl_lightning.drop_in.fits.logs import LogRecord, can_reduce
+from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
+from pfl_lightning.drop_in.fits.patching import patched
+from pfl_lightning.drop_in.fits.validation import LocalValidation
+from pfl_lightning.engines.tasks import MakeTrainer
+from pfl_lightning.engines.trainer import silence
+
+__all__ = ["fit_module", "run_steps_under_trainer"]
+
+
+@contextmanager
+def _module_under_trainer(module: L.LightningModule, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Lend a module to an inner Trainer.
+
+    ``setup`` and its like were called when the federation was set up; called again, they might make the layers again.
+
+    Args:
+        module: The module.
+        functions: What stands in the place of its methods.
+    """
+    done = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
+    try:
+        with patched(module, **done, configure_callbacks=list, **functions):  # the outer Trainer has its callbacks
+            yield
+    finally:
+        module.trainer = None
+
+
+@contextmanager
+def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Callback]]]:
+    """Let the module's step have the method's terms, and record the means of what it logs.
+
+    Yields:
+        What was logged, and callbacks of the inner Trainer.
+    """
+    module = client.step_module
+    own_step, own_optimizers, own_log = module.training_step, module.configure_optimizers, module.log
+
+    @wraps(own_step)
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        output = own_step(*args, **kwargs)
+        return client.with_method_terms(output) if module.automatic_optimization else output
+
+    record = LogRecord(in_training=True)
+
+    @wraps(own_log)
+    def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if module.trainer.validating:  # which a schedule has asked for: the client's evaluation logs these
+            own_log(name, value, *args, **kwargs)
+            return
+        record.names.add(name)
+        if args[0] if args else kwargs.get("prog_bar"):
+            record.shown.add(name)
+        if len(args) < 3:  # on_step and on_epoch are not given by place
+            if isinstance(value, Metric):
+                kwargs |= {"on_step": False, "on_epoch": True}  # so that the Trainer computes and resets it
+            elif can_reduce(kwargs.get("reduce_fx", "mean")):
+                record.log(name, value, **kwargs)
+        own_log(name, value, *args, **kwargs)
+
+    @wraps(own_optimizers)
+    def configure_optimizers() -> Any:
+        return client.optimizers_from(own_optimizers)
+
+    with _module_under_trainer(module, training_step=training_step, configure_optimizers=configure_optimizers, log=log):
+        gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
+        yield record, [*gradients, _RecordCallback(record)]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Done before."""
+
+
+class _RecordCallback(L.Callback):
+    """Tells a record of epochs and batches."""
+
+    def __init__(self, record: LogRecord) -> None:
+        self._record = record
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._record.start_epoch()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._record.start_batch(batch)
+
+
+class _MethodGradients(L.Callback):
+    """Adds the gradient of the method's terms before every step of an optimizer, for a module that steps by itself."""
+
+    def __init__(self, client: ModuleClient) -> None:
+        self._client = client
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        with torch.enable_grad():
+            terms = list(self._client.method_terms().values())
+        if not terms:
+            return
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        gradients = torch.autograd.grad(torch.stack(terms).sum(), trained, allow_unused=True)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+class _ScoresCallback(L.Callback):
+    """Shows every evaluated batch to a :class:`ClassScores`."""
+
+    def __init__(self, scores: ClassScores) -> None:
+        self._scores = scores
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Show a validation batch."""
+        self._scores.see(batch)
+
+    on_test_batch_end = on_validation_batch_end
+
+
+def _loader_for_trainer(context: FitContext, generator: torch.Generator) -> BatchSource:
+    """Training batches; where hooks of a data module go with them, on the host, as the Trainer expects them."""
+    data = context.data
+    if data.datamodule is not None:
+        data = replace(data, device=torch.device("cpu"))
+    return data.loader(generator)
+
+
+def fit_module(
+    client: ModuleClient, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+) -> dict[str, float]:
+    """Fit a client's module on the client's batches, with the project's data module where there is one.
+
+    Returns:
+        Values that the module logged, by name.
+    """
+    loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
+    with _module_in_fit(client) as (record, callbacks):
+        trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
+        course, validation = client.course, LocalValidation(trainer, client.step_module, context, record.names)
+        trainer.callbacks.append(validation)
+        if course is not None and course.settings.continues:
+            trainer.callbacks.append(CourseCallback(trainer, course.counts, context.facts.num_rounds))
+        if datamodule is None:
+            trainer.fit(client.step_module, train_dataloaders=loader, val_dataloaders=validation.loader())
+        else:
+            loaders = {"train_dataloader": loader, "val_dataloader": validation.loader()}
+            trainer.fit(client.step_module, datamodule=_standing_in(datamodule, loaders))
+        if course is not None:
+            course.finish_phase(CourseCallback.counts_of(trainer))
+        client.shown_metrics |= record.shown
+        return _logged_values(trainer, record)
+
+
+def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float] | None:
+    """Run the validation or test loop of a Trainer on one client's batches.
+
+    Returns:
+        Values that the module logged, by name; ``None`` where the engine has no inner Trainer.
+    """
+    callback = _ScoresCallback(task.scores)
+    with silence():
+        module = task.client.module
+        trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
+    if trainer is None:
+        return None
+    validates, datamodule = task.stage == "validation", task.data.datamodule
+    run: Callable[..., Any] = trainer.validate if validates else trainer.test
+    log = task.notes.watched(task.client.module.log)
+    with silence(), _module_under_trainer(task.client.module, log=log):
+        if datamodule is None:
+            run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
+        else:
+            loader = task.loader(torch.device("cpu"))
+            name = "val_dataloader" if validates else "test_dataloader"
+            run(task.client.module, datamodule=_standing_in(datamodule, {name: loader}), verbose=False)
+    task.client.to(task.environment.device)
+    task.client.eval()
+    return _numbers(trainer.callback_metrics)
+
+
+def _standing_in(datamodule: LightningDataModule, loaders: Mapping[str, BatchSource | None]) -> LightningDataModule:
+    """The data module with one client's batches as some of its loaders; it is set up already."""
+    own = copy.copy(datamodule)
+    functions: dict[str, Any] = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
+    for name, loader in loaders.items():
+        functions[name] = partial(_given, loader if loader is not None else [])
+    vars(own).update(functions)
+    return own
+
+
+def _given(loader: Any) -> Any:
+    return loader
+
+
+def _numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Logged values as floats."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
+    """What a module logged in a fit: means over the last epoch; what cannot be recorded, as the Trainer has it."""
+    known, own = _numbers(trainer.callback_metrics), record.values()
+    trained = {f"{name}{end}" for name in record.names for end in ("", "_step", "_epoch")}
+    own = {n: v for n, v in own.items() if n in record.names or n in known}
+    return {n: v for n, v in known.items() if n in trained} | own

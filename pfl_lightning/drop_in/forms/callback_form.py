@@ -1,0 +1,192 @@
+"""``FederatedLoop(method=...)``: the federation of a project is made by a callback, in the Trainer's own call."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pfl_lightning.datamodules import FederatedDataModule
+from pfl_lightning.drop_in.federate import federate
+from pfl_lightning.drop_in.forms.checks import split_method
+from pfl_lightning.drop_in.forms.later_loaders import with_loaders
+from pfl_lightning.drop_in.forms.prediction import GlobalWeights
+from pfl_lightning.drop_in.forms.trainer_data import GivenData, data_given_to, put_in_place
+from pfl_lightning.drop_in.outer.federation import ModuleFederation
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.state.checkpoints import use_atomic_files
+
+__all__ = ["CallbackForm"]
+
+_OWN_DATA = ("datamodule", "train_dataloaders")
+
+
+class CallbackForm:
+    """Puts the federation of a module in the module's place when a Trainer begins to fit, validate, test or predict.
+
+    The federation is made once for a module, and goes on in later calls with it: what is tested after a fit is what
+    was fitted.
+
+    Args:
+        method: A class of :mod:`pfl_lightning.methods` or a partial of one, or its name or import path.
+        options: Of :func:`~pfl_lightning.drop_in.federate.federate`, hyper-parameters of the method among them.
+
+    Attributes:
+        federation: The federation; ``None`` before the first call of the Trainer.
+        data: Its data.
+
+    Raises:
+        ConfigurationError: There is no such method, or no such option.
+    """
+
+    def __init__(self, method: Any, **options: Any) -> None:
+        self.method = find_method(method)
+        self.options = options
+        _check_options(self.method, options)
+        # A LightningCLI gives all that it knows of; None is not a data module.
+        defaults = {name: parameter.default for name, parameter in inspect.signature(federate).parameters.items()}
+        self.options = {n: v for n, v in options.items() if n not in defaults or v is not defaults[n]}
+        self.federation: ModuleFederation | None = None
+        self.data: FederatedDataModule | None = None
+        self._module: L.LightningModule | None = None
+        self._given = GivenData()
+        self._predicting: GlobalWeights | None = None
+
+    def take_over(self, trainer: L.Trainer) -> bool:
+        """Let the Trainer's call go on with the federation of the module that it was given.
+
+        Returns:
+            Whether the federation is a new one.
+
+        Raises:
+            ConfigurationError: Says what of the project cannot be federated, and what to do.
+        """
+        found: Any = trainer.lightning_module
+        module = self._module if found is self.federation else found
+        if isinstance(module, Federation):
+            raise ConfigurationError(
+                "FederatedLoop(method=...) makes the federation of a LightningModule itself, and was given a "
+                f"{type(module).__name__}: give the Trainer the module and data as they are, or leave method away"
+            )
+        given, is_new = data_given_to(trainer, found), module is not self._module
+        use_atomic_files(trainer)
+        if trainer.state.fn == TrainerFn.PREDICTING:
+            self._predict(trainer, module, given)
+            return False
+        federation, data = self._federation_of(trainer, module, given)
+        put_in_place(trainer, federation, data)
+        return is_new
+
+    def leave(self) -> None:
+        """The Trainer's call is over."""
+        if self._predicting is not None:
+            self._predicting.leave()
+            self._predicting = None
+
+    def _predict(self, trainer: L.Trainer, module: Any, given: GivenData) -> None:
+        """Leave the module where it is: it has the global model after a fit, and gets that of a checkpoint."""
+        if trainer.lightning_module is not module:
+            put_in_place(trainer, module, given.datamodule, **given.loaders)
+        self._predicting = GlobalWeights(module, lambda: self._federation_of(trainer, module, given), given, trainer)
+
+    def _federation_of(self, trainer: L.Trainer, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
+        if module is not self._module:
+            self.federation = self.data = None
+        data = self._data_of(given) if self.data is not None else None
+        if data is None:
+            _check_divisible(given, self.options)
+            data = self._made(trainer, module, given)
+        assert self.federation is not None
+        return self.federation, data
+
+    def _data_of(self, given: GivenData) -> Any:
+        """Data of the federation that there is, for what is given now; ``None`` where they are to be divided first."""
+        predicts = "predict_dataloaders" in given.loaders
+        if predicts or given.is_part_of(self._given) or (self._has_own_data and not given.is_for_evaluation):
+            return self.data
+        return with_loaders(self.data, given.loaders) if given.is_for_evaluation else None
+
+    @property
+    def _has_own_data(self) -> bool:
+        return any(name in self.options for name in _OWN_DATA)
+
+    def _made(self, trainer: L.Trainer, module: Any, given: GivenData) -> Any:
+        """Make the federation and its data, or the data alone where a federation of the module goes on."""
+        own = {} if self._has_own_data else {"datamodule": given.datamodule, **given.loaders}
+        own = {name: value for name, value in own.items() if name not in self.options}
+        # A module that a Trainer holds would be copied with it.
+        for attached in (module, given.datamodule):
+            if attached is not None:
+                attached.trainer = None
+        try:
+            # In one call with the options, where jsonargparse finds their names and types.
+            federation, data = federate(module, method=self.method, **own, **self.options)
+        finally:
+            module.trainer = trainer
+        if self.federation is None:
+            self.federation, self._module = federation, module
+        self.data, self._given = data, given
+        return data
+
+
+def _check_divisible(given: GivenData, options: Mapping[str, Any]) -> None:
+    if given.is_for_evaluation and not any(name in options for name in _OWN_DATA):
+        raise ConfigurationError(
+            f"the Trainer was given {', '.join(given.loaders)} alone, and clients are known by their training items: "
+            "call trainer.fit first, give a LightningDataModule, or give the training loader to FederatedLoop(..., "
+            "train_dataloaders=...)"
+        )
+
+
+def find_method(given: Any) -> Any:
+    """A method by its class or a partial of it, its name (``"FedPer"``) or its import path.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if not isinstance(given, str):
+        if hasattr(given, "class_path") or isinstance(given, Mapping):
+            raise ConfigurationError(
+                "FederatedLoop's method is a name or an import path in a config, such as 'FedProx', and its hyper-"
+                "parameters stand beside it: in a LightningCLI's config as dict_kwargs, such as dict_kwargs: {mu: 0.1}"
+            )
+        split_method(given)
+        return given
+    path, _, name = given.rpartition(".")
+    try:
+        found = getattr(import_module(path or "pfl_lightning.methods"), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"method {given!r} cannot be found ({error}): give a name of pfl_lightning.methods, such as 'FedPer', or "
+            "an import path, such as 'pfl_lightning.methods.FedPer'"
+        ) from error
+    split_method(found)
+    return found
+
+
+def _check_options(method: Any, options: Iterable[str]) -> None:
+    client, _ = split_method(method)
+    own = inspect.signature(federate).parameters.keys() - {"module", "method", "cohort", "hyperparameters"}
+    known = own | set(_hyperparameters(client))
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {close[0]!r}?" if close else f", which has {', '.join(sorted(known))}"
+            raise ConfigurationError(f"FederatedLoop(method={client.__name__}) has no option {name!r}{meant}")
+
+
+def _hyperparameters(client: type) -> Iterable[str]:
+    """Names that a method's ``__init__`` takes, with those that it passes on."""
+    for base in client.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())
+        yield from (p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return

@@ -1,0 +1,72 @@
+"""``trainer.predict`` of a project's own module, which a checkpoint of its federation gives the global model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+
+from pfl_lightning.drop_in.forms.trainer_data import GivenData
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["GlobalWeights"]
+
+
+class GlobalWeights:
+    """Gives a plain module the global model of a federation's checkpoint, when the Trainer loads one into it.
+
+    The module has the place of its hook ``on_load_checkpoint`` taken until :meth:`leave`.
+
+    Args:
+        module: The module that predicts.
+        federation: Gives the federation of the module and its data.
+        given: What the Trainer was given.
+        trainer: The Trainer.
+    """
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        federation: Callable[[], tuple[Any, Any]],
+        given: GivenData,
+        trainer: L.Trainer,
+    ) -> None:
+        self._module, self._federation, self._given, self._trainer = module, federation, given, trainer
+        self._before = vars(module).get("on_load_checkpoint")
+        vars(module)["on_load_checkpoint"] = self._load
+
+    def leave(self) -> None:
+        """Give the hook back."""
+        vars(self._module).pop("on_load_checkpoint", None)
+        if self._before is not None:
+            vars(self._module)["on_load_checkpoint"] = self._before
+
+    def _load(self, checkpoint: dict[str, Any]) -> None:
+        self.leave()
+        if "_extra_state" in checkpoint["state_dict"]:  # not one of the module alone
+            checkpoint["state_dict"] = self._global_state(checkpoint)
+        self._module.on_load_checkpoint(checkpoint)
+
+    def _global_state(self, checkpoint: dict[str, Any]) -> Mapping[str, Any]:
+        federation, data = self._federation()
+        trainer: Any = self._trainer
+        before, trainer.datamodule, federation.trainer = trainer.datamodule, data, trainer
+        try:
+            data.prepare_data()
+            data.setup("predict")
+            federation.setup("predict")
+            federation.on_load_checkpoint(checkpoint)
+            federation.load_state_dict(checkpoint["state_dict"])
+        finally:
+            trainer.datamodule = before
+            if self._given.datamodule is not None:  # whose training data were asked for since
+                self._given.datamodule.trainer = trainer
+                self._given.datamodule.setup("predict")
+        state: Mapping[str, Any] = federation.global_model().state_dict()
+        if state.keys() != self._module.state_dict().keys():
+            raise ConfigurationError(
+                f"{type(self._module).__name__} makes its layers in setup or configure_model, so that it cannot be "
+                "given the global model of a checkpoint: federation.global_model() has it after trainer.test"
+            )
+        return state

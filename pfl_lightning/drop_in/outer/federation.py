@@ -1,0 +1,310 @@
+"""A federation in which every client trains a user's LightningModule."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData
+from pfl_lightning.drop_in.client.copies import Factory, copied
+from pfl_lightning.drop_in.client.frozen import apart, frozen_parameters, name_followers
+from pfl_lightning.drop_in.client.module_client import ModuleClient, client_class
+from pfl_lightning.drop_in.client.network_parts import NETWORKS
+from pfl_lightning.drop_in.client.parts import ClientParts
+from pfl_lightning.drop_in.fits.continuity import Continuity
+from pfl_lightning.drop_in.fits.hooks import LocalHooks
+from pfl_lightning.drop_in.fits.module_evaluation import as_test_name
+from pfl_lightning.drop_in.forms.checks import check_module, split_method
+from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
+from pfl_lightning.drop_in.outer.handed_options import HandedOptions
+from pfl_lightning.drop_in.outer.local_callbacks import check_local
+from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
+from pfl_lightning.drop_in.outer.user_stages import UserStages
+from pfl_lightning.engines import Engine, TrainerEngine
+from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.metrics import EvalMetrics, summarize
+from pfl_lightning.phases import Personalization
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+from pfl_lightning.state.carried import CarriedStates
+from pfl_lightning.state.tensors import load_state
+
+__all__ = ["ModuleFederation"]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What was given; apart, so that it is no part of the federation's own state.
+
+    Attributes:
+        module: The author's module, which holds the global model in the end.
+        first: A copy of it as it was.
+        parts: Which of its layers the clients need.
+        factory: Makes the module once more.
+        frozen: Which of the frozen parameters never change.
+    """
+
+    module: L.LightningModule
+    first: L.LightningModule
+    parts: ClientParts
+    factory: Factory | None
+    frozen: Sequence[str] | None
+
+
+class ModuleFederation(UserStages):
+    """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
+
+    When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
+    send, and its own first values in the parts that never travel.
+
+    Args:
+        module: The module. Clients train copies; it gives their first weights.
+        method: A class of :mod:`pfl_lightning.methods` that needs no more than a training step, or
+            ``functools.partial`` of one with its hyper-parameters.
+        head: See :func:`federate`.
+        features: See :func:`federate`.
+        labels: See :func:`federate`; here of batches.
+        monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
+            logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
+        module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
+        local_callbacks: Callbacks that run inside local fits; see :func:`federate`.
+        frozen: Which of the frozen parameters never change; see :func:`federate`.
+        loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
+        engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
+            Lightning holds.
+        schedule: ``"continue"`` or ``"restart"``; see :func:`federate`.
+        optimizer_state: ``"keep"`` or ``"reset"``; see :func:`federate`.
+        options: See :class:`~pfl_lightning.Federation`: ``seed``, ``client_state_memory_gb``, ``spill_dir``.
+    """
+
+    tests_in_fits = False
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        method: Any,
+        *,
+        loop: L.Callback,
+        head: str | Sequence[str] | None = None,
+        features: str | None = None,
+        labels: Callable[[Any], Any] | None = None,
+        monitor: str | None = None,
+        module_factory: Factory | None = None,
+        local_callbacks: Sequence[L.Callback] = (),
+        frozen: Sequence[str] | None = None,
+        engine: Engine | None = None,
+        schedule: str = "continue",
+        optimizer_state: str = "reset",
+        **options: Any,
+    ) -> None:
+        module = check_module(module)
+        made, settings = split_method(method)
+        client = client_class(made)
+        super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
+        parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
+        first = parts.copied(module)
+        take_cli_optimizers(module, first)
+        self._given = _Given(module, first, parts, module_factory, frozen)
+        name_followers(module, frozen)
+        if module.state_dict():  # otherwise it makes its layers in setup
+            parts.try_out(self._first_once_more())
+        self.loop, self.monitor = loop, monitor
+        self.take_hparams(made.__name__)
+        check_local(local_callbacks, self.has_inner_trainers)
+        self.local, self.handed = LocalHooks(local_callbacks), HandedOptions()
+        self._continuity = Continuity(schedule, optimizer_state)
+        self._best: dict[str, float] = {}
+
+    @property
+    def given_module(self) -> L.LightningModule:
+        """The module that was given."""
+        return self._given.module
+
+    # ------------------------------------------------------------------ set-up
+
+    def _first_once_more(self) -> L.LightningModule:
+        return copied(self._given.first, self._given.factory, self._shared_names())
+
+    def _shared_names(self) -> frozenset[str]:
+        """Names of the parameters whose memory copies of the first module share."""
+        return frozen_parameters(self._given.first, self._given.frozen)
+
+    @property
+    def reads_classes(self) -> bool:
+        """Whether the method reads the classes of batches."""
+        return self._given.parts.on_features
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
+        self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
+        try:
+            check_trainer(self.trainer)
+        except ConfigurationError:
+            self.handed.give_back()
+            raise
+        given = self._given.module.configure_callbacks()
+        own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
+        return [*own, *self.missing_callbacks(own)]
+
+    def default_loop(self) -> L.Callback:
+        """The loop that was given to :func:`federate`'s federation."""
+        return self.loop
+
+    def build_models(self, data: FederatedData) -> list[FederatedClient]:
+        """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
+        module = self._first_once_more()
+        with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
+            module.trainer = self._trainer
+            if is_overridden("configure_model", module):
+                module.configure_model()
+            if is_overridden("setup", module):
+                module.setup(self.stage_name)
+            module.trainer = None
+            client = self._given.parts.make(module, data)
+        client.local, client.continuity = self.local, self._continuity
+        thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}
+        for network in (client.module, self._given.first):
+            apart(network, thawed)
+        return [client]
+
+    def _build(self, data: FederatedData) -> None:
+        super()._build(data)
+        if self._continuity.carries:
+            limit = self.client_state_memory_gb
+            stored = sum(store.most_bytes for store in self.personal.stores) / 1e9
+            rest = None if limit is None else limit - stored
+            self.clients.carried = CarriedStates(data.num_clients, rest, self.spill_dir)
+
+    def on_train_start(self) -> None:
+        """Let schedules and best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
+        if self.trainer.current_epoch == 0:
+            self._best.clear()
+            if self.clients.carried is not None:
+                self.clients.carried.clear()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the module's hyper-parameters alone: a LightningCLI reads its arguments from a checkpoint."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}).pop("method", None)
+
+    # ------------------------------------------------------------------ the global model
+
+    def global_model(self) -> L.LightningModule:
+        """The model that the server would send, of the class that was given; it is the caller's.
+
+        What never travels under the method has the values that it had before the first round.
+        """
+        if not self.is_set_up:
+            raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
+        client = copy.deepcopy(self.clients.models[0])
+        assert isinstance(client, ModuleClient)
+        client.networks_as_given()
+        module = client.exported_module()
+        self.load_global(module)
+        return module
+
+    def load_global(self, module: nn.Module) -> None:
+        """Load the model that the server would send into a copy of the module."""
+        state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
+        for prefix in NETWORKS:
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            load_state(module, own)
+
+    def fill_given_module(self) -> None:
+        """Load the global model into the module that was given."""
+        state, given = self.global_model().state_dict(), self._given.module
+        if state.keys() != given.state_dict().keys():
+            warnings.warn(
+                f"{type(given).__name__} makes its layers in setup or configure_model, so that it cannot be given the "
+                "global model: federation.global_model() has it",
+                stacklevel=2,
+            )
+            return
+        load_state(given, state)
+
+    @contextmanager
+    def personalized(self, personalization: Personalization) -> Iterator[None]:
+        """Inside, ``trainer.test`` lets clients go on with their head or their whole model before they are evaluated.
+
+        Raises:
+            ConfigurationError: A linear head on features is asked for.
+        """
+        if personalization.train == "linear":
+            raise ConfigurationError(
+                "personalize.train 'linear' puts a new head on the features of an encoder, which a user's "
+                "LightningModule does not show: use 'head' or 'all'"
+            )
+        model = self.clients.models[0] if self.is_set_up else None
+        if personalization.train == "head" and isinstance(model, ModuleClient):
+            self._given.parts.find_missing_head(model, self.data)
+        with super().personalized(personalization):
+            yield
+
+    # ------------------------------------------------------------------ what is logged
+
+    def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
+        """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
+        before = "novel_" if prefix.startswith("novel_") else ""
+        values = {f"{before}{name}": value for name, value in self._over_all_samples(scores).items()}
+        accuracies = {client: s.accuracy for client, s in scores.items() if not math.isnan(s.accuracy)}
+        if accuracies:
+            summary = summarize(list(accuracies), list(accuracies.values()))
+            values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+        for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
+            values[key] = self._best_so_far(key, how, values[key])
+        name = self._monitored(prefix)
+        own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
+        if len(own):
+            found = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
+            values |= {f"{before}{name}/{what}": float(value) for what, value in found.items()}
+        if not values:
+            warnings.warn(
+                f"{type(self._given.module).__name__} logs nothing in its validation or test step, and its forward "
+                "does not give class scores for batches (inputs, classes): nothing is known of the clients' models",
+                stacklevel=2,
+            )
+        return values
+
+    def _best_so_far(self, name: str, how: str, value: float) -> float:
+        """The best of the rounds up to now, of what a MaxMetric or a MinMetric of the module gave in this one."""
+        if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.sanity_checking:
+            return value
+        best = max if how == "max" else min
+        self._best[name] = best(self._best.get(name, value), value)
+        return self._best[name]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """As of every federation, and the best values so far."""
+        return {**super().get_extra_state(), "best": dict(self._best)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        super().set_extra_state(state)
+        self._best = dict(state.get("best", {}))
+
+    @staticmethod
+    def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
+        """Means over clients weighted by their samples, which for a mean over samples is the mean over all samples."""
+        found = {}
+        for name in sorted({name for score in scores.values() for name in score.logged}):
+            own = [score for score in scores.values() if name in score.logged]
+            weights = [score.samples_of(name) for score in own]
+            found[name] = float(np.average([score.logged[name] for score in own], weights=weights))
+        return found
+
+    def _monitored(self, prefix: str) -> str | None:
+        if self.monitor is None or not prefix.endswith("test_"):
+            return self.monitor
+        return as_test_name(self.monitor)

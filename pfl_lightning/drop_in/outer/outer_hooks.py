@@ -1,0 +1,84 @@
+"""Hooks of the outer Trainer that a federation of a user's module passes on, and where callbacks belong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from pfl_lightning.drop_in.fits.hooks import LocalHooks
+from pfl_lightning.drop_in.outer.handed_options import HandedOptions
+from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callbacks
+from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
+
+__all__ = ["OuterHooks"]
+
+
+class OuterHooks(ShowsGlobalModel):
+    """Hands callbacks into local fits, and tells these about the outer Trainer."""
+
+    local: LocalHooks
+    """Callbacks and loggers of local fits."""
+
+    handed: HandedOptions
+    """Options of the outer Trainer that hold in local fits."""
+
+    @property
+    def has_inner_trainers(self) -> bool:
+        """Whether local fits have a Trainer."""
+        return bool(getattr(self.engine, "engine", self.engine).gives_trainer)
+
+    def hand_in(self, own: list[L.Callback]) -> list[L.Callback]:
+        """Take those callbacks that belong inside local fits from the outer Trainer, until it is done.
+
+        Args:
+            own: Callbacks that the module configures itself.
+
+        Returns:
+            The rest of them.
+        """
+        trainer: Any = self.trainer
+        self._give_back()
+        self.local.moved = sort_callbacks([*trainer.callbacks, *own], self.has_inner_trainers, own)
+        # Another list: the Trainer may go through the one that it has.
+        self._taken = [callback for callback in trainer.callbacks if callback in self.local.moved]
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback not in self._taken]
+        return [callback for callback in own if callback not in self.local.moved]
+
+    def _give_back(self) -> None:
+        taken, self._taken = self._taken, []
+        if taken and self._trainer is not None:
+            trainer: Any = self._trainer
+            trainer.callbacks = [*taken, *trainer.callbacks]
+
+    _taken: list[L.Callback] = []  # noqa: RUF012  # replaced, never changed
+
+    def setup(self, stage: str) -> None:
+        """Build the clients; inside, the outer Trainer's loggers are known from now on."""
+        super().setup(stage)
+        self.local.outer.trainer = self.trainer
+
+    def on_fit_start(self) -> None:
+        """Start the engine, where callbacks inside local fits can have an effect."""
+        client = self.clients.models[0]
+        continues = bool(getattr(getattr(client, "continuity", None), "continues", False))
+        check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues)
+        super().on_fit_start()
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+        """It is the client's turn."""
+        self.local.outer.turn(int(batch[0]), batch_idx)
+
+    def on_validation_batch_start(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """It is the client's turn."""
+        self.local.outer.turn(int(batch[0]), batch_idx)
+
+    on_test_batch_start = on_validation_batch_start
+
+    def stop_engine(self) -> None:
+        """Stop the engine, and give the outer Trainer its callbacks back."""
+        super().stop_engine()
+        self.local.outer.trainer = None
+        self._give_back()
+        self.handed.give_back()

@@ -1,0 +1,198 @@
+"""Hooks of a user's module that frame a run: ``setup`` and ``teardown``, ``prepare_data``, checkpoints, ``predict``."""
+
+from __future__ import annotations
+
+import warnings
+from functools import wraps
+from typing import Any
+
+import lightning as L
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+from pfl_lightning.data import FederatedData
+from pfl_lightning.datamodules.adapters.stages import attached, brings
+from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+
+__all__ = ["MODULE_CONTENT", "UserStages"]
+
+MODULE_CONTENT = "pfl_lightning_module"
+"""Key of what the module itself has put into a checkpoint."""
+
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_PREDICT_HOOKS = (
+    *_BATCH_HOOKS,
+    "predict_dataloader",
+    "predict_step",
+    "on_predict_batch_start",
+    "on_predict_batch_end",
+    "on_predict_epoch_start",
+    "on_predict_epoch_end",
+    "on_predict_start",
+    "on_predict_end",
+)
+
+
+class UserStages(OuterHooks):
+    """Calls what the module has for the stages of a run, on the copies that clients train."""
+
+    @property
+    def stage_name(self) -> str:
+        """The stage as Lightning tells ``setup``: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``."""
+        return "fit" if self._trainer is None else self._trainer.state.fn or "fit"
+
+    @property
+    def data(self) -> FederatedData:
+        """The Trainer's data module, or the last one: predictions may be of other data."""
+        datamodule = getattr(self._trainer, "datamodule", None)
+        if self._last_data is not None and not hasattr(datamodule, "client_data"):
+            return self._last_data
+        return super().data
+
+    _last_data: FederatedData | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without data."""
+        return {**super().__getstate__(), "_last_data": None}
+
+    def prepare_data(self) -> None:
+        """Call the module's own."""
+        with attached(self.given_module, self._trainer):
+            self.given_module.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Build the clients, or call the module's own ``setup`` for a stage that they have not seen."""
+        has_data = hasattr(getattr(self.trainer, "datamodule", None), "client_data")
+        if stage == "predict" and not has_data:
+            if not self.is_set_up:
+                raise ConfigurationError(
+                    "a federation that was not fitted takes its shape from the data: fit, validate or test it before "
+                    "trainer.predict(federation, dataloaders=...), or give datamodule=, the one that federate returned"
+                )
+        else:
+            before = self.is_set_up
+            super().setup(stage)
+            self._last_data = self.data
+            if not before:
+                self._stages_seen = {stage}
+        adapts = bool(self.clients.models[0].personalization_phases()) or self._personalization is not None
+        # Clients that adapt before they are evaluated train.
+        wanted = ["fit", stage] if adapts and stage != "fit" else [stage]
+        missing = [one for one in wanted if one not in self._stages_seen]
+        self._stages_seen = {*self._stages_seen, *missing}
+        if missing and brings(self.given_module, "setup"):
+            for module in self._networks():
+                with attached(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
+                    for one in missing:
+                        module.setup(one)
+            self._shown = None
+        if stage == "predict":
+            self._predict_like_the_module(has_data)
+
+    _stages_seen: frozenset[str] | set[str] = frozenset()
+
+    def teardown(self, stage: str) -> None:
+        """Stop the engine, let the module that was given hold the global model, and call the module's own."""
+        super().teardown(stage)
+        if not self.is_set_up:
+            return
+        self.fill_given_module()
+        if brings(self.given_module, "teardown"):
+            for module in self._networks():
+                with attached(module, self._trainer):
+                    module.teardown(stage)
+
+    def _networks(self) -> list[Any]:
+        """The copies that clients train, as they were before any of them; what is done to them now holds for all."""
+        client: Any = self.clients.models[0]
+        networks = client.networks_as_given()
+        client.forget_given()
+        return list(networks)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what the module's own hook adds."""
+        if brings(self.given_module, "on_save_checkpoint"):
+            before = self._content_for_module(checkpoint)
+            content = dict(before)
+            self.shown.on_save_checkpoint(content)
+            checkpoint[MODULE_CONTENT] = {
+                key: value for key, value in content.items() if key != "state_dict" and before.get(key) is not value
+            }
+        super().on_save_checkpoint(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give the module's own hook what it had added.
+
+        Raises:
+            CheckpointError: The checkpoint is of something else.
+        """
+        super().on_load_checkpoint(checkpoint)
+        if not brings(self.given_module, "on_load_checkpoint"):
+            return
+        if MODULE_CONTENT not in checkpoint and brings(self.given_module, "on_save_checkpoint"):
+            warnings.warn(
+                f"the checkpoint has nothing of {type(self.given_module).__name__}.on_save_checkpoint: its "
+                "on_load_checkpoint is not called",
+                stacklevel=2,
+            )
+            return
+        content = {**self._content_for_module(checkpoint), **checkpoint.get(MODULE_CONTENT, {})}
+        for module in (self.given_module, *self._networks(), *([] if self._shown is None else [self._shown.module])):
+            module.on_load_checkpoint(dict(content))
+
+    def _content_for_module(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """What the module finds in a checkpoint of itself: the global model under its own names, and counters."""
+        kept = ("epoch", "global_step", "pytorch-lightning_version")
+        found = {key: checkpoint[key] for key in kept if key in checkpoint}
+        return {**found, "state_dict": self.shown.state_dict(), "hyper_parameters": dict(self.given_module.hparams)}
+
+    # ------------------------------------------------------------------ predictions
+
+    def _predict_like_the_module(self, has_data: bool) -> None:
+        """Put the global model's hooks in the place of the federation's, and those of its data module beside them."""
+        shown = self.shown
+        own_start = shown.on_predict_start
+
+        @wraps(own_start)
+        def on_predict_start() -> None:
+            _ = self.shown  # a checkpoint may have been loaded since
+            own_start()
+
+        self._patch(self, {name: getattr(shown, name) for name in _PREDICT_HOOKS})
+        self._patch(self, {"on_predict_start": on_predict_start})
+        data: Any = self.data if has_data else None
+        trainer: Any = self.trainer
+        if data is None or trainer.predict_loop._data_source.instance is not data:
+            return
+        own: Any = vars(data).get("datamodule")
+        if own is not None and is_overridden("predict_dataloader", own, LightningDataModule):
+            own.trainer = trainer
+            own.setup("predict")
+            hooks = [name for name in _BATCH_HOOKS if is_overridden(name, own, LightningDataModule)]
+            self._patch(data, {name: getattr(own, name) for name in ("predict_dataloader", *hooks)})
+        elif is_overridden("predict_dataloader", shown, L.LightningModule):
+            self._patch(data, {"predict_dataloader": shown.predict_dataloader})
+        else:
+            raise ConfigurationError(
+                "neither the module nor the data module has a predict_dataloader: trainer.predict(federation, "
+                "dataloaders=...) takes loaders"
+            )
+
+    _patches: tuple[tuple[Any, tuple[str, ...]], ...] = ()
+
+    def _patch(self, target: nn.Module | LightningDataModule, functions: dict[str, Any]) -> None:
+        vars(target).update(functions)
+        self._patches = (*self._patches, (target, tuple(functions)))
+
+    def stop_engine(self) -> None:
+        """Stop the engine; hooks are the federation's again."""
+        super().stop_engine()
+        patches, self._patches = self._patches, ()
+        for target, names in patches:
+            for name in names:
+                vars(target).pop(name, None)
