@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from zlib import crc32
 
 import numpy as np
@@ -155,8 +156,14 @@ def torch_seed(seed: int) -> Iterator[None]:
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        if _has_accelerator():
+            torch.manual_seed(seed)
+        else:  # the same on the CPU, without the formatting of a stack that torch keeps for a GPU that may come
+            torch.default_generator.manual_seed(seed)
         yield
+
+
+_has_accelerator = lru_cache(torch.accelerator.is_available)
 
 
 def global_seed() -> int:

@@ -102,3 +102,15 @@ def test_global_seed(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     seed_everything(17, verbose=False)
     assert global_seed() == 17
+
+
+def test_a_seeded_block_draws_as_after_manual_seed_without_a_look_at_the_stack(monkeypatch):
+    before = torch.random.get_rng_state()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.random.set_rng_state(before)
+    if not torch.accelerator.is_available():
+        monkeypatch.setattr("traceback.format_stack", lambda *args: pytest.fail("a stack was formatted"))
+    with torch_seed(5):
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.random.get_rng_state(), before)

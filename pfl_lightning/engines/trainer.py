@@ -201,12 +201,17 @@ def silence() -> Iterator[None]:
     """Keep the inner Trainers' notices out of the terminal; errors come through."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    _set_levels(loggers, [logging.ERROR] * len(loggers))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        _set_levels(loggers, levels)
+
+
+def _set_levels(loggers: Sequence[logging.Logger], levels: Sequence[int]) -> None:
+    """Set several levels, with one call of ``setLevel``: each goes through all loggers of the process."""
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.level = level
+    loggers[-1].setLevel(levels[-1])

@@ -20,6 +20,7 @@ from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.continuity import CourseCallback
+from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
 from pfl_lightning.drop_in.fits.logs import LogRecord, can_reduce
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.patching import patched
@@ -158,7 +159,7 @@ def fit_module(
         Values that the module logged, by name.
     """
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
-    with _module_in_fit(client) as (record, callbacks):
+    with _module_in_fit(client) as (record, callbacks), logged_in_place():
         trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
         course, validation = client.course, LocalValidation(trainer, client.step_module, context, record.names)
         trainer.callbacks.append(validation)
@@ -190,7 +191,7 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
     validates, datamodule = task.stage == "validation", task.data.datamodule
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
     log = task.notes.watched(task.client.module.log)
-    with silence(), _module_under_trainer(task.client.module, log=log):
+    with silence(), _module_under_trainer(task.client.module, log=log), logged_in_place():
         if datamodule is None:
             run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
         else:

@@ -8,6 +8,7 @@ import lightning as L
 from torch import Tensor
 
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
+from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
@@ -75,6 +76,11 @@ class OuterHooks(ShowsGlobalModel):
         self.local.outer.turn(int(batch[0]), batch_idx)
 
     on_test_batch_start = on_validation_batch_start
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log a value; a round has several of every client."""
+        with logged_in_place():
+            super().log(*args, **kwargs)
 
     def stop_engine(self) -> None:
         """Stop the engine, and give the outer Trainer its callbacks back."""
