@@ -80,6 +80,7 @@ class FederatedLoop(ProjectCallback):
         """Count from the first round."""
         self.traffic, self.guard = Traffic(), DivergenceGuard()
         self.rounds, self.seconds = 0, 0.0
+        self.loss = math.nan  # mean training loss of the last round
         self.undone = 0  # rounds in a row
         self._start = 0.0
         self._in_round, self._aggregated, self._goes_on = False, True, True
@@ -201,6 +202,7 @@ class FederatedLoop(ProjectCallback):
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
         metrics = self._round.metrics()
+        self.loss = metrics.get("train/loss", math.nan)
         shown = {name for result in self._round.results for name in result.shown}
         for name, value in metrics.items():
             pl_module.log(name, value, name in shown, logger=False, on_step=False, on_epoch=True, batch_size=1)

@@ -75,7 +75,7 @@ def test_model_checkpoint_keeps_the_round_with_the_best_accuracy(tmp_path):
     writer = ResultsWriter(str(tmp_path))
     data = Toy()
     run(partial(FedPAC, epochs=1, lr=0.2), 5, data=data, callbacks=[saver, writer], enable_checkpointing=True)
-    accuracies = [row["accuracy"] for row in writer.history]
+    accuracies = [row.validation for row in writer.history]
     assert len(set(accuracies)) > 1
     best = max(range(5), key=lambda k: accuracies[k])
     assert saver.best_model_path == str(tmp_path / f"epoch={best}.ckpt")

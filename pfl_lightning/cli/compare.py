@@ -133,7 +133,7 @@ def draw_curves(rows: Sequence[Comparison], choice: str) -> Figure:
     curves, clients = figure.subplots(1, 2, width_ratios=[3, 2])
     for row in rows:
         curve = row.curve()
-        rounds = [round + 1 for round, _, _ in curve]
+        rounds = [round for round, _, _ in curve]
         means = [100 * mean for _, mean, _ in curve]
         (line,) = curves.plot(rounds, means, label=row.label)
         if len(row.runs) > 1:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from pfl_lightning.callbacks.run_facts import FORMAT
 from pfl_lightning.cli.runs import RunFolder
 from pfl_lightning.errors import ConfigurationError
 
@@ -126,9 +127,14 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     path = folder / "results.json"
     try:
         results = json.loads(path.read_text())
+        if "accuracy" in results and results.get("format", 1) != FORMAT:
+            raise ConfigurationError(
+                f"{path} has format {results.get('format', 1)}, expected {FORMAT}: it is of another version of this "
+                "package; `pfl fit --ckpt_path .../last.ckpt` with the run's config writes it again, without training"
+            )
         if not results.get("finished", True):
             warnings.warn(f"{folder} is not finished: it has {results['rounds']} rounds", stacklevel=2)
-        chosen = results["accuracy"][choice] or {}
+        chosen = (results["accuracy"][choice] or {}).get("test") or {}
         config = _config(folder)
         personalized = _personalized(folder)
         return FinishedRun(
@@ -146,7 +152,7 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
             seconds_per_round=float(results["seconds_per_round"] or math.nan),
             personalized=_mean(personalized, "participating"),
             personalized_novel=_mean(personalized, "novel"),
-            curve=tuple((int(r["round"]), r["test_accuracy"]) for r in results["history"] if "test_accuracy" in r),
+            curve=tuple((int(r["round"]), r["test"]["accuracy"]) for r in results["history"] if r["test"]),
             clients=tuple(_client_accuracies(folder / "clients.csv", choice)),
         )
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:

@@ -110,7 +110,7 @@ class FederatedCLI(LightningCLI):
             {
                 "checkpoint.monitor": "accuracy/mean",
                 "checkpoint.mode": "max",
-                "checkpoint.filename": "best-round-{epoch}",
+                "checkpoint.filename": "best-round-{round}",
                 "checkpoint.auto_insert_metric_name": False,
             }
         )
@@ -250,7 +250,8 @@ class FederatedCLI(LightningCLI):
         """Print the accuracies and where they are saved."""
         settings = self.trainer.personalization  # type: ignore[attr-defined]
         Console().print(personalization_table(self.model, settings))
-        write_personalization(self.model, settings, self.run_folder)
+        loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
+        write_personalization(self.model, settings, self.run_folder, loop.rounds)
         print(f"Results: {self.run_folder}/personalized.json, personalized.csv")
 
     def _personalization(self) -> Personalization | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from pfl_lightning.callbacks.run_facts import FORMAT
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
@@ -47,15 +48,23 @@ def personalization_table(federation: Federation, personalization: Personalizati
     return table
 
 
-def write_personalization(federation: Federation, personalization: Personalization, folder: Path) -> None:
-    """Write ``personalized.json`` (accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
+def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> None:
+    """Write ``personalized.json`` (test accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
     Both name the clients whose personalization failed, which are evaluated without it.
+
+    Args:
+        federation: The federation, whose personalized clients were tested.
+        personalization: What they adapted, and how.
+        folder: Folder of the files.
+        rounds: How many rounds the training had, 0 for none.
     """
     content: dict[str, Any] = {
+        "format": FORMAT,
+        "evaluated": {"score": "classifier", "model": "fine_tuned"},
         "method": federation.method_name,
         "seed": federation.seed,
-        "round": federation.round,
+        "round": rounds,
         "personalization": asdict(personalization),
         "not_personalized": federation.finetune_failures,
     }

@@ -56,10 +56,11 @@ def write_run(folder, *, seed=0, method="FedAvg", config=None, curve=((0, 0.5),)
         "rounds": len(curve),
         "num_clients": 3,
         "seed": seed,
-        "accuracy": {"last": summary, "validation_selected": None, "best_test": summary},
+        "format": 2,
+        "accuracy": {"last": {"test": summary}, "validation_selected": None, "best_test": {"test": summary}},
         "bytes": {"up": 1000, "down": 2000},
         "seconds_per_round": 2.0,
-        "history": [{"round": float(round), "test_accuracy": value} for round, value in curve],
+        "history": [{"round": round, "test": {"accuracy": value}} for round, value in curve],
         **changes,
     }
     (folder / "results.json").write_text(json.dumps(results))

