@@ -1,4 +1,4 @@
-"""The command line: ``pfl fit | validate | test | personalize | export | partition | methods | compare | ...``."""
+"""The command line: ``pfl fit | validate | test | personalize | export | partition | compare | study | ...``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,28 @@ REPORTED = (
 )
 """Errors that are told in a sentence, without a traceback."""
 
-OTHER_COMMANDS = {"methods": print_methods, "compare": compare, "tensorboard": tensorboard}
+
+def study(args: list[str]) -> None:
+    """Run what is not done of a study file."""
+    from pfl_lightning.study.command import study
+
+    study(args)
+
+
+def reproduce(args: list[str]) -> None:
+    """Run a study that ships with the package."""
+    from pfl_lightning.study.reproduce import reproduce
+
+    reproduce(args)
+
+
+OTHER_COMMANDS = {
+    "methods": print_methods,
+    "compare": compare,
+    "tensorboard": tensorboard,
+    "study": study,
+    "reproduce": reproduce,
+}
 """Subcommands that need no Trainer."""
 
 
