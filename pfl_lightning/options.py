@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import nn
 
+from pfl_lightning.client.declarations import BatchNorm
+
 if TYPE_CHECKING:
     from typing import Unpack
 else:
@@ -35,6 +37,7 @@ __all__ = [
     "FitOptions",
     "OptionsWithoutSGD",
     "SGDOptions",
+    "SharingOptions",
     "TrainingOptions",
     "Unpack",
 ]
@@ -56,8 +59,14 @@ class FitOptions(TypedDict, total=False):
     lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
 
 
-class EvaluationOptions(TypedDict, total=False):
-    """The model that is evaluated, and its fine-tuning before."""
+class SharingOptions(TypedDict, total=False):
+    """What of batch normalization is shared."""
+
+    batch_norm: BatchNorm | None
+
+
+class EvaluationOptions(SharingOptions, total=False):
+    """The model that is evaluated, and its fine-tuning before; and what of batch normalization is shared."""
 
     fine_tune: str | None
     fine_tune_epochs: int
@@ -65,7 +74,7 @@ class EvaluationOptions(TypedDict, total=False):
     eval_model: str | None
 
 
-class TrainingOptions(SGDOptions, FitOptions, total=False):
+class TrainingOptions(SGDOptions, FitOptions, SharingOptions, total=False):
     """Options of a method with its own defaults of fine-tuning and evaluation."""
 
 

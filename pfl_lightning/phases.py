@@ -29,6 +29,8 @@ class Phase:
             which cannot take it.
         optimizer: Makes the optimizer from the trainable parameters; ``None`` keeps the client's.
         losses: Names of the loss terms that are summed; ``None`` for the client's ``loss_names``.
+        batch_statistics: Whether batch normalization of the parts that do not train goes on as in training: it
+            normalizes by the batch and moves its running statistics. Otherwise frozen means frozen.
     """
 
     name: str = "fit"
@@ -39,6 +41,7 @@ class Phase:
     plain: bool = False
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     losses: tuple[str, ...] | None = None
+    batch_statistics: bool = False
 
     def trains_only(self, part: str) -> bool:
         """Return whether all that trains lies in a part of the model, such as ``"head"``."""

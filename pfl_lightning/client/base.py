@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import lightning as L
 import torch
@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 from pfl_lightning.client.context import Batch, Citation, FitContext
-from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
+from pfl_lightning.client.declarations import BatchNorm, DeclaredParts, PhaseLosses
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.errors import ConfigurationError
@@ -55,6 +55,8 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
         fine_tune_epochs: Epochs of that fine-tuning.
         fine_tune_lr: Its learning rate; ``None`` takes ``lr``.
         eval_model: ``"aggregated"`` or ``"trained"``, see the attribute; ``None`` takes the method's own.
+        batch_norm: Batch normalization of what is shared: ``"shared"``, ``"own_statistics"`` (each client keeps its
+            running statistics, weights are shared) or ``"own"``, see the attribute; ``None`` takes the method's own.
     """
 
     citation: ClassVar[Citation | None] = None
@@ -103,11 +105,14 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
         fine_tune_epochs: int = 1,
         fine_tune_lr: float | None = None,
         eval_model: str | None = None,
+        batch_norm: BatchNorm | None = None,
     ) -> None:
         super().__init__()
         check_choice("fine_tune", fine_tune, (None, "head", "all"))
         check_choice("eval_model", eval_model, (None, "aggregated", "trained"))
+        check_choice("batch_norm", batch_norm, (None, *get_args(BatchNorm)))
         self.eval_model = eval_model or type(self).eval_model
+        self.batch_norm = batch_norm or type(self).batch_norm
         check_at_least("epochs", epochs, 1)
         check_at_least("fine_tune_epochs", fine_tune_epochs, 1)
         check_learning_rate("lr", lr)
@@ -116,13 +121,13 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
         if fine_tune_lr is not None:
             check_learning_rate("fine_tune_lr", fine_tune_lr)
         self.num_classes = num_classes
+        self.phase = Phase()
         self.assemble(encoder)
         self.frozen = self.find_frozen(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
-        self.phase = Phase()
         self._recorder: dict[str, list[Tensor]] | None = None
         self.frozen_before: dict[torch.dtype, Any] = {}
         """Samples of what is frozen, as it was when the current fit began."""
@@ -243,7 +248,8 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
 
         Where the encoder is frozen, the engines then compute the features once.
         """
-        return type(self).training_step is FederatedClient.training_step and self.active_network() is None
+        plain = type(self).training_step is FederatedClient.training_step and self.active_network() is None
+        return plain and not self.phase.batch_statistics
 
     def configure_optimizers(self) -> Any:
         """SGD over the parameters that train in the current phase, at the phase's rate."""

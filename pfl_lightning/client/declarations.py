@@ -12,7 +12,9 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["DeclaredParts", "PhaseLosses"]
+__all__ = ["BatchNorm", "DeclaredParts", "PhaseLosses"]
+
+BatchNorm = Literal["shared", "own_statistics", "own"]
 
 
 class DeclaredParts(L.LightningModule):
@@ -27,7 +29,7 @@ class DeclaredParts(L.LightningModule):
     fixed: tuple[str, ...] = ()
     """Patterns of the parameters and buffers that keep their first value, the same for every client."""
 
-    batch_norm: Literal["shared", "own_statistics", "own"] = "shared"
+    batch_norm: BatchNorm = "shared"
     """Batch normalization inside the shared part: shared with it (``"shared"``), shared but for its running statistics
     (``"own_statistics"``), or personal (``"own"``)."""
 
@@ -43,6 +45,9 @@ class DeclaredParts(L.LightningModule):
     paper_batch_size: ClassVar[int | None] = None
     """Batch size of the paper; with smaller batches a round takes more steps, which may diverge."""
 
+    phase: Phase
+    """Phase of the local fit that the client is in."""
+
     def remedies(self) -> tuple[str, ...]:
         """What to try when the training diverges, beside a smaller learning rate and larger batches."""
         return ()
@@ -56,9 +61,16 @@ class DeclaredParts(L.LightningModule):
         return set(self.match([name for name, _ in self.named_parameters()], phase.train)) - self.frozen
 
     def frozen_norms(self) -> Iterator[nn.Module]:
-        """Normalization layers of the parts that do not train in the current phase."""
-        for part in self.children():
-            if not any(parameter.requires_grad for parameter in part.parameters()):
+        """Normalization layers that use their running statistics in the current phase and do not change them.
+
+        They are those of the parts that do not train; with ``batch_statistics`` only of those that never train.
+        """
+        for name, part in self.named_children():
+            parameters = dict(part.named_parameters())
+            if any(parameter.requires_grad for parameter in parameters.values()):
+                continue
+            goes_on = self.phase.batch_statistics and not self.frozen.issuperset(f"{name}.{own}" for own in parameters)
+            if not goes_on:
                 yield from (layer for layer in part.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
 
     def find_frozen(self, network: nn.Module) -> frozenset[str]:
@@ -121,7 +133,6 @@ class PhaseLosses(L.LightningModule):
     """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""
 
     phase: Phase
-    """Phase of the local fit that the client is in."""
 
     def check_phase(self, phase: Phase) -> None:
         """Refuse a phase that names loss terms which the method does not have.

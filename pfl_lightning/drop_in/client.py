@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.client.declarations import BatchNorm
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.continuity import GoesOn
 from pfl_lightning.drop_in.copies import Factory, copied, held_tensors
@@ -59,6 +60,7 @@ class ModuleClient(NetworkParts, GoesOn):
         fine_tune_epochs: Epochs of that fine-tuning.
         fine_tune_lr: Its learning rate; ``None`` keeps the module's.
         eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
+        batch_norm: See :class:`~pfl_lightning.client.FederatedClient`.
         factory: Makes the module once more where it is to be copied; see
             :func:`~pfl_lightning.drop_in.copies.copied`.
         frozen: See :func:`~pfl_lightning.drop_in.frozen.frozen_parameters`.
@@ -81,6 +83,7 @@ class ModuleClient(NetworkParts, GoesOn):
         fine_tune_epochs: int = 1,
         fine_tune_lr: float | None = None,
         eval_model: str | None = None,
+        batch_norm: BatchNorm | None = None,
         factory: Factory | None = None,
         frozen: Sequence[str] | None = None,
         **options: Any,
@@ -96,6 +99,7 @@ class ModuleClient(NetworkParts, GoesOn):
             fine_tune_epochs=fine_tune_epochs,
             fine_tune_lr=fine_tune_lr,
             eval_model=eval_model,
+            batch_norm=batch_norm,
         )
         self._record: LogRecord | None = None
         self._own_loss: Tensor | None = None
@@ -171,12 +175,13 @@ class ModuleClient(NetworkParts, GoesOn):
         return self
 
     def frozen_norms(self) -> Iterator[nn.Module]:
-        """The normalization layers of the roles of which nothing trains in the current phase."""
+        """As in the base, by roles: the normalization layers of those of which nothing trains in the current phase."""
         trained = {self.part_of(n) for n, p in self.named_parameters() if p.requires_grad}
         for name, layer in self.named_modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
-                own = [self.part_of(f"{name}.{part}") for part in layer.state_dict()]
-                if own and not trained & set(own):
+                names = [f"{name}.{part}" for part in layer.state_dict()]
+                goes_on = self.phase.batch_statistics and not self.frozen.issuperset(names)
+                if names and not goes_on and not trained & {self.part_of(name) for name in names}:
                     yield layer
 
     # ------------------------------------------------------------------ the module's own step

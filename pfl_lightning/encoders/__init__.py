@@ -26,6 +26,7 @@ from pfl_lightning.encoders.fedpac import FedPACCNN
 from pfl_lightning.encoders.fedproto import FedProtoCNN
 from pfl_lightning.encoders.googlenet import GoogLeNet
 from pfl_lightning.encoders.mlp import MLP
+from pfl_lightning.encoders.projector import WithProjector
 from pfl_lightning.encoders.registry import build_encoder, encoder_class, encoder_names, register
 from pfl_lightning.encoders.resnet import ResNet18
 from pfl_lightning.encoders.shufflenet import ShuffleNetV2
@@ -47,6 +48,7 @@ __all__ = [
     "ShuffleNetV2",
     "SmallAlexNet",
     "SmallCNN",
+    "WithProjector",
     "build_encoder",
     "describe_encoders",
     "encoder_class",

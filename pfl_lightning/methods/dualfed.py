@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
+from pfl_lightning.encoders.projector import make_projector
 from pfl_lightning.functional import supervised_contrastive_loss
 from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
@@ -31,6 +32,9 @@ class DualFed(FederatedClient):
         temperature: tau of that loss: 0.2, or 0.05 for Office-Home.
         stages: ``"stage-wise"`` trains the personal side and then the global classifier (8, 10); ``"simultaneous"``
             everything together ("Simu.", Table 4).
+        stage2_mode: ``"evaluation"`` lets encoder and projector normalize by their running statistics in stage 2, in
+            which they do not train; ``"training"`` by each batch, so that running statistics move twice a round
+            (the published implementation).
         prediction: ``"probabilities"`` adds both classifiers' normalized outputs (5), ``"logits"`` their scores (the
             published implementation).
         projector_depth: Linear layers of the projector, D (Table 5).
@@ -72,6 +76,7 @@ class DualFed(FederatedClient):
         contrastive: float = 40.0,
         temperature: float = 0.2,
         stages: str = "stage-wise",
+        stage2_mode: str = "evaluation",
         prediction: str = "probabilities",
         projector_depth: int = 2,
         projector_hidden: int = 256,
@@ -102,11 +107,13 @@ class DualFed(FederatedClient):
         check_at_least("projector_depth", projector_depth, 1)
         check_at_least("projector_hidden", projector_hidden, 1)
         check_choice("stages", stages, ("stage-wise", "simultaneous"))
+        check_choice("stage2_mode", stage2_mode, ("evaluation", "training"))
         check_choice("prediction", prediction, ("probabilities", "logits"))
         check_choice("global_on", global_on, ("encoder", "projector"))
         for part in personal:
             check_choice("personal", part, PARTS)
         self.contrastive, self.temperature, self.stages = contrastive, temperature, stages
+        self.stage2_mode = stage2_mode
         self.prediction, self.global_on = prediction, global_on
         width = self.feature_width
         self.projector = make_projector(width, projector_hidden, projector_depth, projector_batch_norm)
@@ -118,10 +125,10 @@ class DualFed(FederatedClient):
         return AveragingAggregator(self, num_clients, by_samples=False)
 
     def remedies(self) -> tuple[str, ...]:
-        """A smaller lambda: 40 is for an encoder with pretrained weights."""
+        """A smaller lambda."""
         if self.contrastive <= 2:
             return ()
-        return (f"contrastive=2 in place of {self.contrastive:g}, unless the encoder has pretrained weights",)
+        return (f"contrastive=2 (the paper's for Office-Home) in place of {self.contrastive:g}",)
 
     def phases(self) -> tuple[Phase, ...]:
         """Stage 1 with the global classifier frozen (8), stage 2 with everything else frozen (10); or both at once."""
@@ -134,14 +141,20 @@ class DualFed(FederatedClient):
                 self.epochs,
                 losses=("cross_entropy", "contrastive"),
             ),
-            Phase("global", ("global_head.*",), self.epochs, losses=("global_cross_entropy",)),
+            Phase(
+                "global",
+                ("global_head.*",),
+                self.epochs,
+                losses=("global_cross_entropy",),
+                batch_statistics=self.stage2_mode == "training",
+            ),
         )
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """CE of the personal classifier and lambda SupCon(u) (6, 7) in stage 1, CE of the global one (9) in stage 2."""
         terms = {}
         personal, contrastive = self.uses("cross_entropy"), self.contrastive > 0 and self.uses("contrastive")
-        behind = personal or contrastive or self.global_on == "projector"
+        behind = personal or contrastive or self.global_on == "projector" or self.phase.batch_statistics
         projected = self.head_input(features) if behind else features  # u
         if personal:
             terms["cross_entropy"] = self.head_cross_entropy(projected, labels)  # (6)
@@ -173,23 +186,3 @@ class DualFed(FederatedClient):
     def representations(self, features: Tensor) -> dict[str, Tensor]:
         """The general representation z in front of the projector, and the personal one u behind it."""
         return {"pre_projection": features, "post_projection": self.projector(features)}
-
-
-def make_projector(width: int, hidden: int, depth: int, batch_norm: bool) -> nn.Sequential:
-    """Linear layers from ``width`` over ``hidden`` back to ``width``: Linear - ReLU - BN - ... - Linear - BN.
-
-    Args:
-        width: Width of the features, d; the projection has the same.
-        hidden: Width of the hidden layers.
-        depth: Number of linear layers.
-        batch_norm: Whether there is batch normalization.
-    """
-    widths = [width, *([hidden] * (depth - 1)), width]
-    layers: list[nn.Module] = []
-    for index in range(depth):
-        layers.append(nn.Linear(widths[index], widths[index + 1]))
-        if index < depth - 1:
-            layers.append(nn.ReLU())
-        if batch_norm:
-            layers.append(nn.BatchNorm1d(widths[index + 1]))
-    return nn.Sequential(*layers)

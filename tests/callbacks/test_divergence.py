@@ -39,7 +39,7 @@ def test_dualfed_with_small_batches_says_what_the_paper_has():
     assert len(said) == 1, said
     assert said[0].startswith("round 0: the training diverges: the mean of train/cross_entropy is ")
     assert "batch_size 256, as in the paper: with batches of 4 a round takes up to 64 times as many steps" in said[0]
-    assert "contrastive=2 in place of 40, unless the encoder has pretrained weights; an lr below 1; " in said[0]
+    assert "contrastive=2 (the paper's for Office-Home) in place of 40; an lr below 1; " in said[0]
     assert "gradient_clip_val=1.0 of the engine. FederatedLoop(stop_on_divergence=True) ends such runs" in said[0]
 
 

@@ -12,6 +12,14 @@ MLP_64 = {"class_path": "pfl_lightning.encoders.MLP", "init_args": {"hidden": [8
 CHOICES = {
     "a name": "mlp",
     "a class": MLP_64,
+    "a projector behind a name": {
+        "class_path": "pfl_lightning.encoders.WithProjector",
+        "init_args": {"encoder": "small_cnn", "hidden": 16},
+    },
+    "a projector behind a class": {
+        "class_path": "pfl_lightning.encoders.WithProjector",
+        "init_args": {"encoder": MLP_64},
+    },
     "a list of names": ["small_cnn", "mlp"],
     "a list of names and classes": ["small_cnn", MLP_64],
     "by share": {

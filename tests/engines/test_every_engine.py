@@ -20,7 +20,8 @@ from _helpers.toy import (
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
-from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedBN, FedPAC, FedProto, FedRep
+from pfl_lightning.encoders import WithProjector
+from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedBN, FedPAC, FedPer, FedProto, FedRep
 
 # On encoders that have none.
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
@@ -76,6 +77,14 @@ def test_engines_agree(method, make, reference, atol, monkeypatch):
 CASES = {
     "batch norm": (partial(FedBN, lr=0.05, epochs=1), {"encoder": normed_encoder, "batch_size": 9}),
     "own statistics": (for_toy(DualFed, lr=0.01, contrastive=1.0), {"encoder": normed_encoder, "batch_size": 9}),
+    "own statistics of others": (
+        partial(FedAvg, lr=0.01, epochs=1, batch_norm="own_statistics"),
+        {"encoder": partial(WithProjector, encoder=tiny_encoder, hidden=6), "batch_size": 9},
+    ),
+    "batch statistics of frozen parts": (
+        for_toy(DualFed, lr=0.01, contrastive=1.0, stage2_mode="training", projector_batch_norm=True),
+        {"encoder": normed_encoder, "batch_size": 9, "precision": "64-true"},  # it multiplies rounding
+    ),
     "two encoders": (partial(FedProto, lr=0.05, epochs=1), {"encoder": [tiny_encoder, linear_encoder]}),
     "fine-tuning": (partial(FedAvg, lr=0.05, epochs=1, fine_tune="all"), {}),
     "trained models": (partial(FedAvg, lr=0.05, epochs=1, eval_model="trained"), {}),
@@ -92,6 +101,7 @@ CASES = {
 def test_engines_agree_whatever_the_clients_have(fit, options, make, reference, atol, monkeypatch):
     data = {key: options[key] for key in ("batch_size", "labels") if key in options}
     more = {"encoder": options.get("encoder", tiny_encoder), "cohorts": COHORTS}
+    more |= {key: options[key] for key in ("precision",) if key in options}
     got = run(fit, 2, engine=make(monkeypatch), data=Toy(**data), **more)
     assert_alike(got, run(fit, 2, engine=reference(), data=Toy(**data), **more), atol)
 
@@ -102,12 +112,14 @@ def test_engines_agree_whatever_the_clients_have(fit, options, make, reference, 
     [
         (partial(FedPAC, lr=0.05, epochs=1, fine_tune="head"), tiny_encoder),
         (partial(FedAvg, lr=0.05, epochs=1, eval_model="trained"), dropout_encoder),
+        (partial(FedPer, lr=0.01, epochs=1, batch_norm="own_statistics"), normed_encoder),
+        (for_toy(DualFed, lr=0.01, contrastive=1.0, stage2_mode="training"), normed_encoder),
     ],
-    ids=["FedPAC", "dropout"],
+    ids=["FedPAC", "dropout", "own statistics", "batch statistics of frozen parts"],
 )
 def test_stop_and_resume_is_exact_under_each_engine(fit, encoder, tmp_path, make, reference, atol, monkeypatch):
     saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    options = {"cohorts": COHORTS, "encoder": encoder}
+    options = {"cohorts": COHORTS, "encoder": encoder, "data": Toy(batch_size=9)}
     whole = run(fit, 3, engine=make(monkeypatch), **options)
     options |= {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
     run(fit, 2, engine=make(monkeypatch), callbacks=[saver], **options)

@@ -58,6 +58,7 @@ class Restated:
     contrastive: float = 40.0
     temperature: float = 0.2
     stages: str = "stage-wise"
+    stage2_mode: str = "evaluation"
     prediction: str = "probabilities"
     projector_depth: int = 2
     projector_batch_norm: bool = True
@@ -84,8 +85,8 @@ class Restated:
             put(net, mean)
 
     def stage(self, net: PlainNet, client: int, round: int, index: int, parts: list[str], loss: Any) -> None:
-        """What does not train is as in evaluation."""
-        net.eval()
+        """What does not train is as in evaluation, or as in training in the second stage."""
+        net.train(index == 1 and self.stage2_mode == "training")
         for part in parts:
             getattr(net, part).train()
         train = [p for part in parts for p in getattr(net, part).parameters()]
@@ -159,6 +160,7 @@ def assert_equals_restatement(cohorts, encoder=normed_encoder, **options) -> Res
 OPTIONS = {
     "stage-wise": {},
     "simultaneous": {"stages": "simultaneous"},
+    "second stage in training mode": {"stage2_mode": "training"},
     "logits": {"prediction": "logits"},
     "Office-Home": {"contrastive": 2.0, "temperature": 0.05},
     "without contrast": {"contrastive": 0.0},

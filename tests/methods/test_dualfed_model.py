@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine
+from pfl_lightning.encoders.projector import make_projector
 from pfl_lightning.methods import DualFed
-from pfl_lightning.methods.dualfed import make_projector
 
 PARTS = ("encoder", "projector", "head", "global_head")
 
