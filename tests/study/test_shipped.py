@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,14 @@ SCALES = {"smoke", "reduced", "paper"}
 PAPERS = {"calibre", "dcpfl", "dualfed", "fedclassavg", "fedpac"}
 
 
-def cells_of(name, scale):
-    return plan_cells(read_study(STUDIES[name], scale))
+@cache
+def study_of(name, scale=""):
+    return read_study(STUDIES[name], scale)
+
+
+@cache
+def cells_of(name, scale=""):
+    return plan_cells(study_of(name, scale))
 
 
 def test_every_paper_has_studies():
@@ -32,8 +39,8 @@ def test_every_paper_has_studies():
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_is_read_at_every_scale(name):
-    study = read_study(STUDIES[name])
-    assert SCALES <= {*study.scales}
+    study = study_of(name)
+    assert {*study.scales} >= SCALES
     assert study.title
     for scale in ("", *study.scales):
         assert cells_of(name, scale)
@@ -46,7 +53,7 @@ def test_a_smoke_study_runs_anywhere(name):
     """On the digits, a few seconds each: little data, a small network, two rounds."""
     cells = cells_of(name, "smoke")
     assert len(cells) <= 7
-    assert len(read_study(STUDIES[name], "smoke").seeds) == 1
+    assert len(study_of(name, "smoke").seeds) == 1
     for cell in cells:
         assert str(option_of(cell.config, "data.class_path")).endswith("Digits"), cell.name
         assert option_of(cell.config, "trainer.max_epochs") <= 2
@@ -56,9 +63,9 @@ def test_a_smoke_study_runs_anywhere(name):
 
 def test_seeds_draw_the_partition_too():
     """Wherever a partition has a seed, the study's seed reaches it."""
-    for name, path in STUDIES.items():
-        study = read_study(path)
-        first, *_ = plan_runs(study, plan_cells(study), Path("runs"))
+    for name in STUDIES:
+        study = study_of(name)
+        first, *_ = plan_runs(study, cells_of(name), Path("runs"))
         partition = "data.init_args.partition.init_args"
         for place in (f"{partition}.seed", f"{partition}.base.init_args.seed"):
             if option_of(first.config, place) is not None and study.seed_options:
@@ -76,7 +83,7 @@ def every_config():
     seen: Counter[str] = Counter()
     chosen = []
     for name in STUDIES:
-        for scale in read_study(STUDIES[name]).scales:
+        for scale in study_of(name).scales:
             for cell in cells_of(name, scale):
                 parts = [json.dumps(cell.config.get(key), sort_keys=True) for key in ("data", "loop", "personalize")]
                 parts.append(json.dumps(_without_numbers(cell.config["model"]), sort_keys=True))
@@ -94,7 +101,7 @@ def _without_numbers(value):
 
 
 def check(cells):
-    check_configs(plan_runs(read_study(STUDIES["digits"]), cells, Path("runs"))[: len(cells)])
+    check_configs(plan_runs(study_of("digits"), cells, Path("runs"))[: len(cells)])
 
 
 @pytest.mark.parametrize("name", ["digits", "fedpac-table2", "dcpfl-table2", "fedclassavg-table4"])
