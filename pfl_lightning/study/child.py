@@ -20,9 +20,9 @@ def main() -> None:
     pfl()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(descriptor: int = 0) -> None:
     """Wait until the other end of standard input is closed, which the system does when the parent is killed, too."""
-    while os.read(0, 1024):
+    while os.read(descriptor, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)

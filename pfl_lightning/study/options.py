@@ -34,6 +34,8 @@ def merge(below: Any, above: Any) -> Any:
         >>> merge({"class_path": "FedAvg", "init_args": {"lr": 0.1}}, {"class_path": "FedPer"})
         {'class_path': 'FedPer'}
     """
+    if isinstance(above, str) and isinstance(below, Mapping) and below and set(below) <= set(_OF_A_CLASS[1:]):
+        above = {"class_path": above}
     if not isinstance(above, Mapping):
         return above
     if isinstance(below, str) and above and set(above) <= set(_OF_A_CLASS):
