@@ -89,4 +89,4 @@ class _Parser:
 
 def _sentence(said: str) -> str:
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("(all options")]
-    return " ".join(lines).removeprefix("pfl: ")
+    return "; ".join(lines).removeprefix("pfl: ")
