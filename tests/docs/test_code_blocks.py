@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pfl_lightning.cli.commands import OTHER_COMMANDS
 from pfl_lightning.cli.federated_cli import FederatedCLI
-from pfl_lightning.cli.main import OTHER_COMMANDS
 from pfl_lightning.cli.parser import expand_engine_option
 
 ROOT = Path(__file__).parents[2]
