@@ -203,7 +203,7 @@ def run_command(run: Run, threads: int) -> Command:
         start_over(run)
     write_yaml(run.config_file, dict(run.config))
     words = ["fit", "--config", str(run.config_file)]
-    words += ["--trainer.callbacks+=pfl_lightning.study.progress.ProgressFile"]
+    words += ["--trainer.callbacks+=pfl_lightning.study.progress_file.ProgressFile"]
     words += [f"--trainer.callbacks.path={run.progress_file}"]
     words += ["--ckpt_path", str(checkpoint)] if checkpoint is not None else []
     return Command(tuple(words), run.log, threads)
