@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pfl_lightning.callbacks.loop import FederatedLoop
-from pfl_lightning.callbacks.results import ResultsWriter
-from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
-from pfl_lightning.drop_in.adapters import export_adapters
-from pfl_lightning.drop_in.federate import federate
-from pfl_lightning.engines import Engine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
-from pfl_lightning.federation import Federation
-from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
-from pfl_lightning.state.export import export_clients
-
-if TYPE_CHECKING:  # imported by __getattr__ when they are asked for
+if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --help` needs no torch
     from pfl_lightning import callbacks as callbacks
     from pfl_lightning import datamodules as datamodules
     from pfl_lightning import encoders as encoders
     from pfl_lightning import functional as functional
     from pfl_lightning import methods as methods
     from pfl_lightning import self_supervised as self_supervised
+    from pfl_lightning.callbacks.loop import FederatedLoop
+    from pfl_lightning.callbacks.results import ResultsWriter
+    from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+    from pfl_lightning.drop_in.adapters import export_adapters
+    from pfl_lightning.drop_in.federate import federate
+    from pfl_lightning.engines import Engine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
+    from pfl_lightning.federation import Federation
+    from pfl_lightning.messages import Broadcast, ClientUpdate
+    from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
+    from pfl_lightning.state.export import export_clients
 
 __version__ = "0.2.0"
 
@@ -50,15 +48,41 @@ __all__ = [
     "federate",
 ]
 
-_LAZY = frozenset({"callbacks", "datamodules", "encoders", "functional", "methods", "self_supervised"})
+_HOMES = {
+    "callbacks.loop": ("FederatedLoop",),
+    "callbacks.results": ("ResultsWriter",),
+    "client": ("Citation", "FederatedClient", "FitContext", "Phase"),
+    "drop_in.adapters": ("export_adapters",),
+    "drop_in.federate": ("federate",),
+    "engines": ("Engine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
+    "federation": ("Federation",),
+    "messages": ("Broadcast", "ClientUpdate"),
+    "server": ("AggregationWeights", "Aggregator", "AveragingAggregator"),
+    "state.export": ("export_clients",),
+}
+"""Modules that define the public names."""
+
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+_MODULES = frozenset(
+    (
+        *("callbacks", "checks", "cli", "client", "data", "datamodules", "drop_in", "encoders", "engines", "errors"),
+        *("federation", "functional", "messages", "methods", "metrics", "options", "phases", "round", "seeding"),
+        *("self_supervised", "server", "state"),
+    )
+)
+"""Modules that need no import statement of their own."""
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a subpackage when it is first used as an attribute (PEP 562)."""
-    if name in _LAZY:
+def __getattr__(name: str) -> Any:
+    """Import a public name or a module when it is first used (PEP 562)."""
+    if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_HOME, *_MODULES})

@@ -1,72 +1,57 @@
-"""The command line: ``pfl fit | validate | test | personalize | export | partition | compare | study | ...``."""
+"""The command line: ``pfl fit | validate | test | personalize | export | partition | methods | compare | ...``."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import pkgutil
 import sys
 import warnings
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from rich.console import Console
-
-from pfl_lightning.callbacks import architecture_table
-from pfl_lightning.cli.compare import compare, tensorboard
-from pfl_lightning.cli.federated_cli import FederatedCLI
-from pfl_lightning.cli.messages import shorten
-from pfl_lightning.cli.tables import encoders_table, methods_table
+import pfl_lightning
+from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
 from pfl_lightning.errors import FederationError
 
 __all__ = ["main"]
 
+REPORTED = (FederationError, ValueError, OSError, RecursionError, MemoryError, OverflowError)
+"""Errors that are told in a sentence, without a traceback; Lightning's own, too."""
 
-def print_methods(args: list[str]) -> None:
-    """Print the methods with paper and year, and the encoders; with a config, the architectures of its federation."""
-    if {"-h", "--help"} & set(args):
-        print(
-            "usage: pfl methods                  the methods and the encoders\n"
-            "       pfl methods --config FILE    the architectures of a run, and how many clients have each"
-        )
-        return None
-    if args:
-        cli = FederatedCLI(args=args, run=False)
-        cli.datamodule.prepare_data()
-        cli.datamodule.setup("fit")
-        rows, number = cli.model.describe(cli.datamodule), cli.datamodule.num_clients
-        return Console().print(architecture_table(rows, f"{number} clients"))
-    Console().print(methods_table())
-    Console().print(encoders_table())
-    return None
+HELP = """usage: pfl SUBCOMMAND [options]
+
+Personalized federated learning on PyTorch Lightning. A run is a config:
+pfl fit --config configs/fedpac_digits.yaml
+
+{commands}
+
+pfl SUBCOMMAND --help describes its options; pfl --version prints the version."""
 
 
-REPORTED = (
-    *(FederationError, MisconfigurationException, ValueError, OSError),
-    *(RecursionError, MemoryError, OverflowError),
-)
-"""Errors that are told in a sentence, without a traceback."""
+def help_text() -> str:
+    """What ``pfl --help`` prints: every subcommand in a line."""
+    lines = {**TRAINER_COMMANDS, **{name: command.help for name, command in OTHER_COMMANDS.items()}}
+    width = max(len(name) for name in lines)
+    return HELP.format(commands="\n".join(f"  {name:{width}}  {line}" for name, line in lines.items()))
 
 
-def study(args: list[str]) -> None:
-    """Run what is not done of a study file."""
-    from pfl_lightning.study.command import study
-
-    study(args)
-
-
-def reproduce(args: list[str]) -> None:
-    """Run a study that ships with the package."""
-    from pfl_lightning.study.reproduce import reproduce
-
-    reproduce(args)
-
-
-OTHER_COMMANDS = {
-    "methods": print_methods,
-    "compare": compare,
-    "tensorboard": tensorboard,
-    "study": study,
-    "reproduce": reproduce,
-}
-"""Subcommands that need no Trainer."""
+def _answer(words: list[str]) -> bool:
+    """Answer what needs no import of a subcommand: help, version, and words that are no subcommand."""
+    first = words[0] if words else ""
+    if first in ("-h", "--help"):
+        print(help_text())
+    elif first == "--version":
+        print(f"pfl_lightning {pfl_lightning.__version__}")
+    elif not words:
+        sys.stderr.write(f"{help_text()}\n")
+        sys.exit(2)
+    elif first.startswith("-") or first in TRAINER_COMMANDS or first in OTHER_COMMANDS:
+        return False
+    else:
+        near = difflib.get_close_matches(first, [*TRAINER_COMMANDS, *OTHER_COMMANDS], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join((*TRAINER_COMMANDS, *OTHER_COMMANDS))}"
+        sys.stderr.write(f"pfl: there is no subcommand {first!r}\n{hint}\n(pfl --help describes them)\n")
+        sys.exit(2)
+    return True
 
 
 def _quiet() -> None:
@@ -76,29 +61,50 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # pfl methods --config
 
 
+def _run(words: list[str], args: list[str] | None) -> None:
+    if words[0] in OTHER_COMMANDS:
+        pkgutil.resolve_name(OTHER_COMMANDS[words[0]].function)(words[1:])
+    else:
+        from pfl_lightning.cli.federated_cli import FederatedCLI
+
+        FederatedCLI(args=args)
+
+
+def _is_reported(error: Exception) -> bool:
+    """Whether an error is told in a sentence; Lightning's class is not imported for that."""
+    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
+    return isinstance(error, (*REPORTED, lightning.MisconfigurationException) if lightning else REPORTED)
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``pfl``."""
     words = sys.argv[1:] if args is None else args
+    if _answer(words):
+        return
     _quiet()
     try:
-        if words[:1] and words[0] in OTHER_COMMANDS:
-            OTHER_COMMANDS[words[0]](words[1:])
-        else:
-            FederatedCLI(args=args)
+        _run(words, args)
     except KeyboardInterrupt:  # outside of the Trainer, which the CLI answers for
         sys.exit(130)
-    except REPORTED as error:
-        if os.environ.get("PFL_DEBUG"):
+    except Exception as error:
+        if os.environ.get("PFL_DEBUG") or not _is_reported(error):
             raise
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        if isinstance(error, RecursionError):
-            error = RecursionError("lists or mappings are nested too deeply, or within themselves: check the config")
-        if isinstance(error, MemoryError):
-            error = MemoryError(f"out of memory: {str(error) or 'lower sizes in the config'}")
-        if isinstance(error, OverflowError):
-            error = OverflowError(f"a number in the config is too large: {error}")
-        sys.exit(f"pfl: {shorten(str(error))}{notes}\n(PFL_DEBUG=1 shows where)")
-    return None
+        sys.exit(f"pfl: {_sentence(error)}\n(PFL_DEBUG=1 shows where)")
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says, with its notes."""
+    from pfl_lightning.cli.messages import shorten
+
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    text = str(error)
+    if isinstance(error, RecursionError):
+        text = "lists or mappings are nested too deeply, or within themselves: check the config"
+    elif isinstance(error, MemoryError):
+        text = f"out of memory: {text or 'lower sizes in the config'}"
+    elif isinstance(error, OverflowError):
+        text = f"a number in the config is too large: {text}"
+    return f"{shorten(text)}{notes}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.state.checkpoint_file import read_checkpoint
 from pfl_lightning.state.files import explain_full_disk
 from pfl_lightning.state.run_lock import RunLock
 
@@ -84,6 +83,8 @@ def _best_next_to(last: Path) -> Path | None:
     """The best checkpoint by what the callbacks knew at the last round."""
     if not last.is_file():
         return None
+    from pfl_lightning.state.checkpoint_file import read_checkpoint  # torch, which `pfl compare` needs for nothing
+
     callbacks = read_checkpoint(last, weights_only=True).get("callbacks", {})
     best = [state["best_model_path"] for state in callbacks.values() if state.get("monitor")]
     return last.parent / Path(best[0]).name if best and best[0] else None

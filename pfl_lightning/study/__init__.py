@@ -1,10 +1,8 @@
 """Studies: a file that names methods, settings and seeds, whose runs make one table."""
 
-from pfl_lightning.study.command import study as run_study
 from pfl_lightning.study.options import merge, with_option
 from pfl_lightning.study.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.reader import read_study
-from pfl_lightning.study.reproduce import reproduce
 from pfl_lightning.study.study import Dimension, Published, Search, Study
 from pfl_lightning.study.trials import run_trial
 
@@ -19,8 +17,6 @@ __all__ = [
     "plan_cells",
     "plan_runs",
     "read_study",
-    "reproduce",
-    "run_study",
     "run_trial",
     "with_option",
 ]

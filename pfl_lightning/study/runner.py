@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from pfl_lightning.study.processes import STOPPING, Command, Process, Starter, e
 from pfl_lightning.study.state import RunState, finished_folder, is_in_use, last_checkpoint, state_of
 from pfl_lightning.study.yaml_file import write_yaml
 
-__all__ = ["Outcome", "Runner", "Watcher", "run_command"]
+__all__ = ["Outcome", "Runner", "Watcher", "run_command", "start_over"]
 
 POLL = 0.2
 """Seconds between looks at the processes."""
@@ -201,19 +200,20 @@ def run_command(run: Run, threads: int) -> Command:
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        _move_aside(RunFolder(run.folder).versions())
+        start_over(run)
     write_yaml(run.config_file, dict(run.config))
     words = ["fit", "--config", str(run.config_file)]
-    words += ["--trainer.callbacks+=pfl_lightning.study.progress.ProgressFile"]
+    words += ["--trainer.callbacks+=pfl_lightning.study.progress_file.ProgressFile"]
     words += [f"--trainer.callbacks.path={run.progress_file}"]
     words += ["--ckpt_path", str(checkpoint)] if checkpoint is not None else []
     return Command(tuple(words), run.log, threads)
 
 
-def _move_aside(versions: Sequence[Path]) -> None:
-    for version in versions:
+def start_over(run: Run) -> None:
+    """Move aside what is there of a run."""
+    for version in RunFolder(run.folder).versions():
         number = 0
-        while (aside := version.with_name(f"without_checkpoint_{number}")).exists():
+        while (aside := version.with_name(f"set_aside_{number}")).exists():
             number += 1
         version.rename(aside)
 

@@ -10,7 +10,7 @@ from pfl_lightning.study.options import Config, with_option
 from pfl_lightning.study.plan import Cell, Run
 from pfl_lightning.study.processes import LocalStarter, Starter, end_all
 from pfl_lightning.study.progress import Progress, read_progress
-from pfl_lightning.study.runner import POLL, run_command
+from pfl_lightning.study.runner import POLL, run_command, start_over
 from pfl_lightning.study.state import changed_options, finished_folder
 
 __all__ = ["OnRound", "run_trial"]
@@ -43,7 +43,9 @@ def run_trial(
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(Cell("", folder.name, folder.name, config), 0, with_option(config, "run_dir", str(folder)), folder)
-    if finished_folder(run) is None or changed_options(run):
+    if changed_options(run):
+        start_over(run)
+    if finished_folder(run) is None:
         process = (starter or LocalStarter()).start(run_command(run, threads))
         seen = 0
         try:

@@ -70,7 +70,7 @@ def test_a_run_goes_on_from_its_checkpoint_or_starts_over_where_there_is_none(ru
     Runner(starter, notes).play([begun, broken])
     assert starter.commands[0][-2:] == ("--ckpt_path", str(last))
     assert "--ckpt_path" not in starter.commands[1]
-    assert (broken.folder / "without_checkpoint_0" / "checkpoints").is_dir()
+    assert (broken.folder / "set_aside_0" / "checkpoints").is_dir()
     assert [event for event, _ in notes.events] == ["resumed", "finished", "started", "finished"]
 
 

@@ -1,0 +1,66 @@
+"""`pfl` itself: what it prints before any subcommand is imported, and how quickly it could: without torch."""
+
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+import pfl_lightning
+from pfl_lightning.cli import FederatedCLI, main
+from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
+
+PROGRAM = """
+import sys
+from pfl_lightning.cli import main
+try:
+    main({words})
+except SystemExit as stopped:
+    assert not stopped.code, stopped.code
+print(sorted({{"torch", "lightning", "torchvision", "sklearn"}} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "compare --help", "tensorboard --help", "methods --help"])
+def test_help_imports_no_torch(tmp_path, words):
+    command = [sys.executable, "-c", PROGRAM.format(words=words.split())]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == "[]"
+    assert len(found.stdout.splitlines()) > 1  # it said something
+
+
+def test_help_lists_every_subcommand(capsys):
+    main(["--help"])
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert [name for name, _ in lines] == [*TRAINER_COMMANDS, *OTHER_COMMANDS]
+    assert all(len(text) > 10 for _, text in lines)
+
+
+def test_the_trainers_subcommands_are_listed():
+    assert set(TRAINER_COMMANDS) == set(FederatedCLI.subcommands())
+
+
+@pytest.mark.parametrize("name", OTHER_COMMANDS)
+def test_every_other_subcommand_has_help(name, capsys):
+    with suppress(SystemExit):  # argparse exits
+        main([name, "--help"])
+    assert "usage: pfl " in capsys.readouterr().out
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"pfl_lightning {pfl_lightning.__version__}\n"
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("ft", "fit"), ("tensorbord", "tensorboard"), ("method", "methods")])
+def test_a_misspelt_subcommand(capsys, typed, meant):
+    with pytest.raises(SystemExit, match="2"):
+        main([typed, "--config", "x.yaml"])
+    assert capsys.readouterr().err.startswith(f"pfl: there is no subcommand {typed!r}\ndid you mean {meant!r}?\n")
+
+
+def test_a_word_like_no_subcommand(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["xyzzy"])
+    assert "known: fit, validate, " in capsys.readouterr().err
