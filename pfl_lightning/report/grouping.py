@@ -34,7 +34,11 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
     blocks: list[list[Group]] = []
     for run in runs:
         fitting = (block for block in blocks if all(_same_data(run, other) for row in block for other in row))
-        _add(next(fitting, None) or _appended(blocks), run)
+        block = next(fitting, None)
+        if block is None:
+            block = []
+            blocks.append(block)
+        _add(block, run)
     found = [(block, name) for block in blocks for name in _labels(block)]
     names = [name for _, name in found]
     if labels is not None and len(labels) != len(names):
@@ -47,11 +51,6 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
         MeasuredRow(label, setting, row, planned=len(row))
         for label, setting, row in zip(labels or names, settings, rows, strict=True)
     ]
-
-
-def _appended(blocks: list[list[Group]]) -> list[Group]:
-    blocks.append([])
-    return blocks[-1]
 
 
 def _add(block: list[Group], run: FinishedRun) -> None:
