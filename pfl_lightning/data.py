@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
+
+from pfl_lightning.errors import ConfigurationError
 
 __all__ = [
     "LABEL_KEYS",
@@ -20,6 +22,7 @@ __all__ = [
     "SplitSource",
     "TwoViews",
     "class_of_batch",
+    "usual_augmentations",
 ]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
@@ -157,6 +160,7 @@ class FitData:
         batch_size: Samples in a batch of the local fit.
         drop_last: Whether an incomplete last batch is left out.
         augment: Whether batches are augmented.
+        augment_plain: Whether plain batches are augmented, too, which are single views in any case.
         views: Augmented copies of every sample in a batch.
         eval_batch_size: Samples in a batch without gradients.
         device: Where batches are delivered.
@@ -177,6 +181,7 @@ class FitData:
     convert_input: Callable[[Tensor], Tensor] = lambda inputs: inputs
     labeled: SplitSource | None = None
     validation: SplitSource | None = None
+    augment_plain: bool = False
     _plain: BatchSource | None = field(default=None, repr=False)
     _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 
@@ -193,13 +198,18 @@ class FitData:
             own = replace(self, part=self.labeled, labeled=None, _plain=None, _features=None)
             return own.for_phase(batch_size, plain, leave_out_single)
         size = self.batch_size if batch_size is None else batch_size
-        augment, views = (False, 1) if plain else (self.augment, self.views)
+        augment, views = (self.augment_plain, 1) if plain else (self.augment, self.views)
         drop_last = self.drop_last and not plain
         if leave_out_single and 1 < size < self.num_samples:
             drop_last = drop_last or self.num_samples % size == 1
         if (size, drop_last, augment, views) == (self.batch_size, self.drop_last, self.augment, self.views):
             return self
         return replace(self, batch_size=size, drop_last=drop_last, augment=augment, views=views)
+
+    def with_plain_augmentations(self, augmentations: tuple[Any, ...]) -> FitData:
+        """The same data whose plain batches are augmented, too, in this way."""
+        part = cast(Any, self.part).with_augmentations(augmentations)
+        return replace(self, part=part, augment_plain=True, _plain=None, _features=None)
 
     @property
     def num_samples(self) -> int:
@@ -270,6 +280,21 @@ class FitData:
     def forget_features(self) -> None:
         """Discard cached features: fused optimizers and ``p.data`` change weights without autograd's notice."""
         self._features = None
+
+
+def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:
+    """Augmentations that ``augment=True`` selects in a data module.
+
+    Raises:
+        ConfigurationError: It has none: a project's own data, or samples that are no images.
+    """
+    found = tuple(getattr(type(data), "augmentations", ()))
+    if not found or len(data.input_shape) != 3:
+        raise ConfigurationError(
+            f"personalize.augment: {type(data).__name__} has no usual crops and flips, which images of the package's "
+            "own data modules have; a project's own transforms apply without it"
+        )
+    return found
 
 
 def class_of_batch(batch: Any) -> Tensor | None:

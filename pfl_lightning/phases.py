@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -12,6 +12,9 @@ from torch import nn
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 
 __all__ = ["Personalization", "Phase"]
+
+
+Trained = Literal["linear", "linear+encoder", "head", "all"]
 
 
 @dataclass(frozen=True)
@@ -65,38 +68,48 @@ class Personalization:
     """Adaptation of a trained model to the own data of every client, those that never trained included.
 
     The second stage of Calibre (Chen et al., ICDCS 2024), with its settings as defaults, and of FedAvg-FT and FedBABU.
-    Batches are single views without augmentation; ``drop_last`` of the data module does not count. With ``"all"`` and
-    an encoder with batch normalization a last batch of a single sample is left out, and a client that has no more than
-    one sample is evaluated as it is, with a warning.
+    Batches are single views, without augmentation by default; ``drop_last`` of the data module does not count. Where
+    an encoder with batch normalization trains, a last batch of a single sample is left out, and a client that has no
+    more than one sample is evaluated as it is, with a warning.
 
     Attributes:
         train: ``"linear"`` fits a new linear head on the features of the trained encoder, which stays as it is
-            (Calibre); ``"head"`` goes on with the method's own head or heads, ``"all"`` with the whole model.
+            (Calibre), ``"linear+encoder"`` trains the encoder with it (Calibre's published implementation, with 5
+            epochs and augmentation); ``"head"`` goes on with the method's own head or heads, ``"all"`` with the whole
+            model.
         epochs: Passes over the client's training data.
         lr: Learning rate of SGD.
         momentum: Its momentum.
         weight_decay: Its weight decay.
         batch_size: Samples in a batch.
+        augment: Whether batches are augmented by the data set's usual random crops and flips, those of the data
+            module's ``augment=True``, whatever it has for the training.
     """
 
-    train: Literal["linear", "head", "all"] = "linear"
+    train: Trained = "linear"
     epochs: int = 10
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
     batch_size: int = 32
+    augment: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        check_choice("personalize.train", self.train, ("linear", "head", "all"))
+        check_choice("personalize.train", self.train, get_args(Trained))
         check_at_least("personalize.epochs", self.epochs, 1)
         check_at_least("personalize.batch_size", self.batch_size, 1)
         check_learning_rate("personalize.lr", self.lr, strict=True)
         check_number("personalize.momentum", self.momentum)
         check_number("personalize.weight_decay", self.weight_decay)
 
+    @property
+    def new_head(self) -> bool:
+        """Whether clients train a new linear head in place of the method's own."""
+        return self.train in ("linear", "linear+encoder")
+
     def phase(self, heads: tuple[str, ...], losses: tuple[str, ...] | None = None) -> Phase:
         """The phase that trains ``heads``, or everything, on the sum of some loss terms."""
         make = _SGD(self.lr, self.momentum, self.weight_decay)
-        train = ("*",) if self.train == "all" else heads
+        train = ("*",) if self.train in ("all", "linear+encoder") else heads
         return Phase("fine_tune", train, self.epochs, None, self.batch_size, True, make, losses)

@@ -86,7 +86,7 @@ def engines(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["TrainerEngine", "VectorizedEngine", "RayEngine"])
-@pytest.mark.parametrize("train", ["linear", "head", "all"])
+@pytest.mark.parametrize("train", ["linear", "linear+encoder", "head", "all"])
 @pytest.mark.parametrize("method", [FedPer, FedRoD, FedClassAvg], ids=lambda method: method.__name__)
 def test_engines_agree(method, train, name, monkeypatch):
     federation = run(partial(method, lr=0.05, epochs=1), 2)
@@ -110,7 +110,7 @@ def test_all_and_head_are_the_methods_own_fine_tuning():
 def test_the_federation_stays_as_it_was():
     federation = run(partial(FedBABU, lr=0.05, epochs=1), 2)
     before, own = whole_state(federation), dict(federation.test_scores)
-    for train in ("linear", "all"):
+    for train in ("linear", "linear+encoder", "all"):
         personalize(federation, Personalization(train, lr=0.5))
     assert_same(whole_state(federation), before)
     quiet_trainer(1).test(federation, Toy(), verbose=False)

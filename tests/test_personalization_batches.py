@@ -1,20 +1,34 @@
 """The batches of a personalization, its precision, who goes together, and what is left when it fails."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
-from _helpers.toy import CLIENTS, LABELS, Toy, normed_encoder, own_model, quiet_trainer, run
+from _helpers.toy import (
+    CLIENTS,
+    LABELS,
+    Toy,
+    assert_same,
+    for_toy,
+    normed_encoder,
+    own_model,
+    quiet_trainer,
+    run,
+    whole_state,
+)
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.client import Phase
+from pfl_lightning.datamodules import Augmentation, RandomFlip
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import FedAvg
+from pfl_lightning.federation.personalization import LinearProbe
+from pfl_lightning.methods import PFLSSL, DualFed, FedAvg
 from pfl_lightning.phases import Personalization
-from pfl_lightning.seeding import seeded_generator
+from pfl_lightning.seeding import derive_seed, seeded_generator, torch_seed
 
 SEED = 11
 FIT = partial(FedAvg, lr=0.05, epochs=1)
@@ -31,9 +45,11 @@ def trained(data, **options):
     return run(FIT, 1, data=data, encoder=normed_encoder, **options)
 
 
-def plain_fine_tuning(federation, client, settings, data):
+def plain_fine_tuning(federation, client, settings, data, head=None, change=lambda inputs: inputs):
     """Test loss after training everything, in batches of which a last one of a single sample is left out."""
     net = copy.deepcopy(own_model(federation, client)).train()
+    if head is not None:
+        net.head.load_state_dict(head)
     inputs, targets = data.tensors(client)
     for parameter in net.parameters():
         parameter.requires_grad_(True)
@@ -46,7 +62,7 @@ def plain_fine_tuning(federation, client, settings, data):
             if len(rows) == 1:
                 continue
             optimizer.zero_grad()
-            F.cross_entropy(net.head(net.encoder(inputs[rows])), targets[rows]).backward()
+            F.cross_entropy(net.head(net.encoder(change(inputs[rows]))), targets[rows]).backward()
             optimizer.step()
     net.eval()
     with torch.no_grad():
@@ -75,6 +91,64 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_normalization_trains
     assert [1 in own for own in sizes] == [False, True, False, False, False]
     scores = personalize(federation, settings, data(), ENGINES[engine](monkeypatch))
     assert [score.loss for score in scores.values()] == pytest.approx(expected, abs=1e-5)
+
+
+class Mirror(Augmentation):
+    """Every image from right to left: draws nothing, so that it can be restated."""
+
+    def __call__(self, images, generator=None):
+        return images.flip(-1)
+
+
+class Images(Toy):
+    """The samples as images of 2 x 3 pixels, which the training augments in another way than is usual."""
+
+    augmentations = (Mirror(),)
+
+    def load(self):
+        samples = super().load()
+        parts = (part.reshape(-1, 1, 2, 3) for part in (samples.train_inputs, samples.test_inputs))
+        return replace(samples, **dict(zip(("train_inputs", "test_inputs"), parts, strict=True)))
+
+
+def flat_encoder(input_shape):
+    encoder = torch.nn.Sequential(torch.nn.Flatten(), *normed_encoder((6,)))
+    encoder.out_features = 4
+    return encoder
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("augment", [False, True], ids=["plain", "augmented"])
+@pytest.mark.parametrize("method", [FedAvg, partial(DualFed, contrastive=1.0)], ids=["FedAvg", "DualFed"])
+def test_a_new_head_with_its_encoder(method, augment, engine, monkeypatch):
+    """As in the published code of Calibre; under DualFed a classifier trains last, and the encoder was frozen."""
+    data = partial(Images, batch_size=9, augment=[RandomFlip()])
+    federation = run(partial(method, lr=0.01, epochs=1), 1, data=data(), encoder=flat_encoder)
+    settings = Personalization("linear+encoder", epochs=3, lr=0.05, batch_size=4, augment=augment)
+    encoder = flat_encoder(())
+    with torch_seed(derive_seed(SEED, "personalize/head")):
+        head = LinearProbe(encoder, 5).head.state_dict()
+    change = Mirror() if augment else (lambda inputs: inputs)
+    expected = [plain_fine_tuning(federation, client, settings, data(), head, change)[0] for client in range(CLIENTS)]
+    before = whole_state(federation)
+    scores = personalize(federation, settings, data(), ENGINES[engine](monkeypatch))
+    assert [score.loss for score in scores.values()] == pytest.approx(expected, abs=1e-5)
+    assert_same(whole_state(federation), before)
+
+
+def test_augmentation_of_what_are_no_images_is_refused():
+    federation = trained(Toy(batch_size=9))
+    with pytest.raises(ConfigurationError, match=r"personalize\.augment: Toy has no usual crops and flips"):
+        personalize(federation, Personalization("all", augment=True), Toy(batch_size=9))
+
+
+@pytest.mark.parametrize("train", ["linear", "linear+encoder", "all"])
+def test_a_self_supervised_encoder_is_personalized_on_single_views(train):
+    data = partial(Images, batch_size=9, augment=[RandomFlip()])
+    federation = run(for_toy(PFLSSL, lr=0.01, epochs=1), 1, data=data(), encoder=flat_encoder)
+    settings = Personalization(train, epochs=40, lr=0.05)
+    scores = personalize(federation, settings, data())
+    assert sum(score.accuracy for score in scores.values()) / CLIENTS > 0.7
 
 
 def test_a_client_with_one_sample_is_evaluated_as_it_is():

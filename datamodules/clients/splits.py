@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+from pfl_lightning.datamodules.augmentation.base import Augmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 
@@ -83,6 +85,12 @@ class ClientSplit:
         piece = copy.copy(self)
         piece.indices = self.indices[positions]
         return piece
+
+    def with_augmentations(self, augmentations: tuple[Augmentation, ...]) -> ClientSplit:
+        """The same samples under other augmentations, applied in this order where a loader augments."""
+        other = copy.copy(self)
+        other.transform = replace(self.transform, augmentations=augmentations)
+        return other
 
     def class_counts(self, num_classes: int) -> Tensor:
         """Number of samples of each class; samples without a label are not counted.

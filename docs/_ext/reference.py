@@ -41,6 +41,7 @@ MODULES = {
     "pfl_lightning.state.tensors": "Named tensors",
     "pfl_lightning.state.checkpoints": "Checkpoints",
     "pfl_lightning.cli": "Command line",
+    "pfl_lightning.study": "Studies",
 }
 """Modules of the reference and their titles. A name is described in the first of them that offers it."""
 

@@ -34,5 +34,7 @@ OTHER_COMMANDS = {
     "methods": Command("pfl_lightning.cli.methods:print_methods", "list methods, objectives and encoders"),
     "compare": Command("pfl_lightning.cli.compare:compare", "compare finished runs: a table and learning curves"),
     "tensorboard": Command("pfl_lightning.cli.compare:tensorboard", "show runs in TensorBoard"),
+    "study": Command("pfl_lightning.study.command:study", "run a study file: methods, settings, seeds; one table"),
+    "reproduce": Command("pfl_lightning.study.reproduce:reproduce", "run a study that ships, such as a paper's table"),
 }
 """Subcommands that need no Trainer."""

@@ -19,6 +19,14 @@ from pfl_lightning.state.files import replace_file
 
 __all__ = ["personalization_table", "write_personalization"]
 
+WHAT = {
+    "linear": "a linear head",
+    "linear+encoder": "a linear head and the encoder",
+    "head": "the head",
+    "all": "the whole model",
+}
+"""What is trained, by the value of ``train``."""
+
 
 def _summaries(federation: Federation) -> dict[str, tuple[int, AccuracySummary]]:
     """Number of clients and summary of those that took part in the training, and of the novel ones."""
@@ -36,7 +44,7 @@ def _summaries(federation: Federation) -> dict[str, tuple[int, AccuracySummary]]
 
 def personalization_table(federation: Federation, personalization: Personalization) -> Table:
     """Mean, spread and extremes of the test accuracies, in %."""
-    what = {"linear": "a linear head", "head": "the head", "all": "the whole model"}[personalization.train]
+    what = WHAT[personalization.train] + (", augmented" if personalization.augment else "")
     epochs = f"{personalization.epochs} epoch" + ("s" if personalization.epochs > 1 else "")
     table = Table(title=f"{federation.method_name}, personalized ({what}, {epochs}): test accuracy, in %")
     for column in ("clients", "number", "mean", "std", "variance", "worst decile", "best", "worst"):

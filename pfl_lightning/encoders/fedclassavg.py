@@ -17,19 +17,19 @@ POOLED = 3  # pixels a side that the last pooling leaves
 
 @register("small_alexnet")
 class SmallAlexNet(nn.Module):
-    """Three 3x3 convolutions with ReLU and max pooling, average pooling to 3x3, dropout, one linear layer.
+    """Three 3x3 convolutions with ReLU and max pooling, average pooling to 3x3, dropout, two linear layers.
 
-    Convolutions have 64, 128 and 256 channels and are padded by one.
+    ReLU is between the linear layers, as in the paper's published code; its text has one linear layer behind the
+    convolutions of each network (``hidden=None``). Convolutions have 64, 128 and 256 channels and are padded by one.
 
     Args:
         input_shape: (channels, height, width) of one sample.
-        out_features: Units of the linear layer, the features.
-        dropout: Probability that one of the 256 x 3 x 3 values before the linear layer is dropped in training.
+        out_features: Units of the last linear layer, the features.
+        dropout: Probability that one of the 256 x 3 x 3 values before the linear layers is dropped in training.
         pooling: ``halving`` pools 2x2 after each convolution while that leaves the 3x3 pixels of the last pooling
             (28x28 images: 14, 7, 3). ``published`` pools as the code of the paper does: the first with stride 1 and the
             second with stride 2, both padded by one, and none after the third; it takes about four times the work.
-        final_relu: Whether ReLU follows the linear layer. The paper names no activation there and its other three
-            networks have none; its published code has one here.
+        hidden: Units of the first linear layer, which ReLU follows; ``None`` leaves both out.
 
     Shape:
         (N, *input_shape) to (N, out_features).
@@ -50,12 +50,14 @@ class SmallAlexNet(nn.Module):
         out_features: int = 512,
         dropout: float = 0.5,
         pooling: Literal["halving", "published"] = "halving",
-        final_relu: bool = False,
+        hidden: int | None = 512,
     ) -> None:
         super().__init__()
         before, height, width = image_shape(input_shape, "SmallAlexNet")
         if out_features < 1:
             raise ValueError(f"out_features must be at least 1, got {out_features}")
+        if hidden is not None and hidden < 1:
+            raise ValueError(f"hidden must be at least 1, or None for a single linear layer, got {hidden}")
         if pooling not in ("halving", "published"):
             raise ValueError(f"the pooling of SmallAlexNet is 'halving' or 'published', got {pooling!r}")
         layers: list[nn.Module] = []
@@ -64,13 +66,10 @@ class SmallAlexNet(nn.Module):
             layers += [nn.Conv2d(before if index == 0 else CHANNELS[index - 1], filters, 3, padding=1), pool, nn.ReLU()]
         # On a CPU, pooling and convolution of this layout take half the time; the values are the same up to rounding.
         self.convolutions = nn.Sequential(*layers).to(memory_format=torch.channels_last)
-        self.features = nn.Sequential(
-            nn.AdaptiveAvgPool2d(POOLED),
-            nn.Flatten(),
-            nn.Dropout(dropout),
-            nn.Linear(CHANNELS[-1] * POOLED**2, out_features),
-            nn.ReLU() if final_relu else nn.Identity(),
-        )
+        width = CHANNELS[-1] * POOLED**2
+        first = [] if hidden is None else [nn.Linear(width, hidden), nn.ReLU()]
+        last = nn.Linear(width if hidden is None else hidden, out_features)
+        self.features = nn.Sequential(nn.AdaptiveAvgPool2d(POOLED), nn.Flatten(), nn.Dropout(dropout), *first, last)
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:

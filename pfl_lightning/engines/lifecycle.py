@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FederatedData, FitData
+from pfl_lightning.data import FederatedData, FitData, usual_augmentations
 from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
@@ -68,6 +68,8 @@ def make_context(
         None if part is own.train else own.train,
         own.validation,
     )
+    if not training and model.personalization is not None and model.personalization.augment:
+        fit_data = fit_data.with_plain_augmentations(usual_augmentations(data))
     return FitContext(client, round, fit_data, environment.facts)
 
 

@@ -53,7 +53,7 @@ class EngineHooks(FederationRounds):
         models = self.clients.models
         if self._personalization is not None:
             convert = self.trainer.precision_plugin.convert_module
-            self._stage = PersonalizationStage(self._personalization, self.clients, self.seed, convert)
+            self._stage = PersonalizationStage(self._personalization, self.clients, self.data, self.seed, convert)
             models = self._stage.modules
         environment = self.environment
         self.server.facts = environment.facts

@@ -10,6 +10,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines import EvaluationTask
 from pfl_lightning.engines.evaluation import load_own_state
 from pfl_lightning.messages import Broadcast
@@ -21,7 +22,7 @@ __all__ = ["LinearProbe", "PersonalizationStage"]
 
 
 class LinearProbe(FederatedClient):
-    """A new linear head on the features of a trained encoder, which stays as it is (Calibre, stage 2)."""
+    """A new linear head on the features of a trained encoder (Calibre, stage 2)."""
 
     shared: tuple[str, ...] = ()
     heads = ("head.*",)
@@ -30,13 +31,14 @@ class LinearProbe(FederatedClient):
 class PersonalizationStage:
     """Gives the engine the modules and the tasks of an evaluation after a personalization.
 
-    With ``train="linear"`` the modules are linear probes, one for each architecture, and a client's task brings the
-    encoder that it would be evaluated with; all clients start from the same new head. Otherwise they are the method's
+    For a new head the modules are linear probes, one for each architecture, and a client's task brings the encoder
+    that it would be evaluated with; all clients start from the same new head. Otherwise they are the method's
     own modules, which fine-tune as the personalization says until the stage is closed.
 
     Args:
         personalization: What is trained, and how.
         clients: The trained clients.
+        data: Their data.
         seed: The run's seed.
         convert: Brings a new module to the outer Trainer's precision.
     """
@@ -45,16 +47,18 @@ class PersonalizationStage:
         self,
         personalization: Personalization,
         clients: Clients,
+        data: FederatedData,
         seed: int,
         convert: Callable[[nn.Module], nn.Module] = lambda module: module,
     ) -> None:
         self._settings, self._clients = personalization, clients
-        self._linear = personalization.train == "linear"
+        self._new_head = personalization.new_head
+        self._augmentations = usual_augmentations(data) if personalization.augment else ()
         self._encoders: dict[int, dict[str, Tensor]] = {}
         self.modules: list[FederatedClient]
-        if self._linear:
+        if self._new_head:
             with torch_seed(derive_seed(seed, Purpose.PERSONALIZE_HEAD)):
-                probes = [LinearProbe(copy.deepcopy(model.encoder), model.num_classes) for model in clients.models]
+                probes = [LinearProbe(_own_encoder(model), model.num_classes) for model in clients.models]
             self.modules = [
                 cast(FederatedClient, convert(probe.to(model.device)))
                 for probe, model in zip(probes, clients.models, strict=True)
@@ -82,10 +86,13 @@ class PersonalizationStage:
             task: The task without a personalization.
         """
         architecture = self._clients.architecture_of[client]
-        if self._linear:
+        if self._new_head:
             state = {**self._encoder_of(client, task), **self._heads[architecture]}
             broadcast = Broadcast(client=client, round=task.context.round)
             task = replace(task, broadcast=broadcast, stored=state, trained=False)
+        if self._augmentations:  # as make_context does it in a worker, for the module that trains
+            data = task.context.data.with_plain_augmentations(self._augmentations)
+            task = replace(task, context=replace(task.context, data=data))
         return self.modules[architecture], task
 
     def _encoder_of(self, client: int, task: EvaluationTask) -> dict[str, Tensor]:
@@ -98,3 +105,11 @@ class PersonalizationStage:
         if not any(name.startswith("encoder.") for name in model.kept_names()):
             self._encoders[architecture] = state
         return state
+
+
+def _own_encoder(model: FederatedClient) -> nn.Module:
+    """A copy of the encoder in which all trains that was not frozen from the start, whatever trained last."""
+    encoder: nn.Module = copy.deepcopy(model.encoder)
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(f"encoder.{name}" not in model.frozen)
+    return encoder

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.functional import proximal_term, supervised_contrastive_loss
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.state.tensors import TensorDict
+
+SquaredProximal = bool | Literal["published"]
+PAPER: tuple[SquaredProximal, bool, float, float | None] = (False, True, 0.07, None)
+PUBLISHED: tuple[SquaredProximal, bool, float, float | None] = ("published", False, 100.0, 0.07)
+"""Of squared_proximal, normalize, temperature and base_temperature."""
 
 BETAS = (0.5, 0.999)  # of Adam, in the published implementation; the paper names no optimizer
 
@@ -33,13 +39,16 @@ class FedClassAvg(FederatedClient):
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ, their feature width may not.
         num_classes: Number of classes, C.
         proximal: rho, the weight of the distance of the head to the global head (5).
-        squared_proximal: Whether that distance is the mean of the squares (published implementation) instead of the
-            Euclidean norm (paper).
+        objective: ``"paper"``, or ``"published"`` for the loss of the published implementation: a contrast of
+            features that are not normalized, ``temperature=100, base_temperature=0.07``, which weighs far more against
+            the cross entropy, and ``squared_proximal="published"``. It sets these four.
+        squared_proximal: ``False`` for the Euclidean norm (paper), ``"published"`` for half the sum over weight and
+            bias of each one's mean of squares (published implementation), ``True`` for the mean of squares over both
+            together.
         contrastive: Whether the supervised contrastive loss is part of (4).
         normalize: Whether it sees L2-normalized features.
         temperature: Its temperature.
-        base_temperature: It is scaled by ``temperature / base_temperature``; ``None`` does not scale. The published
-            implementation has ``normalize=False, temperature=100, base_temperature=0.07``.
+        base_temperature: It is scaled by ``temperature / base_temperature``; ``None`` does not scale.
         head_relu: Whether the head is a ReLU and a linear layer (published implementation); the contrastive loss
             sees the features before the ReLU.
         share_encoder: Whether the encoder is averaged, too.
@@ -77,7 +86,8 @@ class FedClassAvg(FederatedClient):
         num_classes: int,
         *,
         proximal: float = 0.1,
-        squared_proximal: bool = False,
+        objective: Literal["paper", "published"] = "paper",
+        squared_proximal: SquaredProximal = False,
         contrastive: bool = True,
         normalize: bool = True,
         temperature: float = 0.07,
@@ -108,6 +118,15 @@ class FedClassAvg(FederatedClient):
         if base_temperature is not None:
             check_number("base_temperature", base_temperature, strict=True)
         check_at_least("warm_up_epochs", warm_up_epochs, 0)
+        check_choice("objective", objective, ("paper", "published"))
+        check_choice("squared_proximal", squared_proximal, (False, True, "published"))
+        if objective == "published":
+            if (squared_proximal, normalize, temperature, base_temperature) != PAPER:
+                raise ValueError(
+                    "objective='published' sets squared_proximal, normalize, temperature and base_temperature: leave "
+                    "them away, or give them without it"
+                )
+            squared_proximal, normalize, temperature, base_temperature = PUBLISHED
         self.proximal, self.squared_proximal = proximal, squared_proximal
         self.contrastive, self.normalize = contrastive, normalize
         self.temperature, self.base_temperature = temperature, base_temperature
@@ -162,8 +181,11 @@ class FedClassAvg(FederatedClient):
         return terms
 
     def _distance(self) -> Tensor:
-        """||w_head - w_global_head||_2 (5), or the mean of the squares."""
+        """||w_head - w_global_head||_2 (5), or means of the squares."""
         received = self.received_head.as_state()
         head = {f"{self.head_prefix}{name}": parameter for name, parameter in self.head.named_parameters()}
+        if self.squared_proximal == "published":
+            means = [proximal_term([p], [received[name]]) / p.numel() for name, p in head.items()]
+            return torch.stack(means).sum() / 2
         distance = proximal_term(head, received, squared=self.squared_proximal)
         return distance / sum(p.numel() for p in head.values()) if self.squared_proximal else distance

@@ -27,7 +27,7 @@ class FedGH(FederatedClient):
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ, their feature width may not.
         num_classes: Number of classes, C.
-        server_lr: Learning rate of the head on the server.
+        server_lr: Learning rate of the head on the server; 0 leaves it as it started (published implementation).
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. ``eval_model`` is ``"trained"``: a
             client is evaluated with the model that its local fit gives, not by the server's head on an encoder that the
             head has never seen.
@@ -46,7 +46,7 @@ class FedGH(FederatedClient):
         self, encoder: nn.Module, num_classes: int, *, server_lr: float = 0.01, **options: Unpack[ClientOptions]
     ) -> None:
         super().__init__(encoder, num_classes, **options)
-        check_number("server_lr", server_lr, strict=True)
+        check_number("server_lr", server_lr)
         self.server_lr = server_lr
 
     def configure_aggregator(self, num_clients: int) -> FedGHAggregator:

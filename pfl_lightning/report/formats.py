@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import html
 import re
+import textwrap
 from collections.abc import Sequence
 
+from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from pfl_lightning.report.tables import Cell, TextTable
 
-__all__ = ["escape_latex", "html_table", "latex_table", "markdown_table", "terminal_table", "turned"]
+__all__ = ["escape_latex", "fits", "html_table", "latex_table", "markdown_table", "terminal_table", "turned"]
 
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -24,6 +27,9 @@ _LATEX = {
     "|": r"\textbar{}",
     "\n": " ",
 }
+HEADING_WIDTH = 16
+"""Characters in a line of a heading on a terminal."""
+
 _NEGATIVE = re.compile(r"-(?=\d)")
 
 
@@ -76,7 +82,7 @@ def latex_table(blocks: Sequence[TextTable], caption: str) -> str:
     ]
     for block in blocks:
         lines.append(r"\midrule")
-        if block.title:
+        if block.title and len(blocks) > 1:
             lines.append(rf"\multicolumn{{{len(headings)}}}{{l}}{{\textit{{{escape_latex(block.title)}}}}} \\")
         lines += [_latex_line(map(_latex_cell, line)) for line in block.lines]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
@@ -117,7 +123,9 @@ def terminal_table(blocks: Sequence[TextTable], title: str) -> Table:
     """
     table = Table(title=Text(title))
     for index, heading in enumerate(blocks[0].headings):
-        table.add_column(Text(heading), justify="right" if index else "left", overflow="fold")
+        lines = textwrap.fill(heading, HEADING_WIDTH, break_long_words=False) if index else heading
+        justify: JustifyMethod = "right" if index else "left"
+        table.add_column(Text(lines), justify=justify, overflow="fold", no_wrap=index > 0)
     for block in blocks:
         if len(blocks) > 1:
             table.add_row(Text(block.title, style="bold italic"), *[""] * (len(block.headings) - 1))
@@ -125,6 +133,12 @@ def terminal_table(blocks: Sequence[TextTable], title: str) -> Table:
             table.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in line))
         table.add_section()
     return table
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Whether a table can be printed as it is."""
+    wide = console.options.update(max_width=10_000)
+    return Measurement.get(console, wide, table).maximum <= console.width
 
 
 def turned(table: TextTable) -> TextTable:

@@ -43,12 +43,12 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
     """
     from scipy import stats
 
-    scores = [row.score(figure) for row in rows if row.runs]
+    score = next((row.score(figure) for row in rows if row.runs), "")
     means = {
         setting: {
             row.label: mean
             for row in some
-            if row.score(figure) == scores[0] and not math.isnan(mean := row.headline(figure).mean)
+            if row.score(figure) == score and not math.isnan(mean := row.headline(figure).mean)
         }
         for setting, some in blocks(rows).items()
     }

@@ -213,7 +213,7 @@ def _client_accuracies(path: Path, column: str, novel: str | None = None) -> dic
         return {}
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
-    return {int(row["client"]): float(row[column]) for row in rows if row[column]}
+    return {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
 
 
 def _entry(entry: Mapping[str, Any]) -> HistoryEntry:

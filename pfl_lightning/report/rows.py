@@ -101,11 +101,16 @@ class MeasuredRow:
 
 
 def measure(rows: Sequence[Row], settings: ReportSettings) -> list[MeasuredRow]:
-    """Read the runs of rows; runs without the headline's results, and unfinished ones, are left out as missing."""
-    return [_measure(row, settings) for row in rows]
+    """Read the runs of rows; runs without the headline's results, and unfinished ones, are left out as missing.
+
+    Where runs of the report are missing, a row is to have as many as the row with the most.
+    """
+    planned = [len(row.runs) for row in rows]
+    some_missing = settings.expected_runs > sum(planned)
+    return [_measure(row, settings, max(planned) if some_missing else len(row.runs)) for row in rows]
 
 
-def _measure(row: Row, settings: ReportSettings) -> MeasuredRow:
+def _measure(row: Row, settings: ReportSettings, planned: int) -> MeasuredRow:
     runs = []
     for folder in row.runs:
         if not any((folder / name).is_file() for name in ("results.json", "personalized.json")):
@@ -113,10 +118,10 @@ def _measure(row: Row, settings: ReportSettings) -> MeasuredRow:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the row says how many are missing
             run = read_run(folder, settings.choice)
-        there = run.test.score == "metric" if settings.figure == "test" else False
-        if run.finished and (there or not math.isnan(run.evaluation(settings.figure).mean)):
+        metric = settings.figure == "test" and run.test.score == "metric"  # such runs have no accuracies
+        if run.finished and (metric or not math.isnan(run.evaluation(settings.figure).mean)):
             runs.append(run)
-    return MeasuredRow(row.label, row.setting, tuple(runs), len(row.runs), row.published)
+    return MeasuredRow(row.label, row.setting, tuple(runs), planned, row.published)
 
 
 def blocks(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:

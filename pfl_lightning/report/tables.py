@@ -8,10 +8,19 @@ from dataclasses import dataclass
 
 from pfl_lightning.report.columns import Column
 from pfl_lightning.report.ranking import Ranking
-from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks
+from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.report.significance import PairedTests
 
-__all__ = ["Cell", "TextTable", "block_table", "p_text", "ranking_table", "significance_table", "summary_table"]
+__all__ = [
+    "Cell",
+    "Shown",
+    "TextTable",
+    "block_table",
+    "p_text",
+    "ranking_table",
+    "significance_table",
+    "summary_table",
+]
 
 
 @dataclass(frozen=True)
@@ -42,30 +51,44 @@ class TextTable:
     lines: tuple[tuple[Cell, ...], ...]
 
 
-def block_table(
-    title: str, rows: Sequence[MeasuredRow], columns: Sequence[Column], settings: ReportSettings
-) -> TextTable:
+@dataclass(frozen=True)
+class Shown:
+    """What the table of a setting shows.
+
+    Attributes:
+        columns: The figures.
+        facts: Which of ``"rounds"``, ``"clients"`` and ``"model"`` (the evaluated one) stand before them.
+        published: Whether the published figures stand beside the headline.
+        figure: The headline.
+    """
+
+    columns: tuple[Column, ...]
+    facts: tuple[str, ...]
+    published: bool
+    figure: str
+
+
+def block_table(title: str, rows: Sequence[MeasuredRow], shown: Shown) -> TextTable:
     """The rows of one setting.
 
     Args:
         title: Name of the setting.
         rows: Its rows.
-        columns: The figures that are shown.
-        settings: The report's settings.
+        shown: What is shown of them.
     """
-    models = any(run.evaluation(settings.figure).model for row in rows for run in row.runs)
-    published = any(row.published is not None for row in rows)
-    headings = ["run", "seeds", "rounds", "clients", *(["model"] if models else [])]
-    lines = [[Cell(row.label), Cell(_seeds(row)), *_facts(row, settings.figure, models)] for row in rows]
-    for column in columns:
+    headings = ["run", "seeds", *shown.facts]
+    lines = [
+        [Cell(row.label), Cell(_seeds(row)), *(_fact(row, name, shown.figure) for name in shown.facts)] for row in rows
+    ]
+    headlines = [column for column in shown.columns if column.is_headline]
+    for column in shown.columns:
         headings.append(column.heading)
         for line, cell in zip(lines, _marked(rows, column), strict=True):
             line.append(cell)
-        if column.is_headline and published:
+        if shown.published and column is headlines[-1]:
             headings += ["published, %", "difference"]
             for line, row in zip(lines, rows, strict=True):
-                line += _published(row, column)
-            published = False  # beside the first headline
+                line += _published(row, headlines)
     return TextTable(title, tuple(headings), tuple(map(tuple, lines)))
 
 
@@ -73,14 +96,13 @@ def _seeds(row: MeasuredRow) -> str:
     return str(len(row.runs)) if len(row.runs) == row.planned else f"{len(row.runs)} of {row.planned}"
 
 
-def _facts(row: MeasuredRow, figure: str, models: bool) -> list[Cell]:
-    def joined(values: list[str]) -> Cell:
-        return Cell(", ".join(dict.fromkeys(values)) or "-")
-
-    cells = [joined([str(run.rounds) for run in row.runs]), joined([str(run.num_clients) for run in row.runs])]
-    if models:
-        cells.append(joined([run.evaluation(figure).model.replace("_", "-") or "-" for run in row.runs]))
-    return cells
+def _fact(row: MeasuredRow, name: str, figure: str) -> Cell:
+    values = {
+        "rounds": [str(run.rounds) for run in row.runs],
+        "clients": [str(run.num_clients) for run in row.runs],
+        "model": [run.evaluation(figure).model.replace("_", "-") or "-" for run in row.runs],
+    }[name]
+    return Cell(", ".join(dict.fromkeys(values)) or "-")
 
 
 def _marked(rows: Sequence[MeasuredRow], column: Column) -> list[Cell]:
@@ -90,10 +112,12 @@ def _marked(rows: Sequence[MeasuredRow], column: Column) -> list[Cell]:
     return [Cell(column.text(row), mean == best) for row, mean in zip(rows, means, strict=True)]
 
 
-def _published(row: MeasuredRow, column: Column) -> list[Cell]:
+def _published(row: MeasuredRow, headlines: Sequence[Column]) -> list[Cell]:
     if row.published is None:
         return [Cell("-"), Cell("-")]
-    difference = 100 * column.over_seeds(row).mean - row.published
+    means = [column.over_seeds(row).mean for column in headlines]  # of several scores, a row has one
+    mean = next((mean for mean in means if not math.isnan(mean)), math.nan)
+    difference = 100 * mean - row.published
     return [Cell(f"{row.published:.2f}"), Cell("-" if math.isnan(difference) else f"{difference:+.2f}")]
 
 

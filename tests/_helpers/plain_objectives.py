@@ -86,6 +86,13 @@ class PlainSimCLR(PlainObjective):
         return nt_xent(*self.together(first, second), 0.2)
 
 
+class PlainSimCLRApart(PlainObjective):
+    """Each view by itself: through the encoder, then through the projector."""
+
+    def loss(self, first: Tensor, second: Tensor) -> Tensor:
+        return nt_xent(*self.online(first, second), 0.2)
+
+
 class PlainBYOL(PlainObjective):
     momentum = 0.9
 

@@ -16,6 +16,7 @@ BANK, PROTOTYPES, GROUPS = 20, 9, 4
 WIDTHS = {"hidden": HIDDEN, "out": OUT}
 SMALL = {
     "simclr": partial(SimCLR, **WIDTHS),
+    "simclr, views apart": partial(SimCLR, **WIDTHS, separate_views=True),
     "byol": partial(BYOL, **WIDTHS, momentum=0.9),
     "byol without normalization": partial(BYOL, **WIDTHS, momentum=0.9, batch_norm=False),
     "byol by distances": partial(BYOL, **WIDTHS, momentum=0.9, squared_distances=True),

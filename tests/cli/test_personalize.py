@@ -65,6 +65,7 @@ def test_fit_alone_and_the_stage_alone(tmp_path, config):
         "momentum": 0.9,
         "weight_decay": 0.0,
         "batch_size": 32,
+        "augment": False,
     }
 
 

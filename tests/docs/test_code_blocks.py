@@ -11,6 +11,7 @@ import yaml
 from pfl_lightning.cli.commands import OTHER_COMMANDS
 from pfl_lightning.cli.federated_cli import FederatedCLI
 from pfl_lightning.cli.parser import expand_engine_option
+from pfl_lightning.study.arguments import parse_arguments, study_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,6 +68,9 @@ def test_command(parser, words, monkeypatch):
     """Options exist, their values fit, and so does the config."""
     monkeypatch.chdir(ROOT)
     name, *options = words
+    if name in ("study", "reproduce"):
+        assert parse_arguments(study_parser(name, "FILE", "", estimate=False), options).study or not options
+        return
     if name in OTHER_COMMANDS:
         if "--config" not in options:
             assert name == "methods" or options, f"pfl {name} takes the folders of runs"

@@ -107,20 +107,30 @@ def test_pooling_of_the_small_alexnet(side, options, sides):
 
 
 @torch.no_grad()
-def test_layers_of_the_small_alexnet():
+@pytest.mark.parametrize("hidden", [512, None])
+def test_layers_of_the_small_alexnet(hidden):
+    """As published: three convolutions, then dropout, two linear layers and ReLU between them; or one linear layer."""
     torch.manual_seed(0)
-    encoder = SmallAlexNet((3, 32, 32), final_relu=True).eval()
-    assert num_parameters(encoder) == 28 * 64 + (9 * 64 + 1) * 128 + (9 * 128 + 1) * 256 + (9 * 256 + 1) * 512
+    encoder = SmallAlexNet((3, 32, 32), hidden=hidden).eval()
+    convolutions = 28 * 64 + (9 * 64 + 1) * 128 + (9 * 128 + 1) * 256
+    linear = (9 * 256 + 1) * 512
+    assert num_parameters(encoder) == convolutions + linear + (513 * 512 if hidden else 0)
+    behind = [nn.Linear, nn.ReLU, nn.Linear] if hidden else [nn.Linear]
+    assert [type(layer) for layer in encoder.features] == [nn.AdaptiveAvgPool2d, nn.Flatten, nn.Dropout, *behind]
     x = images = torch.randn(2, 3, 32, 32)
     for layer in encoder.convolutions:
         if isinstance(layer, nn.Conv2d):
             x = F.max_pool2d(F.relu(layer(x)), 2)
     x = F.adaptive_avg_pool2d(x, 3).flatten(1)
     expected = F.linear(x, encoder.features[3].weight, encoder.features[3].bias)
-    torch.testing.assert_close(encoder(images), F.relu(expected))
-    plain = SmallAlexNet((3, 32, 32)).eval()
-    plain.load_state_dict(encoder.state_dict())
-    torch.testing.assert_close(plain(images), expected)
+    if hidden:
+        expected = F.linear(F.relu(expected), encoder.features[5].weight, encoder.features[5].bias)
+    torch.testing.assert_close(encoder(images), expected)
+
+
+def test_the_small_alexnet_by_its_name_is_the_published_one():
+    kinds = [str(layer).split("(")[0] for layer in build_encoder("small_alexnet", (3, 32, 32)).features]
+    assert kinds == ["AdaptiveAvgPool2d", "Flatten", "Dropout", "Linear", "ReLU", "Linear"]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +146,7 @@ def test_layers_of_the_small_alexnet():
         (lambda: FedProtoCNN((1, 28, 28), kernels=(5, 5, 5)), "two kernel sizes"),
         (lambda: FedProtoCNN((1, 28, 28), channels=0), "channels=0"),
         (lambda: SmallAlexNet((1, 28, 28), out_features=0), "out_features must be at least 1, got 0"),
+        (lambda: SmallAlexNet((1, 28, 28), hidden=0), "hidden must be at least 1, or None"),
         (lambda: SmallAlexNet((1, 28, 28), pooling="none"), "'halving' or 'published', got 'none'"),
     ],
 )

@@ -58,7 +58,8 @@ class Restated:
     data: Toy
     encoders: list[Any]
     proximal: float = RHO
-    squared_proximal: bool = False
+    objective: str = "paper"
+    squared_proximal: Any = False
     contrastive: bool = True
     normalize: bool = True
     temperature: float = 0.07
@@ -73,6 +74,9 @@ class Restated:
     trained: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        if self.objective == "published":
+            self.normalize, self.temperature, self.base_temperature = False, 100.0, 0.07
+            self.squared_proximal = "published"
         starts = []
         for index, encoder in enumerate(self.encoders):
             torch.manual_seed(derive_seed(SEED, "initial weights", *([index] if index else [])))
@@ -132,7 +136,10 @@ class Restated:
         if self.contrastive:
             value = value + self.contrast(net.encoder(views[:, 0]), net.encoder(views[:, 1]), labels.tolist())
         difference = torch.cat([(p - self.shared[f"head.{n}"]).flatten() for n, p in net.head.named_parameters()])
-        if self.squared_proximal:
+        if self.squared_proximal == "published":
+            pairs = [(p, self.shared[f"head.{n}"]) for n, p in net.head.named_parameters()]
+            value = value + self.proximal / 2 * sum(F.mse_loss(p, received) for p, received in pairs)
+        elif self.squared_proximal:
             value = value + self.proximal * sum(d * d for d in difference) / len(difference)
         elif bool(difference.any()):
             value = value + self.proximal * sum(d * d for d in difference).sqrt()  # (5)
@@ -175,6 +182,8 @@ OPTIONS = {
     "published": {"normalize": False, "temperature": 100.0, "base_temperature": 0.07},
     "temperature": {"temperature": 0.5, "base_temperature": 0.2},
     "squared": {"squared_proximal": True, "proximal": 20.0},
+    "squared a tensor": {"squared_proximal": "published", "proximal": 20.0},
+    "published objective": {"objective": "published", "proximal": 2000.0},
     "averaging": {"proximal": 0.0, "contrastive": False},
     "averaging and proximal": {"contrastive": False},
     "averaging and contrastive": {"proximal": 0.0},

@@ -7,6 +7,7 @@ from _helpers.plain_objectives import (
     PlainBYOLByDistances,
     PlainMoCo,
     PlainSimCLR,
+    PlainSimCLRApart,
     PlainSimSiam,
     PlainSMoG,
     PlainSwAV,
@@ -27,6 +28,7 @@ class SymmetricPlainMoCo(PlainMoCo):
 
 RESTATED = {
     "simclr": PlainSimCLR,
+    "simclr, views apart": PlainSimCLRApart,
     "byol": PlainBYOL,
     "byol without normalization": PlainBYOL,
     "byol by distances": PlainBYOLByDistances,

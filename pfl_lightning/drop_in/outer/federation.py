@@ -241,10 +241,10 @@ class ModuleFederation(UserStages):
         Raises:
             ConfigurationError: A linear head on features is asked for.
         """
-        if personalization.train == "linear":
+        if personalization.new_head:
             raise ConfigurationError(
-                "personalize.train 'linear' puts a new head on the features of an encoder, which a user's "
-                "LightningModule does not show: use 'head' or 'all'"
+                f"personalize.train {personalization.train!r} puts a new head on the features of an encoder, which a "
+                "user's LightningModule does not show: use 'head' or 'all'"
             )
         model = self.clients.models[0] if self.is_set_up else None
         if personalization.train == "head" and isinstance(model, ModuleClient):

@@ -74,8 +74,9 @@ def prototype_meta_loss(
     Returns:
         A scalar, in single precision for half-precision encodings. A cluster without an encoding in view e has no
         prototype: it has no share in the softmax, and its encodings in view o contribute nothing, neither to the sum
-        nor to the number that it is divided by, as in the published code. (That code also leaves out the prototype of a
-        cluster without an encoding in view o; here it stays as a negative.) Zero where nothing is left.
+        nor to the number that it is divided by. A cluster without an encoding in view o keeps its prototype, as a
+        negative. (In the published code the loss is NaN as soon as a cluster is absent from a view.) Zero where nothing
+        is left.
 
     Raises:
         ValueError: if shapes do not fit together, encodings are not floating point, labels are not integers, or there

@@ -1,0 +1,139 @@
+"""Words of ``pfl study`` and ``pfl reproduce``: options of the study, and options that go to each run."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.study.options import parse_words
+
+__all__ = ["StudyArguments", "parse_arguments", "study_parser"]
+
+OF_A_RUN = (
+    *("config", "seed_everything", "engine", "personalize", "inspect"),
+    *("model", "data", "trainer", "loop", "results", "checkpoint"),
+)
+"""First parts of the options that go to each run."""
+
+
+@dataclass(frozen=True)
+class StudyArguments:
+    """What the command line says.
+
+    Attributes:
+        study: Study file, or name of a study that ships; "" for none.
+        scale: Name of a scale; ``None`` for the command's default.
+        output: Folder of the study; ``None`` for the default.
+        processes: Runs at once; ``None`` for the default.
+        threads: Threads of each run.
+        retry: How often a run that failed is tried again.
+        restart: Whether runs of another config are moved aside.
+        check: Whether only the plan is printed.
+        report_only: Whether only the tables are written.
+        estimate: Whether rounds are timed before the study starts.
+        ray: Address of a Ray cluster; "" for this machine.
+        gpus: GPUs of each run on a Ray cluster.
+        words: Options of every run, as pairs of path and text.
+    """
+
+    study: str
+    scale: str | None
+    output: Path | None
+    processes: int | None
+    threads: int
+    retry: int
+    restart: bool
+    check: bool
+    report_only: bool
+    estimate: bool
+    ray: str
+    gpus: float
+    words: tuple[tuple[str, str], ...]
+
+
+def study_parser(command: str, what: str, description: str, *, estimate: bool) -> argparse.ArgumentParser:
+    """The parser of a command's own options.
+
+    Args:
+        command: Name of the command.
+        what: Name of what it takes: a file, or a name.
+        description: What the command does.
+        estimate: Whether rounds are timed unless it is said otherwise.
+    """
+    parser = argparse.ArgumentParser(
+        f"pfl {command}",
+        usage=f"pfl {command} {what} [options] [--OPTION_OF_EVERY_RUN VALUE ...]",
+        description=description,
+        epilog="Options of pfl fit, such as --trainer.max_epochs 5 or --data.init_args.root DIR, go to every run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("study", nargs="?", default="", metavar=what)
+    parser.add_argument("--scale", help="a scale of the study, such as smoke, reduced or paper")
+    parser.add_argument("--output", type=Path, help="folder of the study (runs/studies/NAME[-SCALE])")
+    parser.add_argument("--processes", type=_positive, help="runs at once (cores / threads; at most 4 on a GPU)")
+    parser.add_argument("--threads", type=_positive, default=1, help="threads of each run (1)")
+    parser.add_argument("--retry", type=int, default=0, help="tries of a run after it has failed (0)")
+    parser.add_argument("--restart", action="store_true", help="move runs of changed options aside and run them again")
+    parser.add_argument("--check", action="store_true", help="check every config and print the plan")
+    parser.add_argument("--report-only", action="store_true", help="write the tables of what is done")
+    parser.add_argument(
+        "--estimate",
+        action=argparse.BooleanOptionalAction,
+        default=estimate,
+        help=f"time one round of each row first, to say how long the study takes ({'yes' if estimate else 'no'})",
+    )
+    parser.add_argument("--ray", default="", metavar="ADDRESS", help="run on a Ray cluster: auto, local or an address")
+    parser.add_argument("--gpus-per-run", type=float, default=0.0, dest="gpus", help="on a Ray cluster (0)")
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> StudyArguments:
+    """Parse the words of a command; options that are not the command's go to every run.
+
+    Raises:
+        ConfigurationError: An option is neither.
+    """
+    own, others = _divide(parser, words)
+    found = vars(parser.parse_args(own))
+    return StudyArguments(**found, words=tuple(parse_words(others)))
+
+
+def _divide(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    known = parser._option_string_actions
+    own: list[str] = []
+    others: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, _ = word.partition("=")
+        if not name.startswith("--") or name in known:
+            own.append(word)
+            if name in known and known[name].nargs != 0 and not equals and waiting:
+                own.append(waiting.pop(0))
+            continue
+        _refuse_unknown(name, list(known))
+        others.append(word)
+        if not equals and waiting and not waiting[0].startswith("--"):
+            others.append(waiting.pop(0))
+    return own, others
+
+
+def _refuse_unknown(name: str, known: list[str]) -> None:
+    first = name.removeprefix("--").partition(".")[0].removesuffix("+")
+    if first in OF_A_RUN:
+        return
+    instead = {"--run_dir": "the folder of a study is --output", "--ckpt_path": "runs go on by themselves"}
+    near = difflib.get_close_matches(name, [*known, *(f"--{option}" for option in OF_A_RUN)], n=1)
+    hint = instead.get(name) or (f"did you mean {near[0]}?" if near else "the options are in --help")
+    raise ConfigurationError(f"unknown option {name}: {hint}")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number

@@ -1,0 +1,114 @@
+"""Check of runs' configs against the options of ``pfl fit``, without a run."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.study.options import Config
+from pfl_lightning.study.plan import Run
+from pfl_lightning.study.yaml_file import write_yaml
+
+__all__ = ["check_configs", "config_errors"]
+
+
+def check_configs(runs: Sequence[Run]) -> None:
+    """Parse the configs of runs as ``pfl fit`` does; of the runs of a cell, which differ in their seeds, the first.
+
+    A process of its own does it, which takes torch and the parser with it when it ends.
+
+    Args:
+        runs: The runs.
+
+    Raises:
+        ConfigurationError: A config has an unknown option or a wrong value; it says which run, and all that is wrong.
+    """
+    firsts = list({id(run.cell): run for run in reversed(runs)}.values())[::-1]
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        errors = pool.submit(config_errors, [run.config for run in firsts]).result()
+    wrong: dict[str, list[str]] = {}
+    for run, error in zip(firsts, errors, strict=True):
+        if error is not None:
+            wrong.setdefault(error, []).append(run.cell.name)
+    if wrong:
+        said = [f"{names[0]}{_others(names)}: {error}" for error, names in wrong.items()]
+        raise ConfigurationError("the study's configs do not fit pfl fit:\n" + "\n".join(said))
+
+
+def _others(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def config_errors(configs: Sequence[Config]) -> list[str | None]:
+    """What is wrong with each of some configs; ``None`` for one that fits.
+
+    Args:
+        configs: The configs.
+    """
+    with TemporaryDirectory() as folder, patch.object(sys, "argv", sys.argv[:1]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parser = _Parser(Path(folder) / "run.yaml")
+        return [parser.error_of(config) for config in configs]
+
+
+class _Parser:
+    """The parser of ``pfl fit``, made once for all configs.
+
+    Args:
+        path: A file that each config is written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cli: Any = None
+
+    def error_of(self, config: Config) -> str | None:
+        """What is wrong with a config; ``None`` if it fits."""
+        write_yaml(self.path, dict(config))
+        words, said = ["fit", "--config", str(self.path)], io.StringIO()
+        try:
+            with redirect_stderr(said):
+                if self.cli is None:
+                    self.cli = _parsed_cli(words)
+                else:
+                    self.cli.parse_arguments(self.cli.parser, words)
+        except SystemExit:
+            return _sentence(said.getvalue())
+        except (ValueError, TypeError) as error:
+            return str(error)
+        return None
+
+
+def _parsed_cli(words: list[str]) -> Any:
+    """``pfl fit`` up to where it would make what the config names."""
+    from pfl_lightning.cli.federated_cli import FederatedCLI
+
+    class Parsed(FederatedCLI):
+        def before_instantiate_classes(self) -> None:
+            pass
+
+        def instantiate_classes(self) -> None:
+            pass
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            pass
+
+        def _set_seed(self) -> None:
+            pass
+
+    return Parsed(words)
+
+
+def _sentence(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("(all options")]
+    return "; ".join(lines).removeprefix("pfl: ")

@@ -1,0 +1,234 @@
+"""One call of ``pfl study``: plan, check, run, report."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.study.arguments import StudyArguments
+from pfl_lightning.study.display import Display
+from pfl_lightning.study.estimate import probe
+from pfl_lightning.study.options import Config, option_of
+from pfl_lightning.study.plan import Run, plan_cells, plan_runs
+from pfl_lightning.study.processes import LocalStarter, Starter, cores, has_gpu
+from pfl_lightning.study.runner import Outcome, Runner
+from pfl_lightning.study.searches import searched_cells
+from pfl_lightning.study.state import RunState, changed_options, state_of
+from pfl_lightning.study.study import Search, Study
+from pfl_lightning.study.tables import print_tables
+from pfl_lightning.study.times import Times, duration
+
+__all__ = ["Conductor"]
+
+RUNS_OF_A_GPU = 4
+"""Runs that share a GPU unless another number is asked for."""
+
+
+class Conductor:
+    """Does what a command line says with a study.
+
+    Args:
+        study: The study.
+        output: Its folder.
+        arguments: What the command line says.
+        words: The command, to say how to go on.
+        console: Where it speaks.
+    """
+
+    def __init__(
+        self, study: Study, output: Path, arguments: StudyArguments, words: Sequence[str], console: Console
+    ) -> None:
+        self.study = study
+        self.output = output
+        self.arguments = arguments
+        self.words = words
+        self.console = console
+        self.cells, self.waiting = searched_cells(study, plan_cells(study, arguments.words), output)
+        self.runs = plan_runs(study, self.cells, output)
+
+    # ------------------------------------------------------------------ what can be asked for
+
+    def report(self) -> None:
+        """Write the tables of what is done."""
+        print_tables(self.study, self.runs, self.output, self.console)
+
+    def check(self) -> None:
+        """Check every config, and print the plan."""
+        from pfl_lightning.study.check import check_configs
+
+        check_configs([*self.runs, *plan_runs(self.study, self.waiting, self.output)])
+        self._say_plan()
+        for run in self.runs:
+            state = state_of(run)
+            changed = _changes(changed_options(run)) if state is RunState.CHANGED else ""
+            self._say(f"  {state.value:<10} {run.name}{changed}")
+        for cell in self.waiting:
+            self._say(f"  to search  {cell.name}")
+
+    def run(self) -> int:
+        """Run what is not done, and write the tables; the exit code of the command."""
+        self._check_new()
+        self._search()
+        self._handle_changed()
+        self._say_plan()
+        open_runs = [run for run in self.runs if state_of(run) is not RunState.DONE]
+        times = Times.load(self.output / "probe" / "times.json")
+        times.learn_all(self.runs)
+        outcome = Outcome()
+        if open_runs and self.arguments.estimate:
+            outcome = self._estimate(open_runs, times)
+        if open_runs and outcome.stopped is None:
+            outcome = self._play(open_runs, times)
+        if outcome.stopped is not None:
+            self._say(f"pfl: stopped by {outcome.stopped.name}. Go on with:\npfl {shlex.join(self.words)}")
+            return 128 + outcome.stopped
+        self.report()
+        return self._exit_code(outcome)
+
+    # ------------------------------------------------------------------ the steps of a run
+
+    def _check_new(self) -> None:
+        """Check the configs of cells that nothing has been run of."""
+        new = [run for run in self.runs if state_of(run) is RunState.NEW and not run.config_file.is_file()]
+        new += plan_runs(self.study, self.waiting, self.output)
+        if new:
+            from pfl_lightning.study.check import check_configs
+
+            check_configs(new)
+
+    def _search(self) -> None:
+        """Search options of the cells that need it."""
+        if self.waiting:
+            self._say(f"searching options of {', '.join(cell.name for cell in self.waiting)}")
+            self.cells, self.waiting = searched_cells(
+                self.study, plan_cells(self.study, self.arguments.words), self.output, self._search_cell
+            )
+            self.runs = plan_runs(self.study, self.cells, self.output)
+
+    def _search_cell(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
+        from pfl_lightning.study.search import search_options
+
+        found: Mapping[str, Any] = search_options(
+            search,
+            config,
+            folder,
+            choice=self.study.choice,
+            processes=self.processes,
+            threads=self.arguments.threads,
+        )
+        return found
+
+    def _handle_changed(self) -> None:
+        """Move runs of other options aside, or refuse to go on."""
+        changed = {run.folder: (run, changed_options(run)) for run in self.runs if state_of(run) is RunState.CHANGED}
+        if not changed:
+            return
+        if not self.arguments.restart:
+            raise ConfigurationError(_refusal(self.output, list(changed.values())))
+        aside = self.output / "replaced" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        for folder in changed:
+            (aside / folder.relative_to(self.output)).parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(aside / folder.relative_to(self.output))
+        self._say(f"{len(changed)} runs of other options are now in {aside}")
+
+    def _estimate(self, runs: Sequence[Run], times: Times) -> Outcome:
+        """Say how long runs will take."""
+        unknown = {str(run.cell.path) for run in runs} - set(times.cells)
+        if unknown:
+            self._say(f"timing one round of {len(unknown)} rows (--no-estimate skips this)")
+        outcome = probe(
+            runs, self.output, times, self.starter, processes=self.processes, threads=self.arguments.threads
+        )
+        if outcome.stopped is None:
+            done = len(self.runs) - len(runs)
+            time = duration(times.left(runs, self.processes))
+            self._say(f"{len(runs)} runs will take about {time}" + (f"; {done} are done" if done else ""))
+        return outcome
+
+    def _play(self, runs: Sequence[Run], times: Times) -> Outcome:
+        open_names = {run.name for run in runs}
+        done = {run.name for run in self.runs if run.name not in open_names}
+        with Display(self.runs, done, times, self.processes, self.console) as display:
+            runner = Runner(
+                self.starter,
+                display,
+                processes=self.processes,
+                threads=self.arguments.threads,
+                retry=self.arguments.retry,
+            )
+            return runner.play(runs)
+
+    def _exit_code(self, outcome: Outcome) -> int:
+        if not outcome.failed:
+            return 0
+        names = "; ".join(run.name for run in outcome.failed)
+        self._say(
+            f"pfl: {len(outcome.failed)} runs failed and are missing in the table: {names}. The same command "
+            "tries them again, after their last checkpoints"
+        )
+        return 1
+
+    # ------------------------------------------------------------------ where runs are played
+
+    @cached_property
+    def starter(self) -> Starter:
+        """Starts the runs."""
+        if not self.arguments.ray:
+            return LocalStarter()
+        from pfl_lightning.study.ray_processes import RayStarter
+
+        return RayStarter(self.arguments.ray, self.arguments.threads, self.arguments.gpus)
+
+    @cached_property
+    def processes(self) -> int:
+        """How many runs are played at once."""
+        if self.arguments.processes is not None:
+            return self.arguments.processes
+        found = max(getattr(self.starter, "cores", cores()) // self.arguments.threads, 1)
+        if self.arguments.ray or all(option_of(cell.config, "trainer.accelerator") == "cpu" for cell in self.cells):
+            return found
+        return min(found, RUNS_OF_A_GPU) if found > RUNS_OF_A_GPU and has_gpu() else found
+
+    # ------------------------------------------------------------------ words
+
+    def _say_plan(self) -> None:
+        counts = Counter(state_of(run).value for run in self.runs)
+        parts = ", ".join(f"{number} {state}" for state, number in counts.items())
+        text = f"{self.study.title}: {len(self.runs)} runs in {self.output} ({parts})"
+        self._say(text + (f"; {len(self.waiting)} cells to search" if self.waiting else ""))
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False)
+
+
+def _refusal(output: Path, changed: Sequence[tuple[Run, Mapping[str, tuple[Any, Any]]]]) -> str:
+    """Which options differ, and which runs are concerned."""
+    by_option: dict[str, list[str]] = {}
+    for run, options in changed:
+        by_option.setdefault(_changes(options), []).append(run.name)
+    lines = [f"{_few(names)}{options}" for options, names in by_option.items()]
+    return (
+        f"{output} has {len(changed)} runs of other options:\n" + "\n".join(lines) + "\n"
+        "Run them again with --restart, which keeps the old ones in another folder, or give another --output"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _changes(options: Mapping[str, tuple[Any, Any]]) -> str:
+    said = [f"{path} was {_text(old)}, is now {_text(new)}" for path, (old, new) in options.items()]
+    return ": " + ", ".join(said) if said else ""
+
+
+def _text(value: Any) -> str:
+    return "not given" if value is None else str(value)

@@ -1,0 +1,174 @@
+"""What a study shows while it runs: a live table on a terminal, or a line for each event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from pfl_lightning.study.plan import Cell, Run
+from pfl_lightning.study.progress import Progress, read_progress
+from pfl_lightning.study.times import Times, duration
+
+__all__ = ["Display"]
+
+EVERY = 1.0
+"""Seconds between readings of the runs' progress."""
+
+LONGEST = 30
+"""Rows of the live table; of a larger study those that are being played are shown."""
+
+
+@dataclass
+class Display:
+    """Shows how far the runs are, and tells what happens.
+
+    Attributes:
+        runs: All runs of the study.
+        done: Those that are done.
+        times: What is known of how long runs take.
+        processes: How many are played at once.
+        console: Where it is shown.
+        active: Runs that are being played, by name.
+        broken: Names of runs that failed.
+    """
+
+    runs: Sequence[Run]
+    done: set[str]
+    times: Times
+    processes: int
+    console: Console = field(default_factory=lambda: Console(soft_wrap=True))
+    active: dict[str, Run] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    _live: Live | None = None
+    _read: float = 0.0
+    _waited: bool = False
+    _said: set[str] = field(default_factory=set)
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal:
+            self._live = Live(self.table(), console=self.console, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.update(self.table(), refresh=True)
+            self._live.stop()
+
+    # ------------------------------------------------------------------ events
+
+    def started(self, run: Run, resumed: bool) -> None:
+        """Say that a run was started, or goes on."""
+        self.active[run.name] = run
+        progress = read_progress(run.progress_file) if resumed else None
+        after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
+        self._say(f"{run.name}{after}")
+
+    def finished(self, run: Run) -> None:
+        """Say that a run is done, how good it is, and how long the others will take."""
+        self.active.pop(run.name, None)
+        self.done.add(run.name)
+        progress = read_progress(run.progress_file)
+        if progress is not None:
+            self.times.learn(run, progress)
+        accuracy = f", accuracy {_percent(_accuracy(progress))}" if _accuracy(progress) is not None else ""
+        self._say(f"{run.name} done{accuracy} ({self.summary()})")
+
+    def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
+        """Say why a run failed."""
+        self.active.pop(run.name, None)
+        if not again:
+            self.broken.add(run.name)
+        if lines in self._said:
+            lines = "as a run above"
+        self._said.add(lines)
+        ended = f"ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        self._say(f"{run.name} {ended}{', is tried again' if again else ''}: {lines}\n  (log: {run.log})")
+
+    def elsewhere(self, run: Run) -> None:
+        """Say that another process plays what is left."""
+        if not self._waited:
+            self._waited = True
+            self._say(f"waiting for runs that another process plays, such as {run.name}")
+
+    def tick(self) -> None:
+        """Show how far the runs are."""
+        if time.monotonic() - self._read < EVERY:
+            return
+        self._read = time.monotonic()
+        for run in self.active.values():
+            progress = read_progress(run.progress_file)
+            if progress is not None:
+                self.times.learn(run, progress)
+        if self._live is not None:
+            self._live.update(self.table(), refresh=True)
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"{datetime.now():%H:%M:%S} {text}", highlight=False, markup=False)
+
+    # ------------------------------------------------------------------ the table
+
+    def summary(self) -> str:
+        """How many runs are done, and how long the others will take."""
+        left = self.times.left([run for run in self.runs if self._is_open(run)], self.processes)
+        counts = f"{len(self.done)} of {len(self.runs)} done"
+        counts += f", {len(self.active)} running" if self.active else ""
+        counts += f", {len(self.broken)} failed" if self.broken else ""
+        return counts + (f", about {duration(left)} left" if left else "")
+
+    def _is_open(self, run: Run) -> bool:
+        return run.name not in self.done and run.name not in self.broken
+
+    def table(self) -> Table:
+        """A row for each cell: how many seeds are done, what is being played, and the accuracy so far."""
+        cells: dict[int, list[Run]] = {}
+        for run in self.runs:
+            cells.setdefault(id(run.cell), []).append(run)
+        groups = list(cells.values())
+        if len(groups) > LONGEST:
+            groups = [group for group in groups if any(run.name in self.active for run in group)]
+        table = Table(title=self.summary(), title_justify="left")
+        settings = any(run.cell.setting for run in self.runs)
+        for column in (*(("setting",) if settings else ()), "row"):
+            table.add_column(column)
+        for column in ("seeds done", "running", "accuracy so far", "left"):
+            table.add_column(column, justify="right")
+        for group in groups:
+            cell = group[0].cell
+            table.add_row(*((cell.setting,) if settings else ()), cell.label, *self._figures(cell, group))
+        return table
+
+    def _figures(self, cell: Cell, runs: Sequence[Run]) -> tuple[str, ...]:
+        done = [run for run in runs if run.name in self.done]
+        playing = [run for run in runs if run.name in self.active]
+        failed = sum(run.name in self.broken for run in runs)
+        progress = {run.name: read_progress(run.progress_file) for run in playing or done}
+        found = [accuracy for one in progress.values() if (accuracy := _accuracy(one)) is not None]
+        left = self.times.left([run for run in runs if self._is_open(run)], self.processes)
+        return (
+            f"{len(done)}/{len(runs)}" + (f", {failed} failed" if failed else ""),
+            "\n".join(_round(run, progress[run.name]) for run in playing),
+            _percent(sum(found) / len(found)) if found else "",
+            duration(left) if left else "",
+        )
+
+
+def _round(run: Run, progress: Progress | None) -> str:
+    played = progress.round if progress is not None else 0
+    return f"seed {run.seed}: round {played}/{run.rounds or '?'}"
+
+
+def _accuracy(progress: Progress | None) -> float | None:
+    if progress is None:
+        return None
+    return progress.test if progress.test is not None else progress.validation
+
+
+def _percent(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{100 * accuracy:.2f} %"

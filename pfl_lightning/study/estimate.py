@@ -1,0 +1,78 @@
+"""How long a study will take: one round of each row is timed before it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pfl_lightning.errors import FederationError
+from pfl_lightning.study.options import option_of, with_option
+from pfl_lightning.study.plan import Run
+from pfl_lightning.study.processes import Starter
+from pfl_lightning.study.progress import read_progress
+from pfl_lightning.study.runner import Outcome, Runner
+from pfl_lightning.study.times import CellTime, Times
+
+__all__ = ["probe"]
+
+
+def probe(
+    runs: Sequence[Run], output: Path, times: Times, starter: Starter, *, processes: int, threads: int
+) -> Outcome:
+    """Time one round of each cell whose time is not known, in ``OUTPUT/probe``; times are kept there.
+
+    Args:
+        runs: Runs that are not done.
+        output: The study's folder.
+        times: What is known; the new times are added.
+        starter: Starts the processes.
+        processes: How many run at once.
+        threads: Threads of each.
+
+    Raises:
+        FederationError: A run fails in its first round, such as for missing data.
+    """
+    firsts = {id(run.cell): run for run in reversed(runs) if str(run.cell.path) not in times.cells}
+    watcher = _Watcher(times, output / "probe" / "times.json")
+    probes = [_short(run, output / "probe" / run.cell.path) for run in reversed(firsts.values())]
+    return Runner(starter, watcher, processes=processes, threads=threads).play(probes)
+
+
+def _short(run: Run, folder: Path) -> Run:
+    rounds = option_of(run.config, "trainer.max_epochs", 1)
+    config = with_option(run.config, "trainer.max_epochs", min(1, rounds) if isinstance(rounds, int) else 1)
+    return Run(run.cell, run.seed, with_option(config, "run_dir", str(folder)), folder)
+
+
+class _Watcher:
+    """Takes the times of runs of one round."""
+
+    def __init__(self, times: Times, path: Path) -> None:
+        self.times = times
+        self.path = path
+        self._started: dict[str, float] = {}
+
+    def started(self, run: Run, resumed: bool) -> None:
+        """Start the clock."""
+        self._started[run.name] = time.monotonic()
+
+    def finished(self, run: Run) -> None:
+        """Take the time of the round, and that around it."""
+        progress = read_progress(run.progress_file)
+        per_round = progress.seconds_per_round if progress is not None else 0.0
+        whole = time.monotonic() - self._started.get(run.name, time.monotonic())
+        self.times.cells[str(run.cell.path)] = CellTime(per_round, max(whole - per_round, 0.0))
+        self.times.save(self.path)
+
+    def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
+        """Refuse to start the study."""
+        raise FederationError(
+            f"{run.cell.name} fails in its first round: {lines.removeprefix('pfl: ')} (log: {run.log})"
+        )
+
+    def elsewhere(self, run: Run) -> None:
+        """Another study takes the time, too."""
+
+    def tick(self) -> None:
+        """Nothing."""

@@ -1,0 +1,66 @@
+"""``pfl reproduce NAME``: studies that ship with the package."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import pfl_lightning
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.study.arguments import parse_arguments, study_parser
+from pfl_lightning.study.command import conduct
+from pfl_lightning.study.reader import read_study
+
+__all__ = ["reproduce", "shipped_studies"]
+
+DESCRIPTION = """Run a study that ships with the package, such as a table of a paper. Without a name: the list of them.
+Before it starts it says how long it will take. --data DIR is short for --data.init_args.root DIR."""
+
+DEFAULT_SCALE = "reduced"
+
+
+def shipped_studies() -> dict[str, Path]:
+    """The files of the studies that ship, by name."""
+    folder = Path(pfl_lightning.__file__).parent / "studies"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def reproduce(args: list[str]) -> None:
+    """``pfl reproduce NAME``: run a study that ships with the package.
+
+    Args:
+        args: The words behind ``pfl reproduce``.
+    """
+    parser = study_parser("reproduce", "NAME", DESCRIPTION, estimate=True)
+    arguments = parse_arguments(parser, args)
+    studies = shipped_studies()
+    if not arguments.study:
+        Console().print(_table(studies))
+        print("pfl reproduce NAME [--scale SCALE] [--data DIR] runs one; --check prints its runs, --help the options")
+        return
+    name = arguments.study.removesuffix(".yaml")
+    if name not in studies:
+        near = difflib.get_close_matches(name, studies, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        own = f" A study file of your own is run by pfl study {shlex.quote(args[0])}." if Path(name).parent.name else ""
+        raise ConfigurationError(f"no study {name!r} ships{meant} `pfl reproduce` lists them.{own}")
+    words = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.words)
+    scale = arguments.scale
+    if scale is None:
+        scale = DEFAULT_SCALE if DEFAULT_SCALE in read_study(studies[name]).scales else ""
+    conduct(studies[name], replace(arguments, words=words, scale=scale), ["reproduce", *args])
+
+
+def _table(studies: dict[str, Path]) -> Table:
+    table = Table()
+    for column in ("name", "table", "scales"):
+        table.add_column(column, no_wrap=column == "name")
+    for name, path in studies.items():
+        study = read_study(path)
+        table.add_row(name, study.title, ", ".join(study.scales))
+    return table

@@ -1,0 +1,234 @@
+"""``pfl study FILE`` and ``pfl reproduce NAME``: what they run, say and refuse. Two tests play real rounds."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from _helpers import plain_report
+from _helpers.studies import METHODS, PretendedStarter, StarterHere, write_study
+
+import pfl_lightning
+from pfl_lightning.cli import main
+from pfl_lightning.study import conduct, reproduce, runner
+from pfl_lightning.study.child import _end_with_parent
+from pfl_lightning.study.processes import Command, environment, last_lines
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    """No waiting, a plain report, and the working directory."""
+    monkeypatch.setattr(runner, "POLL", 0.01)
+    monkeypatch.setitem(sys.modules, "pfl_lightning.report", sys.modules.get("pfl_lightning.report"))
+    before = vars(pfl_lightning).get("report")
+    plain_report.install()
+    monkeypatch.chdir(tmp_path)
+    yield
+    vars(pfl_lightning).pop("report")
+    if before is not None:
+        pfl_lightning.report = before
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Calls ``pfl study`` with runs that are pretended; returns the exit code and the commands of the runs."""
+
+    def call(path, *words, checked=True, **starter):
+        pretended = PretendedStarter(**starter)
+        monkeypatch.setattr(conduct, "LocalStarter", lambda: pretended)
+        if checked:
+            monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
+        with pytest.raises(SystemExit) as end:
+            main(["study", str(path), *words])
+        return end.value.code, pretended.commands
+
+    monkeypatch.setattr(plain_report, "figures", lambda run, choice: str(run))
+    return call
+
+
+def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
+    """The runs are real ones, in this process."""
+    table = tmp_path / "runs" / "studies" / "tiny" / "table.md"
+    for seeds in ([0], [0, 1]):
+        starter = StarterHere()
+        monkeypatch.setattr(conduct, "LocalStarter", lambda starter=starter: starter)
+        with pytest.raises(SystemExit) as end:
+            main(["study", str(write_study(tmp_path, seeds=seeds)), "--trainer.max_epochs", "1"])
+        assert end.value.code == 0
+        assert len(starter.commands) == 2  # the second time the other seeds alone
+        assert all(len(row[3]) == len(seeds) for row in json.loads(table.read_text())[2])
+    said = capsys.readouterr().out
+    assert "A tiny study: 4 runs in runs/studies/tiny (2 done, 2 new)" in said
+    assert "FedPer, seed 1 done, accuracy " in said
+    folder = tmp_path / "runs" / "studies" / "tiny" / "runs" / "all" / "FedAvg" / "seed_0"
+    assert json.loads((folder / "progress.json").read_text())["round"] == 1
+    assert yaml.safe_load((folder / "run.yaml").read_text())["trainer"]["max_epochs"] == 1
+
+
+def test_every_config_is_checked_before_anything_runs(tmp_path, play, capsys):
+    grid = {"model.method.init_args.lr": [0.1], "model.method.init_args.epocs": [1]}
+    methods = {**METHODS, "FedPAK": {"model": {"method": {"class_path": "FedPAK"}}}}
+    code, commands = play(write_study(tmp_path, grid=grid, methods=methods), checked=False)
+    assert commands == []
+    assert "the study's configs do not fit pfl fit:" in code
+    assert "FedAvg, lr=0.1, epocs=1" in code
+    assert "Option 'epocs' is not accepted" in code
+    assert "FedPAK, lr=0.1, epocs=1" in code
+
+
+def test_the_plan(tmp_path, capsys):
+    path = write_study(tmp_path, seeds=[0, 1])
+    main(["study", str(path), "--check"])
+    said = capsys.readouterr().out
+    assert "A tiny study: 4 runs in runs/studies/tiny (4 new)" in said
+    assert "new        FedPer, seed 1" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_failed_run_is_missing_in_the_table(tmp_path, play, capsys):
+    path = write_study(tmp_path, seeds=[0, 1])
+    code, _ = play(path, codes={"FedPer": [1, 1]})
+    assert code == 1
+    said = capsys.readouterr().out
+    assert "FedPer, seed 0 failed with exit code 1: pfl: exit 1 was asked for" in said
+    assert "FedPer, seed 1 failed with exit code 1: as a run above" in said
+    assert "2 runs failed and are missing in the table: FedPer, seed 0; FedPer, seed 1" in said
+    table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())
+    assert table[1] == "Missing: FedPer, seed 0; FedPer, seed 1."
+    code, commands = play(path)  # the same command tries them again
+    assert (code, len(commands)) == (0, 2)
+
+
+def test_changed_options_are_refused_or_restarted(tmp_path, play, capsys):
+    path = write_study(tmp_path)
+    play(path)
+    code, commands = play(path, "--trainer.max_epochs", "5")
+    assert "runs/studies/tiny has 2 runs of other options:\nFedAvg, seed 0; FedPer, seed 0: " in code
+    assert "trainer.max_epochs was 2, is now 5" in code
+    assert commands == []
+    code, commands = play(path, "--trainer.max_epochs", "5", "--output", "other")
+    assert (code, len(commands)) == (0, 2)
+    code, commands = play(path, "--trainer.max_epochs", "5", "--restart")
+    assert (code, len(commands)) == (0, 2)
+    kept = list((tmp_path / "runs" / "studies" / "tiny" / "replaced").rglob("results.json"))
+    assert len(kept) == 2
+    code, commands = play(write_study(tmp_path, methods={"FedAvg": METHODS["FedAvg"]}), "--trainer.max_epochs", "5")
+    assert (code, len(commands)) == (0, 0)
+
+
+def test_a_stopped_study_says_how_to_go_on(tmp_path, play, monkeypatch, capsys):
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    monkeypatch.setattr(conduct.Display, "tick", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        code, _ = play(write_study(tmp_path), "--processes", "1", endless=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == 128 + signal.SIGTERM
+    said = capsys.readouterr().out
+    assert f"pfl: stopped by SIGTERM. Go on with:\npfl study {tmp_path}/tiny.yaml --processes 1\n" in said
+
+
+def test_the_report_alone(tmp_path, play, capsys):
+    path = write_study(tmp_path)
+    main(["study", str(path), "--report-only"])
+    assert "no run is finished: there is no table yet" in capsys.readouterr().out
+    play(path)
+    (tmp_path / "runs" / "studies" / "tiny" / "table.md").unlink()
+    main(["study", str(path), "--report-only"])
+    assert (tmp_path / "runs" / "studies" / "tiny" / "table.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.yaml"], "there is no file missing.yaml"),
+        (["tiny.yaml", "--scal", "smoke"], "unknown option --scal: did you mean --scale?"),
+        (["tiny.yaml", "--trainr.max_epochs", "2"], "unknown option --trainr.max_epochs"),
+        (["tiny.yaml", "--run_dir", "x"], "unknown option --run_dir: the folder of a study is --output"),
+        (["tiny.yaml", "--trainer.max_epochs"], "--trainer.max_epochs has no value"),
+        (["--processes", "1"], "pfl study needs a study file"),
+        (["tiny.yaml", "--scale", "smoke"], "tiny.yaml has no scale 'smoke'"),
+    ],
+)
+def test_mistakes_on_the_command_line(tmp_path, words, message):
+    write_study(tmp_path)
+    with pytest.raises(SystemExit, match=message.replace("?", r"\?")):
+        main(["study", *words])
+
+
+def test_help(capsys):
+    main(["study"])
+    assert "usage: pfl study FILE [options]" in capsys.readouterr().out
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    path = write_study(tmp_path, scales={"reduced": {"seeds": [5]}, "paper": {}})
+    monkeypatch.setattr(reproduce, "shipped_studies", lambda: {"tiny": path})
+
+
+def test_reproduce_lists_what_ships(shipped, capsys):
+    main(["reproduce"])
+    said = capsys.readouterr().out
+    assert "A tiny study" in said
+    assert "reduced, paper" in said
+
+
+def test_reproduce_takes_the_reduced_scale_and_a_folder_of_data(shipped, monkeypatch, capsys):
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
+    monkeypatch.setattr(plain_report, "figures", lambda run, choice: str(run))
+    pretended = PretendedStarter()
+    monkeypatch.setattr(conduct, "LocalStarter", lambda: pretended)
+    with pytest.raises(SystemExit) as end:
+        main(["reproduce", "tiny", "--data", "images"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "timing one round of 2 rows (--no-estimate skips this)" in said
+    assert "2 runs will take about " in said
+    assert len(pretended.commands) == 4  # a round of each, then the runs
+    run = yaml.safe_load(Path("runs/studies/tiny-reduced/runs/all/FedPer/seed_5/run.yaml").read_text())
+    assert run["data"]["init_args"]["root"] == "images"
+    probe = yaml.safe_load(Path("runs/studies/tiny-reduced/probe/all/FedPer/run.yaml").read_text())
+    assert probe["trainer"]["max_epochs"] == 1
+
+
+def test_reproduce_says_once_that_the_first_round_fails(shipped, monkeypatch):
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
+    pretended = PretendedStarter({"all": [1, 1]})  # the probe's folder is OUTPUT/probe/all/ROW
+    monkeypatch.setattr(conduct, "LocalStarter", lambda: pretended)
+    with pytest.raises(SystemExit, match=r"pfl: FedAvg fails in its first round: exit 1 was asked for \(log: "):
+        main(["reproduce", "tiny", "--processes", "1"])
+    assert len(pretended.commands) == 1
+
+
+def test_reproduce_of_an_unknown_name(shipped):
+    with pytest.raises(SystemExit, match=r"no study 'tny' ships; did you mean tiny\?"):
+        main(["reproduce", "tny"])
+
+
+def test_a_child_ends_when_its_parent_has_gone(monkeypatch):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    reads, writes = os.pipe()
+    os.close(writes)
+    _end_with_parent(reads)
+    os.close(reads)
+    assert sent == [(os.getpid(), signal.SIGTERM), (os.getpid(), signal.SIGKILL)]
+
+
+def test_the_environment_of_a_run():
+    found = environment(2, {"SLURM_JOB_ID": "17", "HOME": "/home"})
+    assert found == {"HOME": "/home", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
+
+
+def test_the_last_lines_of_a_log(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("--- 2026-11-22 pfl fit\npfl: old\n--- 2026-11-22 pfl fit\nwords\n\npfl: new\n(PFL_DEBUG=1)\n")
+    assert last_lines(log) == "pfl: new\n(PFL_DEBUG=1)"
+    log.write_text("--- 2026-11-22 pfl fit\n" + "\n".join(f"line {n}" for n in range(20)))
+    assert last_lines(log, 2) == "line 18\nline 19"
+    assert Command(("fit",), log).arguments[1:] == ["-m", "pfl_lightning.study.child", "fit"]
