@@ -1,0 +1,148 @@
+"""Tables of texts as Markdown, LaTeX, HTML and on a terminal."""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Sequence
+
+from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from pfl_lightning.report.tables import Cell, TextTable
+
+__all__ = ["escape_latex", "fits", "html_table", "latex_table", "markdown_table", "terminal_table", "turned"]
+
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": "$<$",
+    ">": "$>$",
+    "|": r"\textbar{}",
+    "\n": " ",
+}
+HEADING_WIDTH = 16
+"""Characters in a line of a heading on a terminal."""
+
+_NEGATIVE = re.compile(r"-(?=\d)")
+
+
+def markdown_table(table: TextTable) -> str:
+    """The table in Markdown, below its title; the best figures are bold."""
+    rows = [table.headings, *([_markdown_cell(cell) for cell in line] for line in table.lines)]
+    lines = [
+        "| " + " | ".join(_markdown_text(text) if row is table.headings else text for text in row) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|---|" + "---:|" * (len(table.headings) - 1))
+    title = [f"**{_markdown_text(table.title)}**", ""] if table.title else []
+    return "\n".join([*title, *lines, ""])
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = _markdown_text(cell.text)
+    return f"**{text}**" if cell.best else text
+
+
+def _markdown_text(text: str) -> str:
+    """Without signs that end a cell, make emphasis or open a tag."""
+    text = re.sub(r"([\\|*_`\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"<(?=[A-Za-z/!])", r"\\<", text)
+
+
+def escape_latex(text: str) -> str:
+    r"""A text in which LaTeX's signs stand for themselves.
+
+    Example:
+        >>> escape_latex("lr_scheduler, 50 % ± 1")
+        'lr\\_scheduler, 50 \\% $\\pm$ 1'
+    """
+    return "".join(_LATEX.get(sign, sign) for sign in text)
+
+
+def latex_table(blocks: Sequence[TextTable], caption: str) -> str:
+    """Tables of the same columns as one of booktabs, a block for each; the best figures are bold.
+
+    Args:
+        blocks: The tables; their titles head the blocks.
+        caption: Caption of the whole.
+    """
+    headings = blocks[0].headings
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(caption)}}}"]
+    lines += [
+        rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
+        r"\toprule",
+        _latex_line(map(escape_latex, headings)),
+    ]
+    for block in blocks:
+        lines.append(r"\midrule")
+        if block.title and len(blocks) > 1:
+            lines.append(rf"\multicolumn{{{len(headings)}}}{{l}}{{\textit{{{escape_latex(block.title)}}}}} \\")
+        lines += [_latex_line(map(_latex_cell, line)) for line in block.lines]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _latex_line(cells: object) -> str:
+    return " & ".join(cells) + r" \\"  # type: ignore[arg-type]
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = _NEGATIVE.sub("$-$", escape_latex(cell.text)) if _is_number(cell.text) else escape_latex(cell.text)
+    return rf"\textbf{{{text}}}" if cell.best else text
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[-+\d.,± ]+", text) is not None
+
+
+def html_table(table: TextTable) -> str:
+    """The table as an element of a page."""
+    title = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
+    body = "\n".join(f"<tr>{''.join(map(_html_cell, line))}</tr>" for line in table.lines)
+    return f"<table>{title}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
+
+
+def _html_cell(cell: Cell) -> str:
+    text = html.escape(cell.text)
+    return f"<td><b>{text}</b></td>" if cell.best else f"<td>{text}</td>"
+
+
+def terminal_table(blocks: Sequence[TextTable], title: str) -> Table:
+    """Tables of the same columns for a terminal, a section for each.
+
+    Args:
+        blocks: The tables; their titles head the sections where there are several.
+        title: Title of the whole.
+    """
+    table = Table(title=Text(title))
+    for index, heading in enumerate(blocks[0].headings):
+        lines = textwrap.fill(heading, HEADING_WIDTH, break_long_words=False) if index else heading
+        justify: JustifyMethod = "right" if index else "left"
+        table.add_column(Text(lines), justify=justify, overflow="fold", no_wrap=index > 0)
+    for block in blocks:
+        if len(blocks) > 1:
+            table.add_row(Text(block.title, style="bold italic"), *[""] * (len(block.headings) - 1))
+        for line in block.lines:
+            table.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in line))
+        table.add_section()
+    return table
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Whether a table can be printed as it is."""
+    wide = console.options.update(max_width=10_000)
+    return Measurement.get(console, wide, table).maximum <= console.width
+
+
+def turned(table: TextTable) -> TextTable:
+    """The table with a column for each of its lines."""
+    cells = [tuple(map(Cell, table.headings)), *table.lines]
+    columns = list(zip(*cells, strict=True))
+    return TextTable(table.title, tuple(cell.text for cell in columns[0]), tuple(columns[1:]))

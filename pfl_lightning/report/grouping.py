@@ -1,0 +1,164 @@
+"""Groups runs into the rows of a comparison: seeds together, other data apart, named by what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.report.options import differing, short_names, show
+from pfl_lightning.report.rows import MeasuredRow
+from pfl_lightning.report.run import FinishedRun, Source
+
+__all__ = ["group_runs"]
+
+OF_TRAINING = ("batch_size", "eval_batch_size", "augment", "drop_last", "normalize", "mean", "std", "num_workers")
+"""Options of data modules under which the clients still hold the same samples."""
+
+Group = list[FinishedRun]
+
+
+def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None) -> list[MeasuredRow]:
+    """Group runs that differ in their seeds only, into a block for each data set and partition.
+
+    Of two runs with equal seeds the later one counts. A row is called by its method and by the options in which it
+    differs from other rows of its block; by its folder, too, where no option differs.
+
+    Args:
+        runs: Runs.
+        labels: Names of the rows, in the order of the blocks and of their rows.
+
+    Raises:
+        ConfigurationError: There are more or fewer labels than rows.
+    """
+    blocks: list[list[Group]] = []
+    for run in runs:
+        fitting = (block for block in blocks if all(_same_data(run, other) for row in block for other in row))
+        block = next(fitting, None)
+        if block is None:
+            block = []
+            blocks.append(block)
+        _add(block, run)
+    found = [(block, name) for block in blocks for name in _labels(block)]
+    names = [name for _, name in found]
+    if labels is not None and len(labels) != len(names):
+        raise ConfigurationError(
+            f"--labels has {len(labels)} names for {len(names)} configurations: {', '.join(names)}"
+        )
+    settings = [title for title, block in zip(_titles(blocks), blocks, strict=True) for _ in block]
+    rows = [tuple(row) for block in blocks for row in block]
+    return [
+        MeasuredRow(label, setting, row, planned=len(row))
+        for label, setting, row in zip(labels or names, settings, rows, strict=True)
+    ]
+
+
+def _add(block: list[Group], run: FinishedRun) -> None:
+    for row in block:
+        if row[0].options == run.options:
+            row[:] = [other for other in row if other.seeds != run.seeds] + [run]
+            return
+    block.append([run])
+
+
+def _same_data(run: FinishedRun, other: FinishedRun) -> bool:
+    """Whether two runs are of the same data, divided by the same rule; what is not known does not tell them apart."""
+    if run.num_clients != other.num_clients or not _same_source(run.data, other.data):
+        return False
+    if run.config and other.config and _data_options(run, "") != _data_options(other, ""):
+        return False
+    if run.partition.fingerprint and run.partition.fingerprint == other.partition.fingerprint:
+        return True  # by whatever rule
+    if _seeds_of_data(run) == _seeds_of_data(other) and run.partition.fingerprint and other.partition.fingerprint:
+        return False
+    named = run.partition.name == other.partition.name or not (run.partition.name and other.partition.name)
+    both = bool(run.config and other.config)
+    return named and (not both or _data_options(run, "partition") == _data_options(other, "partition"))
+
+
+def _same_source(one: Source, other: Source) -> bool:
+    if one.fingerprint and other.fingerprint:
+        return one.fingerprint == other.fingerprint
+    return one.name == other.name or not (one.name and other.name)
+
+
+def _seeds_of_data(run: FinishedRun) -> tuple[int, ...]:
+    return (run.seed, *run.data_seeds)
+
+
+def _data_options(run: FinishedRun, part: str) -> dict[str, Any]:
+    """The options of the partition, or those of the data without it and without what the training alone sees."""
+    found = {}
+    for path, value in run.options.items():
+        _, first, *_ = (*path.split("."), "", "")
+        if (
+            path.split(".")[0] == "data"
+            and (first == "partition") == (part == "partition")
+            and first not in OF_TRAINING
+        ):
+            found[path] = value
+    return found
+
+
+def _titles(blocks: Sequence[list[Group]]) -> list[str]:
+    """Names of the blocks, by what differs; empty for one alone."""
+    if len(blocks) < 2:
+        return [""] * len(blocks)
+    firsts = [block[0][0] for block in blocks]
+    options = [{**_data_options(run, ""), **_data_options(run, "partition")} for run in firsts]
+    paths = [path for path in differing(options) if path not in ("data", "data.partition")]
+    named = [
+        ", ".join(filter(None, [run.data.name, run.partition.name, *_values(one, paths)])) or "other data"
+        for run, one in zip(firsts, options, strict=True)
+    ]
+    clients = {run.num_clients for run in firsts}
+    if len(clients) > 1 and not any(path.endswith("num_clients") for path in paths):
+        named = [f"{name}, {run.num_clients} clients" for name, run in zip(named, firsts, strict=True)]
+    return [
+        name if named.count(name) == 1 else f"{name} ({_fingerprints(run) or index})"
+        for index, (name, run) in enumerate(zip(named, firsts, strict=True), start=1)
+    ]
+
+
+def _fingerprints(run: FinishedRun) -> str:
+    short = [
+        f"{what} {source.fingerprint.rpartition(':')[2][:8]}"
+        for what, source in (("data", run.data), ("partition", run.partition))
+        if source.fingerprint
+    ]
+    return ", ".join(short)
+
+
+def _labels(block: Sequence[Group]) -> list[str]:
+    """Names of the rows of a block."""
+    firsts = [row[0] for row in block]
+    everywhere = [path for path in differing([run.options for run in firsts]) if _tells(path)]
+    labels = []
+    for run in firsts:
+        same = [other.options for other in firsts if other.method == run.method]
+        paths = list(dict.fromkeys([*differing(same), *everywhere]))
+        unfinished = [] if run.finished else ["unfinished"]
+        labels.append(", ".join([run.method, *_values(run.options, paths), *unfinished]))
+    return [
+        label if labels.count(label) == 1 else f"{label} ({_folder(run, firsts)})"
+        for label, run in zip(labels, firsts, strict=True)
+    ]
+
+
+def _tells(path: str) -> bool:
+    """Whether an option of a run names it beside its method: not those of methods, and not those with a column."""
+    return not path.startswith(("model.method", "personalize")) and path != "rounds"
+
+
+def _values(options: Mapping[str, Any], paths: Sequence[str]) -> list[str]:
+    names = short_names(paths)
+    return [f"{names[path]}={show(options[path])}" for path in paths if path in options]
+
+
+def _folder(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
+    """The folder, with its version where others share it."""
+    path = run.path
+    if not path.name.startswith("version_"):
+        return path.name
+    shared = sum(other.path.parent == path.parent for other in runs) > 1
+    return f"{path.parent.name}/{path.name}" if shared else path.parent.name

@@ -1,0 +1,124 @@
+"""Options of a run's config: what tells one configuration from another, and its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["differing", "find_seeds", "flatten", "run_options", "short_names", "show"]
+
+SETTINGS = (
+    *("model.method", "model.encoder", "data", "loop", "personalize"),
+    *("trainer.precision", "trainer.gradient_clip_val"),
+)
+"""Settings that runs of one configuration share; their seeds may differ."""
+
+PLACES = ("seed", "root", "cache_dir")
+"""Options below these that make no difference to what is compared."""
+
+
+def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """What tells a configuration from others, by path, apart from seeds and places.
+
+    Args:
+        config: The run's config; empty for a run that was not started from the command line.
+        method: Name of the method's class.
+        arguments: The method's arguments, for a run without a config.
+        rounds: Rounds that were played.
+
+    Example:
+        >>> data = {"class_path": "pfl_lightning.datamodules.Digits", "init_args": {"seed": 3, "batch_size": 10}}
+        >>> run_options({"data": data}, "FedAvg", {"lr": 0.1}, rounds=30)
+        {'model.method': 'FedAvg', 'model.method.lr': 0.1, 'rounds': 30, 'data': 'Digits', 'data.batch_size': 10}
+    """
+    found: dict[str, Any] = {"model.method": method}
+    if _at(config, "model.method") is None:
+        found |= flatten("model.method", dict(arguments))
+    found["rounds"] = rounds
+    for name in SETTINGS:
+        value = _at(config, name)
+        if value is not None:
+            found |= flatten(name, value)
+    return found | {"model.method": method}
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def flatten(path: str, value: Any) -> dict[str, Any]:
+    """The options below a path; an object is the name of its class and its arguments.
+
+    Example:
+        >>> flatten("optimizer", {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, "seed": 3}})
+        {'optimizer': 'SGD', 'optimizer.lr': 0.1}
+    """
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            found = {path: str(value["class_path"]).rpartition(".")[2]}
+            return found | flatten(path, value.get("init_args") or {})
+        items = [(key, entry) for key, entry in value.items() if key not in PLACES]
+        return {key: entry for name, below in items for key, entry in flatten(f"{path}.{name}", below).items()}
+    if isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value):
+        return flatten(path, {str(number): entry for number, entry in enumerate(value)})
+    return {path: value}
+
+
+def find_seeds(value: Any) -> list[int]:
+    """Every seed below a value, in a fixed order."""
+    if isinstance(value, list):
+        return [seed for entry in value for seed in find_seeds(entry)]
+    if not isinstance(value, Mapping):
+        return []
+    found = []
+    for key, entry in sorted(value.items()):
+        found += [entry] if key == "seed" and isinstance(entry, int) else find_seeds(entry)
+    return found
+
+
+def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Paths of the options in which configurations differ, in the order in which they appear.
+
+    Arguments of objects of differing classes are left out: the class says it.
+
+    Example:
+        >>> differing([{"a": "SGD", "a.momentum": 0.9, "b": 1, "c": 2}, {"a": "Adam", "b": 1, "c": 3}])
+        ['a', 'c']
+    """
+    paths = list(dict.fromkeys(path for one in options for path in one))
+    found = [path for path in paths if any(_value(one, path) != _value(options[0], path) for one in options)]
+    return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
+
+
+def _value(options: Mapping[str, Any], path: str) -> tuple[bool, Any]:
+    return path in options, options.get(path)
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """The shortest ends of paths that tell them apart.
+
+    Example:
+        >>> short_names(["model.method.lr", "personalize.lr", "loop.cohort"])
+        {'model.method.lr': 'method.lr', 'personalize.lr': 'personalize.lr', 'loop.cohort': 'cohort'}
+    """
+    found = {}
+    for path in paths:
+        parts = path.split(".")
+        ends = [".".join(parts[-number:]) for number in range(1, len(parts) + 1)]
+        fitting = (end for end in ends if not end[0].isdigit() and not any(_ends(o, end) for o in paths if o != path))
+        found[path] = next(fitting, path)
+    return found
+
+
+def _ends(path: str, end: str) -> bool:
+    return f".{path}".endswith(f".{end}")
+
+
+def show(value: Any) -> str:
+    """An option's value as in a config."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

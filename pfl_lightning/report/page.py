@@ -1,0 +1,139 @@
+"""One HTML page with everything of a report, which opens without a network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from pfl_lightning.report.formats import html_table
+from pfl_lightning.report.options import differing, show
+from pfl_lightning.report.rows import MeasuredRow, blocks
+from pfl_lightning.report.run import FinishedRun
+from pfl_lightning.report.tables import Cell, TextTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["html_page"]
+
+_STYLE = """
+body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+table { display: block; overflow-x: auto; }
+caption { text-align: left; font-weight: bold; padding: .3rem 0; white-space: nowrap; }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+thead th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom; }
+img { max-width: 100%; }
+pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; }
+.note { max-width: 50rem; color: #444; }
+@media (prefers-color-scheme: dark) {
+  body { background: #1b1b1b; color: #ddd; } pre { background: #2a2a2a; } .note { color: #bbb; }
+  th, td { border-color: #444; } img { background: white; }
+}
+"""
+
+
+def html_page(
+    title: str,
+    notes: Sequence[str],
+    tables: Sequence[TextTable],
+    rows: Sequence[MeasuredRow],
+    figure: Figure | None,
+) -> str:
+    """The page; nothing of it is loaded from elsewhere.
+
+    Args:
+        title: Its title.
+        notes: Texts below the tables.
+        tables: All tables.
+        rows: The rows, for the settings of their runs.
+        figure: The curves.
+    """
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>",
+        *map(html_table, tables),
+        *(f'<p class="note">{escape(note)}</p>' for note in notes),
+    ]
+    if figure is not None:
+        parts.append(f'<h2>Curves</h2>\n<img alt="Learning curves" src="data:image/svg+xml;base64,{_svg(figure)}">')
+    parts.append("<h2>Settings</h2>")
+    for setting, some in blocks(rows).items():
+        parts.append(f"<h3>{escape(setting)}</h3>" if setting else "")
+        parts += [_differences(some), _common(some), *map(_runs, some)]
+    return "\n".join([*filter(None, parts), "</body>\n</html>\n"])
+
+
+def _svg(figure: Figure) -> str:
+    import matplotlib
+
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "pfl_lightning"}):  # the same page of the same results
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _differences(rows: Sequence[MeasuredRow]) -> str:
+    """Options in which the rows differ."""
+    found = [row for row in rows if row.runs]
+    paths = differing([row.runs[0].options for row in found]) if found else []
+    below = [path for path in _paths(found) if path not in paths and not _is_common(found, path)]
+    lines = [
+        (Cell(path), *(Cell(show(row.runs[0].options[path]) if path in row.runs[0].options else "") for row in found))
+        for path in (*paths, *below)
+    ]
+    if not lines:
+        return ""
+    return html_table(TextTable("What differs", ("option", *(row.label for row in found)), tuple(lines)))
+
+
+def _common(rows: Sequence[MeasuredRow]) -> str:
+    """Options that all rows share."""
+    found = [row for row in rows if row.runs]
+    common = [path for path in _paths(found) if _is_common(found, path)]
+    if not common:
+        return ""
+    text = "\n".join(f"{path}: {show(found[0].runs[0].options[path])}" for path in common)
+    return f"<details><summary>What all share</summary><pre>{escape(text)}</pre></details>"
+
+
+def _paths(rows: Sequence[MeasuredRow]) -> list[str]:
+    return list(dict.fromkeys(path for row in rows for path in row.runs[0].options))
+
+
+def _is_common(rows: Sequence[MeasuredRow], path: str) -> bool:
+    missing = object()
+    first = rows[0].runs[0].options.get(path, missing)
+    return all(row.runs[0].options.get(path, missing) == first for row in rows)
+
+
+def _runs(row: MeasuredRow) -> str:
+    """The runs of a row: folders, seeds, versions and the first one's config."""
+    if not row.runs:
+        return ""
+    headings = ("folder", "seed", "rounds", "data", "partition", "versions")
+    table = TextTable("", headings, tuple(tuple(map(Cell, _facts(run))) for run in row.runs))
+    number = f"{len(row.runs)} run{'s' if len(row.runs) > 1 else ''}"
+    config = _config(row.runs[0])
+    return f"<details><summary>{escape(row.label)}: {number}</summary>\n{html_table(table)}{config}</details>"
+
+
+def _facts(run: FinishedRun) -> list[str]:
+    sources = [" ".join(filter(None, (one.name, one.fingerprint[:19]))) or "-" for one in (run.data, run.partition)]
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items()) or "-"
+    return [str(run.path), str(run.seed), str(run.rounds), *sources, versions]
+
+
+def _config(run: FinishedRun) -> str:
+    if not run.config:
+        return ""
+    import yaml
+
+    text = yaml.safe_dump(json.loads(json.dumps(run.config, default=str)), sort_keys=False)
+    return f"<details><summary>config of {escape(str(run.path))}</summary><pre>{escape(text)}</pre></details>"

@@ -1,0 +1,80 @@
+"""Ranking of methods over settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pfl_lightning.report.rows import MeasuredRow, blocks
+
+__all__ = ["Ranking", "rank_rows"]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Ranks of the methods that every setting has, 1 the best; equal methods share the mean of their ranks.
+
+    Attributes:
+        settings: The settings.
+        labels: The methods, best average rank first.
+        ranks: Rank of each method in each setting, (methods, settings).
+        averages: Average rank of each method.
+        p_value: Of Friedman's test, that the methods do not differ; NaN of fewer than three methods or settings.
+    """
+
+    settings: tuple[str, ...]
+    labels: tuple[str, ...]
+    ranks: tuple[tuple[float, ...], ...]
+    averages: tuple[float, ...]
+    p_value: float
+
+
+def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
+    """Rank methods by their mean over seeds; ``None`` where fewer than two settings or methods can be ranked.
+
+    Methods that a setting lacks are left out, and so are those whose scores are of another kind than the first one's.
+
+    Args:
+        rows: The rows of all settings.
+        figure: The figure that is ranked, such as ``"test"``.
+    """
+    from scipy import stats
+
+    score = next((row.score(figure) for row in rows if row.runs), "")
+    means = {
+        setting: {
+            row.label: mean
+            for row in some
+            if row.score(figure) == score and not math.isnan(mean := row.headline(figure).mean)
+        }
+        for setting, some in blocks(rows).items()
+    }
+    means = {setting: found for setting, found in means.items() if found}
+    common = [row for row in dict.fromkeys(row.label for row in rows) if all(row in one for one in means.values())]
+    if len(means) < 2 or len(common) < 2:
+        return None
+    table = np.array([[-means[setting][label] for setting in means] for label in common])
+    ranks = stats.rankdata(table, axis=0)
+    averages = ranks.mean(axis=1)
+    order = np.argsort(averages, kind="stable")
+    return Ranking(
+        settings=tuple(means),
+        labels=tuple(common[index] for index in order),
+        ranks=tuple(tuple(map(float, ranks[index])) for index in order),
+        averages=tuple(float(averages[index]) for index in order),
+        p_value=_friedman(table),
+    )
+
+
+def _friedman(table: np.ndarray) -> float:
+    from scipy import stats
+
+    methods, settings = table.shape
+    if methods < 3 or settings < 3:
+        return math.nan
+    if (table == table[0]).all():  # all methods equal
+        return 1.0
+    return float(stats.friedmanchisquare(*table).pvalue)

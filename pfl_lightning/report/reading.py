@@ -1,0 +1,237 @@
+"""Reads the results of finished runs from their folders."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.report.options import find_seeds, run_options
+from pfl_lightning.report.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
+
+__all__ = ["find_runs", "read_run"]
+
+NEWEST = 2
+"""The newest form of results.json that is read here."""
+
+RESULTS = ("results.json", "personalized.json")
+"""Files of which a folder of results has at least one; a run that was personalized only has the second."""
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The runs with results in a folder: itself, its versions, or those anywhere below (a study's folder).
+
+    Args:
+        path: Folder of a run, of its versions, or of a study.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if _has_results(path):
+        return [path]
+    found = sorted((version for version in path.glob("version_*") if _has_results(version)), key=_order)
+    if not found:
+        below = {file.parent for name in RESULTS for file in path.rglob(name)}
+        found = sorted(below, key=lambda folder: (folder.parent, _order(folder)))
+    if not found:
+        there = "there is no such folder" if not path.is_dir() else "the folder has neither that nor versions with it"
+        raise ConfigurationError(
+            f"no results.json in {path} or {path}/version_*: {there}; `pfl fit` writes it when a run ends, and a "
+            "ResultsWriter does among a Trainer's callbacks"
+        )
+    return found
+
+
+def _has_results(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in RESULTS)
+
+
+def _order(folder: Path) -> tuple[int, str]:
+    number = folder.name.removeprefix("version_")
+    return (int(number) if number.isdigit() else -1), folder.name
+
+
+def read_run(folder: Path, choice: str = "last") -> FinishedRun:
+    """Read a run's results.
+
+    Args:
+        folder: The run's folder.
+        choice: ``"last"``, ``"validation_selected"`` or ``"best_test"``: which round's accuracies are taken.
+
+    Raises:
+        ConfigurationError: The results cannot be read, or are not those of this package.
+    """
+    if choice not in CHOICES:
+        raise ConfigurationError(f"choice must be one of {', '.join(CHOICES)}, got {choice!r}")
+    path = folder / "results.json"
+    if not path.is_file() and (folder / "personalized.json").is_file():
+        path = folder / "personalized.json"
+    try:
+        content = json.loads(path.read_text())
+        if int(content.get("format", 1)) > NEWEST:
+            raise ConfigurationError(
+                f"{path} has format {content['format']}, this version of pfl_lightning reads up to {NEWEST}: update it"
+            )
+        run = _personalized_only(folder, content) if path.name != RESULTS[0] else _trained(folder, content, choice)
+    except ConfigurationError:
+        raise
+    except (ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, OSError) as error:
+        raise ConfigurationError(
+            f"{path} is not what a run of this package leaves ({type(error).__name__}: {error}); leave the run out, or "
+            "run it again"
+        ) from error
+    if not run.finished:
+        warnings.warn(f"{folder} is not finished: it has {run.rounds} rounds", stacklevel=2)
+    return run
+
+
+def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedRun:
+    old = int(results.get("format", 1)) == 1
+    config = _read_config(folder)
+    chosen = results["accuracy"][choice] or {}
+    evaluated = _guess_evaluated(config, results) if old else results["evaluated"]
+    clients = _client_accuracies(folder / "clients.csv", f"test_accuracy_{choice}")
+    return FinishedRun(
+        path=folder,
+        method=str(results["method"]),
+        finished=bool(results.get("finished", True)),
+        data=_source(results.get("data"), config.get("data")),
+        partition=_source(results.get("partition"), _init_args(config.get("data")).get("partition")),
+        **_configured(config, results),
+        seed=int(results["seed"]),
+        rounds=int(results["rounds"]),
+        num_clients=int(results["num_clients"]),
+        test=_evaluation(evaluated, chosen if old else chosen.get("test") or {}, clients),
+        **_personalized(folder),
+        bytes_up=_number(results["bytes"]["up"]),
+        bytes_down=_number(results["bytes"]["down"]),
+        seconds_per_round=_number(results["seconds_per_round"]),
+        history=tuple((_old_entry if old else _entry)(entry) for entry in results["history"]),
+        versions=dict(results.get("versions") or {}),
+    )
+
+
+def _personalized_only(folder: Path, content: Mapping[str, Any]) -> FinishedRun:
+    """A run whose clients were personalized from a model that was not trained."""
+    config = _read_config(folder)
+    groups = [content[name] for name in ("participating", "novel") if name in content]
+    rounds = int(content.get("round") or 0)
+    found = {"method": content["method"], "seed": content["seed"], "rounds": rounds}
+    return FinishedRun(
+        path=folder,
+        method=str(content["method"]),
+        data=_source(content.get("data"), config.get("data")),
+        partition=_source(content.get("partition"), _init_args(config.get("data")).get("partition")),
+        **_configured(config, found),
+        seed=int(content["seed"]),
+        rounds=rounds,
+        num_clients=sum(int(group["num_clients"]) for group in groups),
+        **_personalized(folder),
+    )
+
+
+def _configured(config: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config says: options, and seeds."""
+    method, arguments = str(results["method"]), results.get("method_arguments") or {}
+    return {
+        "config": config,
+        "options": run_options(config, method, arguments, int(results["rounds"])),
+        "data_seeds": tuple(find_seeds(config.get("data"))),
+        "seeds": (int(results["seed"]), *find_seeds(config)),
+    }
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.yaml"
+    return _parse_config(path, path.stat().st_mtime_ns) if path.is_file() else {}
+
+
+@lru_cache(maxsize=1000)
+def _parse_config(path: Path, changed: int) -> Mapping[str, Any]:
+    """The config; a table that is shown again and again reads it once."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found = yaml.load(path.read_text(), Loader=loader)
+    return found if isinstance(found, dict) else {}
+
+
+def _init_args(value: Any) -> Mapping[str, Any]:
+    found = value.get("init_args") if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _source(said: Mapping[str, Any] | None, configured: Any) -> Source:
+    """What the results say of data or partition; in the older form, what the config does."""
+    if said:
+        return Source(str(said.get("name") or ""), str(said.get("fingerprint") or ""))
+    named = configured.get("class_path") if isinstance(configured, Mapping) else None
+    return Source(str(named or "").rpartition(".")[2])
+
+
+def _guess_evaluated(config: Mapping[str, Any], results: Mapping[str, Any]) -> Mapping[str, str]:
+    """In the older form: self-supervised methods, which alone have an objective, were scored by nearest neighbors."""
+    model = config.get("model")
+    arguments = _init_args(model.get("method") if isinstance(model, Mapping) else None)
+    neighbors = "objective" in arguments or results["method"] in ("Calibre", "FedEMA", "PFLSSL")
+    return {"score": "nearest_neighbor" if neighbors else "classifier"}
+
+
+def _evaluation(evaluated: Mapping[str, Any], summary: Mapping[str, Any], clients: Mapping[int, float]) -> Evaluation:
+    return Evaluation(
+        score=str(evaluated.get("score") or "classifier"),
+        model=str(evaluated.get("model") or ""),
+        mean=_number(summary.get("mean")),
+        std=_number(summary.get("std")),
+        worst_decile=_number(summary.get("worst_decile")),
+        clients=clients,
+    )
+
+
+def _personalized(folder: Path) -> dict[str, Any]:
+    path = folder / "personalized.json"
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text())
+    evaluated = content.get("evaluated") or {"score": "classifier", "model": "fine_tuned"}
+    found: dict[str, Any] = {}
+    for name, group, novel in (("personalized", "participating", "0"), ("personalized_novel", "novel", "1")):
+        if group in content:
+            clients = _client_accuracies(folder / "personalized.csv", "test_accuracy", novel)
+            found[name] = _evaluation(evaluated, content[group], clients)
+    return found
+
+
+def _client_accuracies(path: Path, column: str, novel: str | None = None) -> dict[int, float]:
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
+    return {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
+
+
+def _entry(entry: Mapping[str, Any]) -> HistoryEntry:
+    return HistoryEntry(
+        round=int(entry["round"]),
+        test=_number((entry.get("test") or {}).get("accuracy")),
+        validation=_number((entry.get("validation") or {}).get("accuracy")),
+        bytes_up=_number(entry.get("bytes_up")),
+        bytes_down=_number(entry.get("bytes_down")),
+        seconds=_number(entry.get("seconds")),
+    )
+
+
+def _old_entry(entry: Mapping[str, Any]) -> HistoryEntry:
+    """Its rounds counted from 0."""
+    test, validation = _number(entry.get("test_accuracy")), _number(entry.get("accuracy"))
+    return HistoryEntry(round=int(entry["round"]) + 1, test=test, validation=validation)
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,132 @@
+"""Rows of a table: the runs of one method under one setting, one for each seed."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.report.reading import read_run
+from pfl_lightning.report.run import CHOICES, FIGURES, FinishedRun
+from pfl_lightning.report.statistics import OverSeeds, over_seeds
+
+__all__ = ["MeasuredRow", "ReportSettings", "Row", "blocks", "measure"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: one method under one setting.
+
+    Attributes:
+        label: What the table calls it, such as "FedPAC".
+        setting: The block of the table that it stands in; empty where there is one only.
+        runs: Folders of its runs, one for each seed; those without results yet count as missing.
+        published: The paper's figure in %, if any.
+    """
+
+    label: str
+    setting: str
+    runs: tuple[Path, ...]
+    published: float | None = None
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """What a report shows.
+
+    Attributes:
+        title: Its title.
+        choice: Which round's accuracies: ``"last"``, ``"validation_selected"`` or ``"best_test"``.
+        figure: The headline: ``"test"``, ``"personalized"`` or ``"personalized_novel"``.
+        target_accuracy: Mean test accuracy, in [0, 1]: the table has the rounds, megabytes and seconds to it.
+        source: Where the published figures are from.
+        note: Text below the table.
+        expected_runs: Number of runs of the whole table; where fewer are finished, the report says so.
+        reference: Label of the row that the others are compared with; the best of each block if empty.
+
+    Raises:
+        ConfigurationError: A value is not one of those that are known.
+    """
+
+    title: str
+    choice: str = "last"
+    figure: str = "test"
+    target_accuracy: float | None = None
+    source: str = ""
+    note: str = ""
+    expected_runs: int = 0
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for name, value, known in (("choice", self.choice, CHOICES), ("figure", self.figure, tuple(FIGURES))):
+            if value not in known:
+                raise ConfigurationError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise ConfigurationError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """A row with the results of its runs.
+
+    Attributes:
+        label: What the table calls it.
+        setting: The block of the table that it stands in.
+        runs: Its finished runs, one for each seed.
+        planned: Number of runs that it is to have.
+        published: The paper's figure in %, if any.
+    """
+
+    label: str
+    setting: str
+    runs: tuple[FinishedRun, ...]
+    planned: int
+    published: float | None = None
+
+    def over_seeds(self, figure: Callable[[FinishedRun], float]) -> OverSeeds:
+        """Mean and standard deviation over seeds of a figure of a run."""
+        return over_seeds([figure(run) for run in self.runs])
+
+    def score(self, figure: str) -> str:
+        """Which score the figure is; empty without runs."""
+        return self.runs[0].evaluation(figure).score if self.runs else ""
+
+    def headline(self, figure: str) -> OverSeeds:
+        """Mean over clients of the accuracies of a figure, over seeds."""
+        return self.over_seeds(lambda run: run.evaluation(figure).mean)
+
+
+def measure(rows: Sequence[Row], settings: ReportSettings) -> list[MeasuredRow]:
+    """Read the runs of rows; runs without the headline's results, and unfinished ones, are left out as missing.
+
+    Where runs of the report are missing, a row is to have as many as the row with the most.
+    """
+    planned = [len(row.runs) for row in rows]
+    some_missing = settings.expected_runs > sum(planned)
+    return [_measure(row, settings, max(planned) if some_missing else len(row.runs)) for row in rows]
+
+
+def _measure(row: Row, settings: ReportSettings, planned: int) -> MeasuredRow:
+    runs = []
+    for folder in row.runs:
+        if not any((folder / name).is_file() for name in ("results.json", "personalized.json")):
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the row says how many are missing
+            run = read_run(folder, settings.choice)
+        metric = settings.figure == "test" and run.test.score == "metric"  # such runs have no accuracies
+        if run.finished and (metric or not math.isnan(run.evaluation(settings.figure).mean)):
+            runs.append(run)
+    return MeasuredRow(row.label, row.setting, tuple(runs), planned, row.published)
+
+
+def blocks(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
+    """Rows by setting, in the order in which the settings first appear."""
+    found: dict[str, list[MeasuredRow]] = {}
+    for row in rows:
+        found.setdefault(row.setting, []).append(row)
+    return found

@@ -1,0 +1,130 @@
+"""What a finished run says, as read from its folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CHOICES", "FIGURES", "Evaluation", "FinishedRun", "HistoryEntry", "Source"]
+
+CHOICES = ("last", "validation_selected", "best_test")
+"""Rules that choose a round."""
+
+FIGURES = {
+    "test": "test accuracy",
+    "personalized": "personalized accuracy",
+    "personalized_novel": "accuracy of novel clients",
+}
+"""Figures of a run that a table can have as its headline, and what they are called."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set or a partition.
+
+    Attributes:
+        name: Name of its class; empty where unknown.
+        fingerprint: Hash of its content; empty where unknown.
+    """
+
+    name: str = ""
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies of the clients, in [0, 1].
+
+    Attributes:
+        score: ``"classifier"``, ``"nearest_neighbor"`` (of features, without a head) or ``"metric"`` (no accuracy).
+        model: ``"aggregated"``, ``"trained"`` or ``"fine_tuned"``; empty where unknown.
+        mean: Mean over clients; NaN where there is none.
+        std: Standard deviation over clients.
+        worst_decile: Mean of the worst tenth of the clients.
+        clients: Accuracy by client, as far as they are kept.
+    """
+
+    score: str = "classifier"
+    model: str = ""
+    mean: float = math.nan
+    std: float = math.nan
+    worst_decile: float = math.nan
+    clients: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """An evaluated round.
+
+    Attributes:
+        round: Number of the round, from 1.
+        test: Mean test accuracy over clients; NaN where there is none.
+        validation: Mean validation accuracy over clients; NaN where there is none.
+        bytes_up: Bytes that clients uploaded since the entry before; NaN where unknown.
+        bytes_down: Bytes that the server sent since the entry before; NaN where unknown.
+        seconds: Wall time since the entry before; NaN where unknown.
+    """
+
+    round: int
+    test: float = math.nan
+    validation: float = math.nan
+    bytes_up: float = math.nan
+    bytes_down: float = math.nan
+    seconds: float = math.nan
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Results of a run, read from its folder.
+
+    Attributes:
+        path: The folder.
+        method: Name of the method's class.
+        finished: Whether all its rounds were played.
+        data: Its data set.
+        partition: How that was divided among clients.
+        config: The resolved config; empty where the run has none.
+        options: What tells its configuration from others, by path, without seeds and places.
+        seed: The seed of everything.
+        data_seeds: The seeds of splits and partition.
+        seeds: All its seeds.
+        rounds: Communication rounds that were played.
+        num_clients: Number of clients, novel ones included.
+        test: Test accuracies in the chosen round.
+        personalized: Those after the personalization stage; NaN where there was none.
+        personalized_novel: The same of clients that never trained.
+        bytes_up: Bytes that all clients uploaded.
+        bytes_down: Bytes that the server sent.
+        seconds_per_round: Wall time of a round without its evaluation; NaN where unknown.
+        history: The evaluated rounds, in order.
+        versions: Versions of the packages, by name.
+    """
+
+    path: Path
+    method: str
+    finished: bool = True
+    data: Source = Source()
+    partition: Source = Source()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    data_seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()
+    rounds: int = 0
+    num_clients: int = 0
+    test: Evaluation = Evaluation()
+    personalized: Evaluation = Evaluation()
+    personalized_novel: Evaluation = Evaluation()
+    bytes_up: float = math.nan
+    bytes_down: float = math.nan
+    seconds_per_round: float = math.nan
+    history: tuple[HistoryEntry, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def evaluation(self, figure: str) -> Evaluation:
+        """The accuracies of a figure: ``"test"``, ``"personalized"`` or ``"personalized_novel"``."""
+        found: Evaluation = getattr(self, figure)
+        return found

@@ -1,0 +1,180 @@
+"""Whether methods differ by more than chance: paired tests over seeds and over clients, with Holm's correction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pfl_lightning.report.rows import MeasuredRow
+from pfl_lightning.report.run import FinishedRun
+
+__all__ = ["CAVEAT", "PairedTests", "compare_with_reference", "holm", "paired_t_test", "signed_rank_test"]
+
+CAVEAT = (
+    "p values: two-sided, of a paired t-test over seeds (the clients' mean of each seed) and of Wilcoxon's signed-rank "
+    "test over clients, paired by seed and client; both by Holm's correction for the number of methods. A small value "
+    "says that a difference as large is unlikely by chance. Read them with care: with few seeds the t-test sees large "
+    "differences only; clients of a run share a model and its training, so that the test over clients takes more for "
+    "granted than it has, and its values are too small; a reference that was chosen because it is best makes both too "
+    "small. Runs of one partition say nothing of other partitions or data."
+)
+"""What the p values mean; every report prints it."""
+
+
+LARGEST_EXACT = 100
+"""Pairs up to which the signed-rank test is exact; beyond, it is the normal approximation."""
+
+
+@dataclass(frozen=True)
+class PairedTests:
+    """A row against the reference.
+
+    Attributes:
+        label: The row.
+        reference: The row that it is compared with.
+        difference: Mean over the paired seeds of the row's accuracy minus the reference's; NaN without pairs.
+        seeds: Number of paired seeds.
+        clients: Number of pairs of clients.
+        p_seeds: p value of the paired t-test over seeds, corrected; NaN with fewer than two.
+        p_clients: p value of Wilcoxon's signed-rank test over clients, corrected; NaN without pairs.
+    """
+
+    label: str
+    reference: str
+    difference: float
+    seeds: int
+    clients: int
+    p_seeds: float
+    p_clients: float
+
+
+def paired_t_test(differences: ArrayLike) -> float:
+    """Two-sided p value of the mean difference of pairs being 0; NaN of fewer than two pairs, or without spread.
+
+    Pairs that are all equal have the p value 1.
+
+    Example:
+        >>> round(paired_t_test([0.01, 0.02, 0.03]), 4)
+        0.0742
+    """
+    from scipy import stats
+
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return math.nan
+    if not values.any():
+        return 1.0
+    if np.ptp(values) <= 1e-12 * np.abs(values).max():  # no spread: t would be infinite
+        return math.nan
+    return float(stats.ttest_1samp(values, 0.0).pvalue)
+
+
+def signed_rank_test(differences: ArrayLike) -> float:
+    """Two-sided p value of Wilcoxon's signed-rank test; pairs without difference are left out.
+
+    It is exact up to 100 pairs, ties included.
+
+    Example:
+        >>> signed_rank_test([0.1, 0.2, 0.3, 0.4, 0.5])  # 2 of the 2^5 signs are as extreme
+        0.0625
+    """
+    from scipy import stats
+
+    values = np.asarray(differences, dtype=np.float64).round(12)  # equal differences are ties
+    if not len(values):
+        return math.nan
+    values = values[values != 0]
+    if not len(values):
+        return 1.0
+    if len(values) > LARGEST_EXACT:
+        return float(stats.wilcoxon(values, method="approx").pvalue)
+    return _exact_signed_rank(values, stats.rankdata(np.abs(values)))
+
+
+def _exact_signed_rank(values: NDArray[np.float64], ranks: NDArray[np.float64]) -> float:
+    """Share of all signs whose sum of positive ranks is as far from its middle; also right with ties."""
+    doubled = (2 * ranks).round().astype(int)  # shared ranks are halves
+    chances = np.zeros(doubled.sum() + 1)  # of each sum, every sign being as likely
+    chances[0] = 1.0
+    for rank in doubled:
+        chances[rank:] = (chances[rank:] + chances[: len(chances) - rank]) / 2  # the right side is made first
+        chances[:rank] /= 2
+    middle = doubled.sum() / 2
+    seen = abs(doubled[values > 0].sum() - middle)
+    return float(min(1.0, chances[np.abs(np.arange(len(chances)) - middle) >= seen].sum()))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct the p values of several tests by Holm's step-down correction; NaN stays, and does not count as a test.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    tests = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    found, highest = [math.nan] * len(p_values), 0.0
+    for done, (p, index) in enumerate(tests):
+        highest = max(highest, min(1.0, p * (len(tests) - done)))
+        found[index] = highest
+    return found
+
+
+def compare_with_reference(rows: Sequence[MeasuredRow], figure: str, reference: str = "") -> list[PairedTests]:
+    """Compare each row of a block with a reference, for every score apart.
+
+    Args:
+        rows: The rows of a block.
+        figure: The figure that is compared, such as ``"test"``.
+        reference: Label of the reference; the row of the highest mean if there is none of that name.
+    """
+    found = []
+    for score in dict.fromkeys(row.score(figure) for row in rows):
+        some = [row for row in rows if row.runs and row.score(figure) == score]
+        some = [row for row in some if not math.isnan(row.headline(figure).mean)]
+        if len(some) > 1:
+            best = max(some, key=lambda row: row.headline(figure).mean)
+            chosen = next((row for row in some if row.label == reference), best)
+            found += _against([row for row in some if row is not chosen], chosen, figure)
+    return found
+
+
+def _against(rows: Sequence[MeasuredRow], reference: MeasuredRow, figure: str) -> list[PairedTests]:
+    raw = []
+    for row in rows:
+        pairs = _pairs(row.runs, reference.runs)
+        by_seed = [a.evaluation(figure).mean - b.evaluation(figure).mean for a, b in pairs]
+        by_client = [d for a, b in pairs for d in _client_differences(a, b, figure)]
+        raw.append((row, by_seed, by_client, paired_t_test(by_seed), signed_rank_test(by_client)))
+    seeds, clients = holm([entry[3] for entry in raw]), holm([entry[4] for entry in raw])
+    return [
+        PairedTests(
+            label=row.label,
+            reference=reference.label,
+            difference=float(np.mean(by_seed)) if by_seed else math.nan,
+            seeds=len(by_seed),
+            clients=len(by_client),
+            p_seeds=p_seeds,
+            p_clients=p_clients,
+        )
+        for (row, by_seed, by_client, _, _), p_seeds, p_clients in zip(raw, seeds, clients, strict=True)
+    ]
+
+
+def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[tuple[FinishedRun, FinishedRun]]:
+    """Runs of the same seeds."""
+    by_seed = {(run.seed, run.data_seeds): run for run in others}
+    found = [(run, by_seed.get((run.seed, run.data_seeds))) for run in runs]
+    return [(run, other) for run, other in found if other is not None]
+
+
+def _client_differences(run: FinishedRun, other: FinishedRun, figure: str) -> list[float]:
+    """Differences of the clients that both have, if they are of the same partition as far as that is known."""
+    known = run.partition.fingerprint and other.partition.fingerprint
+    if known and run.partition.fingerprint != other.partition.fingerprint:
+        return []
+    ours, theirs = run.evaluation(figure).clients, other.evaluation(figure).clients
+    return [ours[client] - theirs[client] for client in sorted(ours.keys() & theirs.keys())]

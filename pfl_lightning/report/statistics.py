@@ -1,0 +1,105 @@
+"""Figures over seeds, and what it takes to reach a target accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pfl_lightning.report.run import FinishedRun, HistoryEntry
+
+__all__ = ["OverSeeds", "Target", "learning_curve", "over_seeds", "reach"]
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """A figure over the seeds of a row.
+
+    Attributes:
+        mean: Mean over the seeds that have the figure; NaN where none has it, or one does not know it.
+        std: Standard deviation over them (of a sample); NaN of fewer than two.
+        count: How many seeds have the figure.
+        seeds: How many seeds there are.
+    """
+
+    mean: float
+    std: float
+    count: int
+    seeds: int
+
+
+def over_seeds(values: Sequence[float]) -> OverSeeds:
+    """Mean and standard deviation over seeds.
+
+    Args:
+        values: The figure of each seed; NaN where it is not known, infinity where it was not reached.
+
+    Example:
+        >>> over_seeds([0.5, 0.75])
+        OverSeeds(mean=0.625, std=0.1767766952966369, count=2, seeds=2)
+        >>> over_seeds([12.0, math.inf])  # one of two seeds reached the target
+        OverSeeds(mean=12.0, std=nan, count=1, seeds=2)
+    """
+    if any(math.isnan(value) for value in values):
+        return OverSeeds(math.nan, math.nan, 0, len(values))
+    found = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
+    mean = float(found.mean()) if len(found) else math.nan
+    std = float(found.std(ddof=1)) if len(found) > 1 else math.nan
+    return OverSeeds(mean, std, len(found), len(values))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run needed until its mean test accuracy was at a target; infinite where it never was.
+
+    Attributes:
+        rounds: Rounds.
+        megabytes: Megabytes in both directions; NaN where unknown.
+        seconds: Seconds; NaN where unknown.
+    """
+
+    rounds: float
+    megabytes: float
+    seconds: float
+
+
+def reach(history: Sequence[HistoryEntry], target: float) -> Target:
+    """What a run needed to reach a target.
+
+    Args:
+        history: The evaluated rounds, in order.
+        target: Mean test accuracy over clients, in [0, 1].
+
+    Example:
+        >>> reach([HistoryEntry(5, 0.4, bytes_up=1e6, bytes_down=2e6), HistoryEntry(10, 0.6)], 0.4)
+        Target(rounds=5.0, megabytes=3.0, seconds=nan)
+    """
+    if all(math.isnan(entry.test) for entry in history):
+        return Target(math.nan, math.nan, math.nan)
+    sizes = np.cumsum([entry.bytes_up + entry.bytes_down for entry in history]) / 1e6
+    seconds = np.cumsum([entry.seconds for entry in history])
+    for index, entry in enumerate(history):
+        if entry.test >= target:
+            return Target(float(entry.round), float(sizes[index]), float(seconds[index]))
+    return Target(math.inf, math.inf, math.inf)
+
+
+def learning_curve(runs: Sequence[FinishedRun]) -> list[tuple[int, float, float, float]]:
+    """Round, megabytes, mean and standard deviation over seeds of the test accuracy, of rounds that every seed has.
+
+    Megabytes are means over seeds of those in both directions up to the round; NaN where unknown.
+    """
+    curves = []
+    for run in runs:
+        sizes = np.cumsum([entry.bytes_up + entry.bytes_down for entry in run.history]) / 1e6
+        entries = zip(run.history, sizes, strict=True)
+        curves.append({e.round: (float(size), e.test) for e, size in entries if not math.isnan(e.test)})
+    common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    found = []
+    for round in common:
+        sizes, values = np.array([curve[round] for curve in curves]).T
+        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        found.append((round, float(sizes.mean()), float(values.mean()), spread))
+    return found

@@ -1,0 +1,258 @@
+"""Writes reports: tables, notes and curves as files, and the table on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from pfl_lightning.report.columns import Column, report_columns
+from pfl_lightning.report.csv_files import rows_csv, runs_csv
+from pfl_lightning.report.curves import draw_curves
+from pfl_lightning.report.formats import fits, latex_table, markdown_table, terminal_table
+from pfl_lightning.report.page import html_page
+from pfl_lightning.report.ranking import rank_rows
+from pfl_lightning.report.rows import MeasuredRow, ReportSettings, Row, blocks, measure
+from pfl_lightning.report.run import FIGURES
+from pfl_lightning.report.significance import CAVEAT, PairedTests, compare_with_reference
+from pfl_lightning.report.tables import Shown, TextTable, block_table, ranking_table, significance_table, summary_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+__all__ = ["FORMATS", "STUDY_NAMES", "Report", "live_table", "write_report"]
+
+FORMATS = ("md", "csv", "tex", "png", "html")
+"""Forms in which a report is written."""
+
+STUDY_NAMES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "png": "curves.png", "html": "report.html"}
+"""Names of a study's files, by format."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Measured rows and everything that is made of them.
+
+    Attributes:
+        rows: The rows.
+        settings: What is shown.
+        about: Notes about where the rows are from.
+    """
+
+    rows: tuple[MeasuredRow, ...]
+    settings: ReportSettings
+    about: tuple[str, ...] = ()
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The figures that any run has."""
+        return report_columns(self.rows, self.settings)
+
+    @cached_property
+    def blocks(self) -> dict[str, list[MeasuredRow]]:
+        """The rows by setting."""
+        return blocks(self.rows)
+
+    @cached_property
+    def tests(self) -> dict[str, list[PairedTests]]:
+        """Paired tests by setting."""
+        settings = self.settings
+        return {
+            name: compare_with_reference(rows, settings.figure, settings.reference)
+            for name, rows in self.blocks.items()
+        }
+
+    @cached_property
+    def by_score(self) -> dict[str, list[MeasuredRow]]:
+        """The rows by the score of their headline; a row without runs is with others of its label, or the first."""
+        figure = self.settings.figure
+        known = {row.label: row.score(figure) for row in self.rows if row.runs}
+        first = next(iter(known.values()), "classifier")
+        found: dict[str, list[MeasuredRow]] = {}
+        for row in self.rows:
+            found.setdefault(row.score(figure) or known.get(row.label, first), []).append(row)
+        return dict(sorted(found.items()))
+
+    def main_tables(self, short: bool = False) -> list[list[TextTable]]:
+        """For each score, a table for each setting; all tables of a score have the same columns.
+
+        Args:
+            short: Leave out what a paper's table does without: traffic, seconds, numbers of rounds and clients.
+        """
+        found = []
+        for score, rows in self.by_score.items():
+            columns = [c for c in report_columns(rows, self.settings) if not (short and c.is_detail)]
+            models = not short and any(run.evaluation(self.settings.figure).model for row in rows for run in row.runs)
+            facts = () if short else ("rounds", "clients", "model") if models else ("rounds", "clients")
+            published = any(row.published is not None for row in rows)
+            some = blocks(rows).items()
+            titles = [self._title(name, score) for name, _ in some]
+            shown = Shown(tuple(columns), facts, published, self.settings.figure)
+            found.append([block_table(title, rows, shown) for title, (_, rows) in zip(titles, some, strict=True)])
+        return found
+
+    def _title(self, setting: str, score: str) -> str:
+        """Of a block; where there are several scores, it says which one it shows."""
+        what = {"nearest_neighbor": "nearest-neighbor scores", "metric": "no accuracies"}.get(score, f"{score} scores")
+        return ": ".join(filter(None, [setting, what if len(self.by_score) > 1 else ""]))
+
+    def summaries(self) -> list[TextTable]:
+        """Methods by settings, for each score, where there are several settings."""
+        if len(self.blocks) < 2:
+            return []
+        found = []
+        for rows in self.by_score.values():
+            columns = report_columns(rows, self.settings)
+            found += [summary_table(rows, column) for column in columns if column.is_headline]
+        return found
+
+    def further_tables(self) -> list[TextTable]:
+        """Significance and ranking, as far as there is something to say."""
+        found = [significance_table(name, tests) for name, tests in self.tests.items() if tests]
+        ranking = rank_rows(self.rows, self.settings.figure)
+        return found if ranking is None else [*found, ranking_table(ranking)]
+
+    def tables(self) -> list[TextTable]:
+        """All tables."""
+        main = [table for tables in self.main_tables() for table in tables]
+        return [*self.summaries(), *main, *self.further_tables()]
+
+    def notes(self) -> list[str]:
+        """What one must know to read the tables."""
+        settings, found = self.settings, [self.caption(), *self.about]
+        done = sum(len(row.runs) for row in self.rows)
+        expected = settings.expected_runs or sum(row.planned for row in self.rows)
+        if done < expected:
+            found.append(f"{done} of {expected} runs are finished; the table has these.")
+        if any(column.name.startswith("nearest_neighbor") for column in self.columns):
+            found.append(
+                "Nearest-neighbor accuracies are of features without a head (each test sample takes the class of the "
+                "nearest training samples): they stand in columns of their own and compare with each other only."
+            )
+        if settings.source:
+            found.append(
+                f"Published figures: {settings.source}. The difference is measured minus published, in points."
+            )
+        if any(self.tests.values()):
+            found.append(CAVEAT)
+        return [*found, *filter(None, [settings.note])]
+
+    def caption(self) -> str:
+        """What the figures are."""
+        choice = self.settings.choice.replace("_", " ")
+        what = f"{FIGURES[self.settings.figure]}, mean over clients, {choice} round"
+        return f"{what[0].upper()}{what[1:]}; ± is the standard deviation over seeds."
+
+    @cached_property
+    def figure(self) -> Figure | None:
+        """The curves."""
+        return draw_curves(self.rows, self.settings)
+
+    def write(self, folder: Path, names: Mapping[str, str]) -> list[Path]:
+        """Write the report.
+
+        Args:
+            folder: Where its files go.
+            names: Names of the files, by format.
+
+        Returns:
+            The files.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        writers: dict[str, Callable[[], str | bytes | None]] = {
+            "md": self.markdown,
+            "csv": self.csv,
+            "tex": self.latex,
+            "png": self.png,
+            "html": self.html,
+        }
+        written = []
+        for form, name in names.items():
+            content = writers[form]()
+            if content is not None:
+                written.append(_replace(folder / name, content))
+            if form == "csv":
+                runs = runs_csv(self.rows, self.columns)
+                written.append(_replace(folder / f"{Path(name).stem}_runs.csv", runs))
+        return written
+
+    def markdown(self) -> str:
+        """The report in Markdown."""
+        parts = [f"# {self.settings.title}\n", *map(markdown_table, self.tables())]
+        return "\n".join([*parts, *(f"{note}\n" for note in self.notes())])
+
+    def csv(self) -> str:
+        """The rows as plain numbers."""
+        tests = {(name, test.label): test for name, some in self.tests.items() for test in some}
+        return rows_csv(self.rows, self.columns, self.settings, tests)
+
+    def latex(self) -> str:
+        """The tables of a paper: methods by settings, and fairness; without bytes and seconds."""
+        title = self.settings.title
+        parts = [latex_table([table], f"{title}: {table.title}.") for table in self.summaries()]
+        parts += [latex_table(tables, f"{title}. {self.caption()}") for tables in self.main_tables(short=True)]
+        return "% needs \\usepackage{booktabs}\n" + "\n".join(parts)
+
+    def png(self) -> bytes | None:
+        """The curves as a picture."""
+        figure, file = self.figure, io.BytesIO()
+        if figure is None:
+            return None
+        figure.savefig(file, format="png", dpi=120)
+        return file.getvalue()
+
+    def html(self) -> str:
+        """The page."""
+        return html_page(self.settings.title, self.notes(), self.tables(), self.rows, self.figure)
+
+
+def _replace(path: Path, content: str | bytes) -> Path:
+    """Write a file in one step, so that who reads it meanwhile sees the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(temporary, path)
+    return path
+
+
+def write_report(rows: Sequence[Row], folder: Path, settings: ReportSettings) -> list[Path]:
+    """Write the report of a study: table.md, table.csv, table_runs.csv, table.tex, curves.png and report.html.
+
+    Runs that have no results yet, or are not finished, are left out; the report says how many.
+
+    Args:
+        rows: Its rows.
+        folder: Where its files go.
+        settings: What it shows.
+
+    Returns:
+        The files.
+    """
+    return Report(tuple(measure(rows, settings)), settings).write(folder, STUDY_NAMES)
+
+
+def live_table(rows: Sequence[Row], settings: ReportSettings, width: int | None = None) -> Table:
+    """The table of what is finished so far; columns that a narrow terminal has no space for are left out.
+
+    Args:
+        rows: The rows.
+        settings: What is shown.
+        width: Characters in a line of the terminal; ``None`` to ask for it.
+    """
+    report = Report(tuple(measure(rows, settings)), settings)
+    columns = [c for c in report.columns if not c.is_detail and (c.is_headline or "nearest_neighbor" not in c.name)]
+    published = any(row.published is not None for row in rows)
+    console = Console(width=width)
+    while True:
+        shown = Shown(tuple(columns), (), published, settings.figure)
+        tables = [block_table(name, some, shown) for name, some in report.blocks.items()]
+        table = terminal_table(tables, settings.title)
+        if fits(table, console) or not columns or columns[-1].is_headline:
+            return table
+        columns = columns[:-1]

@@ -1,0 +1,108 @@
+"""What is read from the folders of finished runs, of both forms of results.json."""
+
+import json
+import math
+
+import pytest
+from _helpers.finished import write_old_run, write_personalized, write_run
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.report import HistoryEntry, Source, find_runs, read_run
+
+
+def test_a_run_of_the_second_form(tmp_path):
+    config = {
+        "seed_everything": 3,
+        "data": {"class_path": "a.Digits", "init_args": {"seed": 4, "partition": {"init_args": {"seed": 5}}}},
+    }
+    run = read_run(write_run(tmp_path / "run", "FedPAC", seed=3, config=config, curve=[0.2, 0.5]))
+    assert (run.method, run.seed, run.data_seeds, run.seeds) == ("FedPAC", 3, (5, 4), (3, 5, 4))
+    assert (run.rounds, run.num_clients, run.finished) == (2, 3, True)
+    assert (run.data, run.partition) == (Source("Digits", "sha256:d"), Source("Dirichlet", "sha256:p3"))
+    assert (run.test.score, run.test.model) == ("classifier", "aggregated")
+    assert run.test.clients == {0: 0.25, 1: 0.5, 2: 0.75}
+    assert run.test.mean == 0.5
+    assert run.test.worst_decile == 0.25
+    assert run.history[0] == HistoryEntry(1, 0.2, run.history[0].validation, 1e6, 3e6, 2.0)
+    assert (run.bytes_up, run.bytes_down, run.seconds_per_round) == (2e6, 6e6, 2.0)
+    assert run.options["model.method"] == "FedPAC"
+    assert run.options["model.method.lr"] == 0.1  # no config says it
+    assert run.versions == {"torch": "2.9.0"}
+    assert math.isnan(run.personalized.mean)
+
+
+def test_the_chosen_round_is_the_one_asked_for(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert read_run(folder, "best_test").test.mean == pytest.approx(0.6)
+    assert read_run(folder, "best_test").test.clients[2] == pytest.approx(0.85)
+    assert math.isnan(read_run(folder, "validation_selected").test.mean)  # nobody validated
+    with pytest.raises(ConfigurationError, match=r"choice must be one of last, .*got 'first'"):
+        read_run(folder, "first")
+
+
+def test_rounds_of_the_first_form_counted_from_0(tmp_path):
+    run = read_run(write_old_run(tmp_path / "run", curve=((0, 0.25), (9, 0.5))))
+    assert [(entry.round, entry.test) for entry in run.history] == [(1, 0.25), (10, 0.5)]
+    assert math.isnan(run.history[0].bytes_up)
+    assert run.test.mean == 0.5
+    assert run.test.score == "classifier"
+
+
+def test_self_supervised_methods_of_the_first_form_have_scores_of_nearest_neighbors(tmp_path):
+    method = {"class_path": "my.Own", "init_args": {"objective": "simclr"}}
+    config = {"model": {"method": method}, "data": {"class_path": "a.b.Digits"}}
+    run = read_run(write_old_run(tmp_path / "run", method="Own", config=config))
+    assert run.test.score == "nearest_neighbor"
+    assert run.data == Source("Digits")
+
+
+def test_personalized_clients_are_read(tmp_path):
+    folder = write_personalized(write_run(tmp_path / "run"), [0.5, 0.75], [1.0])
+    run = read_run(folder)
+    assert (run.personalized.mean, run.personalized_novel.mean) == (0.625, 1.0)
+    assert (run.personalized.clients, run.personalized_novel.clients) == ({0: 0.5, 1: 0.75}, {2: 1.0})
+    assert (run.personalized.score, run.personalized.model) == ("classifier", "fine_tuned")
+
+
+def test_a_run_that_was_only_personalized_has_no_test_accuracy(tmp_path):
+    folder = write_personalized(tmp_path / "scratch" / "version_0", [0.5, 0.75])
+    assert find_runs(tmp_path / "scratch") == [folder]
+    run = read_run(folder)
+    assert run.personalized.mean == 0.625
+    assert math.isnan(run.test.mean)
+    assert run.history == ()
+
+
+def test_runs_are_found_by_version_and_below_a_study(tmp_path):
+    for number in (10, 9):
+        write_run(tmp_path / "one" / f"version_{number}")
+    assert [folder.name for folder in find_runs(tmp_path / "one")] == ["version_9", "version_10"]
+    study = tmp_path / "study" / "runs"
+    paths = [write_run(study / "few" / row / "seed_0" / "version_0") for row in ("FedAvg", "FedPAC")]
+    assert find_runs(tmp_path / "study") == paths
+    assert find_runs(paths[0]) == paths[:1]
+
+
+@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: (p / "version_0").mkdir(parents=True)])
+def test_a_folder_without_results_is_named(tmp_path, make):
+    make(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match=r"no results\.json in .*run or .*version_\*.*`pfl fit` writes it"):
+        find_runs(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"method": "FedAvg"}', '{"format": "a"}'])
+def test_foreign_results_are_named(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"results\.json is not what a run of this package leaves"):
+        read_run(tmp_path)
+
+
+def test_a_newer_form_is_refused(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"format": 3}))
+    with pytest.raises(ConfigurationError, match=r"has format 3, this version of pfl_lightning reads up to 2: update"):
+        read_run(tmp_path)
+
+
+def test_a_run_that_is_not_finished_is_named(tmp_path):
+    with pytest.warns(UserWarning, match="run is not finished: it has 1 rounds"):
+        assert not read_run(write_run(tmp_path / "run", finished=False)).finished

@@ -1,0 +1,61 @@
+"""Figures over seeds against numpy, and what it takes to a target against a slow loop."""
+
+import math
+
+import numpy as np
+import pytest
+from _helpers.finished import write_run
+
+from pfl_lightning.report import HistoryEntry, read_run
+from pfl_lightning.report.statistics import learning_curve, over_seeds, reach
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 7])
+def test_mean_and_deviation_are_those_of_numpy(seeds):
+    values = np.random.default_rng(seeds).random(seeds)
+    found = over_seeds(values.tolist())
+    assert found.mean == pytest.approx(np.mean(values))
+    assert (found.count, found.seeds) == (seeds, seeds)
+    assert found.std == pytest.approx(np.std(values, ddof=1)) if seeds > 1 else math.isnan(found.std)
+
+
+def test_a_figure_that_one_seed_does_not_know_has_no_mean():
+    assert math.isnan(over_seeds([0.5, math.nan]).mean)
+    assert math.isnan(over_seeds([]).mean)
+    found = over_seeds([1.0, 3.0, math.inf])  # not reached: known
+    assert (found.mean, found.count, found.seeds) == (2.0, 2, 3)
+    assert over_seeds([math.inf]).count == 0
+
+
+def test_what_it_takes_to_a_target_is_that_of_a_loop():
+    random = np.random.default_rng(0)
+    rounds = np.cumsum(random.integers(1, 4, size=20))
+    entries = [HistoryEntry(int(r), *random.random(2), *(random.random(3) * 1e6)) for r in rounds]
+    for target in (0.3, 0.9, 0.99, 1.0):
+        rounds, bytes, seconds, found = math.inf, 0.0, 0.0, False
+        for entry in entries:
+            bytes, seconds = bytes + entry.bytes_up + entry.bytes_down, seconds + entry.seconds
+            if entry.test >= target:
+                rounds, found = entry.round, True
+                break
+        reached = reach(entries, target)
+        assert reached.rounds == rounds
+        assert reached.megabytes == pytest.approx(bytes / 1e6 if found else math.inf)
+        assert reached.seconds == pytest.approx(seconds if found else math.inf)
+
+
+def test_rounds_without_an_evaluation_count_for_bytes():
+    entries = [HistoryEntry(1, math.nan, bytes_up=1e6, bytes_down=0.0), HistoryEntry(2, 0.5, math.nan, 1e6, 0.0)]
+    assert reach(entries, 0.5).megabytes == 2.0
+    assert math.isnan(reach([], 0.5).rounds)
+
+
+def test_curves_hold_the_rounds_that_all_seeds_evaluated(tmp_path):
+    runs = [read_run(write_run(tmp_path / str(seed), seed=seed, curve=[0.1 + seed, 0.2, 0.4])) for seed in (0, 1)]
+    whole = learning_curve(runs)
+    assert [(round, size) for round, size, _, _ in whole] == [(1, 4.0), (2, 8.0), (3, 12.0)]
+    assert whole[0][2:] == pytest.approx((0.6, np.std([0.1, 1.1], ddof=1)))
+    without = [{"round": n, "test": None if n == 2 else {"accuracy": 0.5}} for n in (1, 2, 3)]
+    runs.append(read_run(write_run(tmp_path / "2", seed=2, curve=[0.1] * 3, history=without)))
+    assert [round for round, _, _, _ in learning_curve(runs)] == [1, 3]
+    assert learning_curve([]) == []

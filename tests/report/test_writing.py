@@ -1,0 +1,250 @@
+"""Reports as files: what they say, what is marked, and that they stand alone."""
+
+import base64
+import csv
+import re
+from html.parser import HTMLParser
+from io import StringIO
+
+import numpy as np
+import pytest
+from _helpers.finished import write_personalized, write_run
+from PIL import Image
+from rich.console import Console
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.report import ReportSettings, Row, live_table, write_report
+from pfl_lightning.report.rows import measure
+from pfl_lightning.report.writing import Report
+
+METHODS = {"FedAvg": 0.6, "FedPAC": 0.8, "Ditto_<b>&": 0.7}
+NEIGHBORS = {"score": "nearest_neighbor", "model": "aggregated"}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return make_rows(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def report(rows, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    write_report(rows, folder, settings())
+    return folder
+
+
+def make_rows(tmp_path):
+    """Three methods of two seeds in two settings, and a self-supervised one."""
+    found = []
+    random = np.random.default_rng(0)
+    for setting in ("20 clients", "few & more"):
+        for method, mean in METHODS.items():
+            folders = []
+            for seed in (0, 1):
+                folder = tmp_path / "runs" / setting / method.replace("/", "") / f"seed_{seed}"
+                clients = (mean + random.uniform(-0.1, 0.1, 8)).tolist()
+                curve = [0.5 * mean, float(np.mean(clients))]
+                config = {"model": {"method": {"class_path": "a." + method, "init_args": {"lr": mean}}}}
+                folders.append(write_run(folder, method, clients, seed=seed, curve=curve, config=config))
+            published = 60.0 if method == "FedAvg" else None
+            found.append(Row(method, setting, tuple(folders), published))
+        folder = write_run(tmp_path / "runs" / setting / "Calibre", "Calibre", [0.9] * 8, evaluated=NEIGHBORS)
+        found.append(Row("Calibre", setting, (folder,)))
+    return found
+
+
+def settings(**changes):
+    given = {"title": "A study <of> four", "target_accuracy": 0.55, "source": "Paper, Table 1", "note": "A note."}
+    return ReportSettings(**given | changes)
+
+
+def markdown(rows, **changes):
+    """The report in Markdown alone."""
+    return Report(tuple(measure(rows, settings(**changes))), settings(**changes)).markdown()
+
+
+def tables(text):
+    """Cells of each table, by heading, by label, by the line above the table."""
+    found = {}
+    for block in re.finditer(r"\*\*(.*)\*\*\n\n((?:\|.*\n)+)", text):
+        heading, _, *lines = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in block[2].splitlines()]
+        found[block[1]] = {line[0]: dict(zip(heading, line, strict=True)) for line in lines}
+    return found
+
+
+NAMES = ["table.md", "table.csv", "table_runs.csv", "table.tex", "curves.png", "report.html"]
+
+
+def test_every_file_is_written_and_no_other(report):
+    assert sorted(path.name for path in report.iterdir()) == sorted(NAMES)
+
+
+def test_the_markdown_has_blocks_published_figures_and_ranks(rows, report):
+    text = (report / "table.md").read_text()
+    found = tables(text)
+    block = found["few & more: classifier scores"]
+    assert list(block) == ["FedAvg", "FedPAC", "Ditto\\_\\<b>&"]
+    means = [_mean(folder) for folder in rows[4].runs]
+    expected = f"{100 * np.mean(means):.2f} ± {100 * np.std(means, ddof=1):.2f}"
+    assert block["FedAvg"]["test accuracy, %"] == expected
+    assert block["FedAvg"]["published, %"] == "60.00"
+    assert block["FedAvg"]["difference"] == f"{100 * np.mean(means) - 60:+.2f}"
+    assert block["FedAvg"]["rounds to 55 %"] == "2.0 ± 0.0"
+    assert block["FedAvg"]["MB to 55 %"] == "8.00 ± 0.00"
+    assert block["FedPAC"]["test accuracy, %"].startswith("**")
+    assert not block["FedAvg"]["test accuracy, %"].startswith("**")
+    assert list(found["few & more: nearest-neighbor scores"]) == ["Calibre"]
+    assert list(found["Significance: 20 clients"]) == ["FedAvg", "Ditto\\_\\<b>&"]
+    ranking = next(table for title, table in found.items() if title.startswith("Ranking over 2 settings"))
+    assert list(ranking) == ["FedPAC", "Ditto\\_\\<b>&", "FedAvg"]
+    assert "Published figures: Paper, Table 1." in text
+    assert "A note." in text
+    assert "clients of a run share a model" in text
+
+
+def _mean(folder):
+    with (folder / "clients.csv").open() as file:
+        return np.mean([float(row["test_accuracy_last"]) for row in csv.DictReader(file)])
+
+
+def test_missing_and_unfinished_runs_are_counted_and_left_out(tmp_path):
+    rows = make_rows(tmp_path)
+    write_run(rows[0].runs[0], "FedAvg", [0.0] * 8, finished=False)
+    rows[1] = Row("FedPAC", "20 clients", (*rows[1].runs, tmp_path / "nowhere"))
+    text = markdown(rows, expected_runs=20)
+    block = tables(text)["20 clients: classifier scores"]
+    assert block["FedAvg"]["seeds"] == "1 of 3"
+    assert block["FedPAC"]["seeds"] == "2 of 3"
+    assert "0.00" not in block["FedAvg"]["test accuracy, %"]
+    assert "13 of 20 runs are finished" in text
+
+
+def test_the_csv_has_plain_numbers(rows, report):
+    with (report / "table.csv").open() as file:
+        found = {(row["setting"], row["run"]): row for row in csv.DictReader(file)}
+    row = found["20 clients", "Ditto_<b>&"]
+    assert float(row["mean"]) == pytest.approx(np.mean([_mean(folder) for folder in rows[2].runs]))
+    assert row["reference"] == "FedPAC"
+    assert 0 < float(row["p_seeds"]) <= 1
+    assert found["20 clients", "Calibre"]["mean"] == ""
+    with (report / "table_runs.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 14
+    assert {row["partition_fingerprint"] for row in runs} == {"sha256:p0", "sha256:p1"}
+
+
+def test_the_latex_is_of_booktabs_with_every_sign_escaped(report):
+    text = (report / "table.tex").read_text()
+    assert r"Ditto\_$<$b$>$\&" in text
+    assert r"\textit{few \& more: classifier scores}" in text
+    assert re.search(r"\\textbf\{\d\d\.\d\d \$\\pm\$ \d\.\d\d\}", text)
+    for table in text.split(r"\begin{tabular}")[1:]:
+        columns = len(re.match(r"\{(\w+)\}", table)[1])
+        assert all(rule in table for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"))
+        lines = [line for line in table.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+        assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in lines} == {columns}
+    assert not re.search(r"(?<!\\)[%#_]", text.split("\n", 1)[1])
+
+
+class Page(HTMLParser):
+    """The elements of a page: what they load, and whether each is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loads, self.tags, self.text = [], [], set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_opens_without_a_network(rows, report):
+    content = (report / "report.html").read_text()
+    page = Page()
+    page.feed(content)
+    assert page.open == []
+    assert not {"script", "link", "iframe", "b<", "of"} & page.tags
+    (picture,) = page.loads
+    assert picture.startswith("data:image/svg+xml;base64,")
+    assert b"<svg" in base64.b64decode(picture.partition(",")[2])
+    assert "@import" not in content
+    assert "url(" not in content
+    text = "".join(page.text)
+    assert "A study <of> four" in text
+    assert "Ditto_<b>&" in text
+    for said in ("published, %", "model.method.lr", "class_path: a.FedPAC", "torch 2.9.0", str(rows[0].runs[1])):
+        assert said in text
+
+
+def test_the_same_results_make_the_same_files(rows, tmp_path):
+    first, second = (write_report(rows[:2], tmp_path / name, settings()) for name in ("a", "b"))
+    assert [path.name for path in first] == NAMES
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes(), one.name
+
+
+def test_the_curves_have_panels_for_settings_and_scores(report):
+    picture = Image.open(report / "curves.png")
+    assert picture.size == (1920, 4 * 456)  # two settings of two scores
+    colors = {color for _, color in picture.convert("RGB").getcolors(maxcolors=2**24)}
+    assert {(31, 119, 180), (255, 127, 14), (44, 160, 44)} <= colors
+
+
+def test_a_headline_of_personalized_clients(tmp_path):
+    folder = write_personalized(write_run(tmp_path / "run", "Calibre", evaluated=NEIGHBORS), [0.5, 0.75], [0.25])
+    scratch = write_personalized(tmp_path / "scratch", [0.25, 0.5])
+    rows = [Row("Calibre", "", (folder,)), Row("Script-Fair", "", (scratch,))]
+    lines = markdown(rows, figure="personalized").splitlines()
+    heading = next(line for line in lines if line.startswith("| run"))
+    assert heading.split(" | ")[1:6] == ["seeds", "rounds", "clients", "model", "personalized accuracy, %"]
+    assert "nearest-neighbor test accuracy, %" in heading
+    assert any(line.startswith("| Calibre | 1 | 1 | 3 | fine-tuned | **62.50** |") for line in lines)
+    assert any(line.startswith("| Script-Fair | 1 | 0 | 2 | fine-tuned | 37.50 |") for line in lines)
+
+
+def test_a_study_without_any_finished_run_says_so(tmp_path):
+    rows = [Row("FedAvg", "", (tmp_path / "a", tmp_path / "b"))]
+    written = write_report(rows, tmp_path / "out", settings())
+    assert "curves.png" not in [path.name for path in written]
+    assert "0 of 2 runs are finished" in (tmp_path / "out" / "table.md").read_text()
+    assert "0 of 2" in show(live_table(rows, settings()), 100)
+
+
+def test_runs_without_accuracies_have_traffic_alone(tmp_path):
+    metric = {"score": "metric", "model": "aggregated"}
+    last = {"last": None, "validation_selected": None, "best_test": None}
+    folder = write_run(tmp_path / "run", evaluated=metric, accuracy=last, history=[{"round": 1, "test": None}])
+    text = markdown([Row("Own", "", (folder,))])
+    assert "accuracy, %" not in text
+    assert "| Own | 1 | 1 | 3 | aggregated | 1.00 | 3.00 | 2.00 |" in text
+
+
+def show(table, width):
+    file = StringIO()
+    Console(file=file, width=width).print(table)
+    return file.getvalue()
+
+
+def test_the_live_table_leaves_out_what_a_narrow_terminal_has_no_space_for(rows):
+    wide = show(live_table(rows, settings(), width=250), 250)
+    assert "MB to 55 %" in wide
+    assert "few & more" in wide
+    narrow = show(live_table(rows, settings(), width=60), 60)
+    assert "MB to" not in narrow
+    assert "±" in narrow
+    assert max(map(len, narrow.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("change", [{"choice": "first"}, {"figure": "loss"}, {"target_accuracy": 80.0}])
+def test_settings_are_checked(change):
+    ((name, value),) = change.items()
+    with pytest.raises(ConfigurationError, match=f"{name} must be .*, got {value!r}"):
+        settings(**change)
