@@ -135,6 +135,13 @@ def test_a_stopped_study_says_how_to_go_on(tmp_path, play, monkeypatch, capsys):
     assert f"pfl: stopped by SIGTERM. Go on with:\npfl study {tmp_path}/tiny.yaml --processes 1\n" in said
 
 
+def test_a_study_that_is_stopped_before_its_runs(tmp_path, play, monkeypatch, capsys):
+    monkeypatch.setattr(conduct.Conductor, "_check_new", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    code, commands = play(write_study(tmp_path))
+    assert (code, commands) == (128 + signal.SIGTERM, [])
+    assert "stopped by SIGTERM. Go on with:" in capsys.readouterr().out
+
+
 def test_the_report_alone(tmp_path, play, capsys):
     path = write_study(tmp_path)
     main(["study", str(path), "--report-only"])
