@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -34,7 +35,9 @@ def check_configs(runs: Sequence[Run]) -> None:
         ConfigurationError: A config has an unknown option or a wrong value; it says which run, and all that is wrong.
     """
     firsts = list({id(run.cell): run for run in reversed(runs)}.values())[::-1]
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the study
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=signal.signal, initargs=ignored) as pool:
         errors = pool.submit(config_errors, [run.config for run in firsts]).result()
     wrong: dict[str, list[str]] = {}
     for run, error in zip(firsts, errors, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ from pfl_lightning.study.plan import Run, plan_cells, plan_runs
 from pfl_lightning.study.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runner import Outcome, Runner
 from pfl_lightning.study.searches import searched_cells
+from pfl_lightning.study.signals import StoppedError, stopping_signals
 from pfl_lightning.study.state import RunState, changed_options, state_of
 from pfl_lightning.study.study import Search, Study
 from pfl_lightning.study.tables import print_tables
@@ -75,6 +77,13 @@ class Conductor:
 
     def run(self) -> int:
         """Run what is not done, and write the tables; the exit code of the command."""
+        try:
+            with stopping_signals():
+                return self._run()
+        except StoppedError as stopped:
+            return self._stopped(stopped.number)
+
+    def _run(self) -> int:
         self._check_new()
         self._search()
         self._handle_changed()
@@ -88,10 +97,13 @@ class Conductor:
         if open_runs and outcome.stopped is None:
             outcome = self._play(open_runs, times)
         if outcome.stopped is not None:
-            self._say(f"pfl: stopped by {outcome.stopped.name}. Go on with:\npfl {shlex.join(self.words)}")
-            return 128 + outcome.stopped
+            return self._stopped(outcome.stopped)
         self.report()
         return self._exit_code(outcome)
+
+    def _stopped(self, number: signal.Signals) -> int:
+        self._say(f"pfl: stopped by {number.name}. Go on with:\npfl {shlex.join(self.words)}")
+        return 128 + number
 
     # ------------------------------------------------------------------ the steps of a run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -174,7 +173,3 @@ def last_lines(log: Path, number: int = 8) -> str:
     lines = [line.rstrip() for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
     errors = [position for position, line in enumerate(lines) if line.startswith("pfl: ")]
     return "\n".join(lines[errors[-1] :][:number] if errors else lines[-number:])
-
-
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals that stop a study."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from pfl_lightning.cli.runs import RunFolder
 from pfl_lightning.errors import RunLockedError
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.plan import Run
-from pfl_lightning.study.processes import STOPPING, Command, Process, Starter, end_all, last_lines
+from pfl_lightning.study.processes import Command, Process, Starter, end_all, last_lines
+from pfl_lightning.study.signals import noted_signals
 from pfl_lightning.study.state import RunState, finished_folder, is_in_use, last_checkpoint, state_of
 from pfl_lightning.study.yaml_file import write_yaml
 
@@ -107,7 +106,7 @@ class Runner:
             runs: The runs, in the order in which they are started.
         """
         waiting, outcome = deque(runs), Outcome()
-        with _signals(outcome):
+        with noted_signals(outcome):
             try:
                 while (waiting or self._active) and outcome.stopped is None:
                     self._start_next(waiting)
@@ -216,24 +215,3 @@ def start_over(run: Run) -> None:
         while (aside := version.with_name(f"set_aside_{number}")).exists():
             number += 1
         version.rename(aside)
-
-
-@contextmanager
-def _signals(outcome: Outcome) -> Iterator[None]:
-    """Inside, a first signal to stop is noted, and a second one interrupts what is being done."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if outcome.stopped is not None:
-            raise KeyboardInterrupt
-        outcome.stopped = signal.Signals(number)
-
-    before: dict[signal.Signals, Any] = {}
-    with suppress(ValueError):  # outside of the main thread, which alone has signals
-        for number in STOPPING:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, note)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -51,6 +51,7 @@ def play(monkeypatch):
 
 def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
     """The runs are real ones, in this process."""
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
     table = tmp_path / "runs" / "studies" / "tiny" / "table.md"
     for seeds in ([0], [0, 1]):
         starter = StarterHere()
@@ -79,13 +80,16 @@ def test_every_config_is_checked_before_anything_runs(tmp_path, play, capsys):
     assert "FedPAK, lr=0.1, epocs=1" in code
 
 
-def test_the_plan(tmp_path, capsys):
+def test_the_plan(tmp_path, monkeypatch, capsys):
+    checked = []
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", checked.extend)
     path = write_study(tmp_path, seeds=[0, 1])
     main(["study", str(path), "--check"])
     said = capsys.readouterr().out
     assert "A tiny study: 4 runs in runs/studies/tiny (4 new)" in said
     assert "new        FedPer, seed 1" in said
     assert not (tmp_path / "runs").exists()
+    assert len(checked) == 4
 
 
 def test_a_failed_run_is_missing_in_the_table(tmp_path, play, capsys):
@@ -129,6 +133,13 @@ def test_a_stopped_study_says_how_to_go_on(tmp_path, play, monkeypatch, capsys):
     assert code == 128 + signal.SIGTERM
     said = capsys.readouterr().out
     assert f"pfl: stopped by SIGTERM. Go on with:\npfl study {tmp_path}/tiny.yaml --processes 1\n" in said
+
+
+def test_a_study_that_is_stopped_before_its_runs(tmp_path, play, monkeypatch, capsys):
+    monkeypatch.setattr(conduct.Conductor, "_check_new", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    code, commands = play(write_study(tmp_path))
+    assert (code, commands) == (128 + signal.SIGTERM, [])
+    assert "stopped by SIGTERM. Go on with:" in capsys.readouterr().out
 
 
 def test_the_report_alone(tmp_path, play, capsys):
