@@ -40,6 +40,7 @@ MODULES = {
     "pfl_lightning.state.client_states": "Stores of clients' states",
     "pfl_lightning.state.tensors": "Named tensors",
     "pfl_lightning.state.checkpoints": "Checkpoints",
+    "pfl_lightning.report": "Reports of finished runs",
     "pfl_lightning.cli": "Command line",
 }
 """Modules of the reference and their titles. A name is described in the first of them that offers it."""
