@@ -11,7 +11,7 @@ from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.drop_in.adapters import export_adapters
 from pfl_lightning.drop_in.federate import federate
-from pfl_lightning.engines import Engine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning.engines import Engine, ProcessEngine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.federation import Federation
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
@@ -40,6 +40,7 @@ __all__ = [
     "Federation",
     "FitContext",
     "Phase",
+    "ProcessEngine",
     "RayEngine",
     "ResultsWriter",
     "SequentialEngine",

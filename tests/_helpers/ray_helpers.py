@@ -8,8 +8,6 @@ import time
 from collections import deque
 from pathlib import Path
 
-import torch
-
 from pfl_lightning import SequentialEngine
 
 
@@ -123,8 +121,7 @@ class FakeRay:
         class Handle:
             def __init__(self, *args):
                 ray.actors += 1
-                threads = torch.get_num_threads()
-                self.worker = cls(threads, *args[1:], get=ray.get)
+                self.worker = cls(*args, get=ray.get)
                 self.dead = False
 
             def __getattr__(self, name):
