@@ -23,6 +23,18 @@ __all__ = ["ProcessHost", "WorkerDiedError"]
 PROGRAM = "import sys; sys.path[:] = {path!r}; from pfl_lightning.engines.processes.child import serve; serve({handle})"
 
 
+def launch(handle: int) -> subprocess.Popen[bytes]:
+    """Start a process that serves calls.
+
+    Args:
+        handle: Number of the open socket that it gets.
+    """
+    program = PROGRAM.format(path=sys.path, handle=handle)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=[handle], start_new_session=True
+    )
+
+
 class WorkerDiedError(FederationError):
     """A worker process has ended."""
 
@@ -51,14 +63,8 @@ class WorkerProcess:
 
     def __init__(self, threads: int, path: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
-        program = PROGRAM.format(path=sys.path, handle=theirs.fileno())
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self._process = launch(theirs.fileno())
         self.connection = Connection(ours.detach())
         self.ended: str | None = None
         self._calls: deque[Call] = deque()

@@ -28,7 +28,7 @@ def send(connection: Connection, value: Any) -> None:
     packed = pack(value)
     connection.send((packed.content, len(packed.buffers)))
     for buffer in packed.buffers:
-        connection.send_bytes(memoryview(buffer))
+        connection.send_bytes(buffer.data)
 
 
 def receive(connection: Connection) -> Any:
@@ -69,12 +69,12 @@ class SharedBytes:
         else:
             file = tempfile.NamedTemporaryFile("wb")  # noqa: SIM115  # it is closed with this object
             path = file.name
-        pieces = (packed.content, *packed.buffers)
+        pieces = (memoryview(packed.content), *(buffer.data for buffer in packed.buffers))
         for piece in pieces:
-            file.write(memoryview(piece))
-            file.write(bytes(-memoryview(piece).nbytes % ALIGNMENT))
+            file.write(piece)
+            file.write(bytes(-piece.nbytes % ALIGNMENT))
         file.flush()
-        return cls(path, tuple(memoryview(piece).nbytes for piece in pieces), file)
+        return cls(path, tuple(piece.nbytes for piece in pieces), file)
 
     def load(self) -> Packed:
         """Read it in any process; what is written to its buffers stays in that process."""
