@@ -127,7 +127,7 @@ from _helpers.ray_helpers import Sleeps
 from _helpers.toy import run
 from pfl_lightning import ProcessEngine
 from pfl_lightning.methods import FedAvg
-run(FedAvg, 1, engine=ProcessEngine(workers=2, start_timeout=400.0, engine=Sleeps({folder!r})))
+run(FedAvg, 100_000, engine=ProcessEngine(workers=2, start_timeout=400.0, engine=Sleeps({folder!r}, {seconds})))
 """
 
 
@@ -135,10 +135,12 @@ run(FedAvg, 1, engine=ProcessEngine(workers=2, start_timeout=400.0, engine=Sleep
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_signal_leaves_no_process_behind(name, tmp_path):
+    """SIGTERM comes from a scheduler, which sends it to the workers, too; Lightning ends the fit after the batch."""
     mark = uuid.uuid4().hex
     path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
+    program = PROGRAM.format(folder=str(tmp_path), seconds=0.05 if name == "SIGTERM" else 600)
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(folder=str(tmp_path))],
+        [sys.executable, "-W", "ignore", "-c", program],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PFL_TEST_MARK": mark},
         start_new_session=True,
     )
@@ -146,6 +148,8 @@ def test_a_signal_leaves_no_process_behind(name, tmp_path):
         _wait_until(lambda: (tmp_path / "sleeping").exists() or process.poll() is not None, 120)
         assert process.poll() is None
         assert len(processes_with(mark)) == 3
+        for entry in processes_with(mark) if name == "SIGTERM" else ():
+            os.kill(int(entry.name), signal.SIGTERM)
         os.killpg(process.pid, getattr(signal, name))
         process.wait(60)
     finally:
