@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
     from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
     from pfl_lightning.drop_in.adapters import export_adapters
     from pfl_lightning.drop_in.federate import federate
-    from pfl_lightning.engines import Engine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
+    from pfl_lightning.engines import Engine, ProcessEngine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
     from pfl_lightning.federation import Federation
     from pfl_lightning.messages import Broadcast, ClientUpdate
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
@@ -38,6 +38,7 @@ __all__ = [
     "Federation",
     "FitContext",
     "Phase",
+    "ProcessEngine",
     "RayEngine",
     "ResultsWriter",
     "SequentialEngine",
@@ -54,7 +55,7 @@ _HOMES = {
     "client": ("Citation", "FederatedClient", "FitContext", "Phase"),
     "drop_in.adapters": ("export_adapters",),
     "drop_in.federate": ("federate",),
-    "engines": ("Engine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
+    "engines": ("Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
     "federation": ("Federation",),
     "messages": ("Broadcast", "ClientUpdate"),
     "server": ("AggregationWeights", "Aggregator", "AveragingAggregator"),

@@ -76,6 +76,7 @@ def _arguments(cls: type) -> set[str]:
 ENGINES = {
     "sequential": "SequentialEngine",
     "vectorized": "VectorizedEngine",
+    "processes": "ProcessEngine",
     "ray": "RayEngine",
     "trainer": "TrainerEngine",
 }

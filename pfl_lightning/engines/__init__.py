@@ -1,6 +1,7 @@
 """How a local fit runs: the engines that train clients."""
 
 from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.processes.engine import ProcessEngine
 from pfl_lightning.engines.ray.engine import RayEngine
 from pfl_lightning.engines.sequential import SequentialEngine
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment, FitResult, FitTask
@@ -14,6 +15,7 @@ __all__ = [
     "FitEnvironment",
     "FitResult",
     "FitTask",
+    "ProcessEngine",
     "RayEngine",
     "SequentialEngine",
     "TrainerEngine",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, SplitSource
 from pfl_lightning.engines.advice import explained
@@ -25,6 +27,7 @@ from pfl_lightning.engines.tasks import (
     FitTask,
     PhaseResult,
 )
+from pfl_lightning.engines.threads import HeldThreads, chosen_threads
 from pfl_lightning.errors import ClientError
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
@@ -39,6 +42,10 @@ class Engine(ABC):
         gradient_clip_val: Clip gradients at this value; ``None`` does not clip. (The outer Trainer has no gradients, so
             that its own option of this name does not apply.)
         gradient_clip_algorithm: ``"norm"`` or ``"value"``.
+        threads: Number of threads that torch computes on, on a CPU, from :meth:`start` to :meth:`stop`. ``None`` takes
+            it from the work of a training step (:mod:`pfl_lightning.engines.threads`), unless ``OMP_NUM_THREADS`` or
+            ``torch.set_num_threads`` has set it, and except for a user's LightningModule. Results may differ between
+            numbers of threads, in the last bits.
     """
 
     clients_per_batch: int = 1
@@ -47,27 +54,52 @@ class Engine(ABC):
     gives_trainer: bool = False
     """Whether modules have a Trainer while they train."""
 
-    def __init__(self, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm") -> None:
+    def __init__(
+        self,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str = "norm",
+        threads: int | None = None,
+    ) -> None:
         if gradient_clip_algorithm not in ("norm", "value"):
             raise ValueError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}")
         if gradient_clip_val is not None and gradient_clip_val <= 0:
             raise ValueError(f"gradient_clip_val must be positive or null, got {gradient_clip_val}")
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
+        if threads is not None:
+            check_at_least("threads", threads, 1)
+        self.threads = threads
+        self._held = HeldThreads()
+        self._told = False  # the number of threads
 
-    def start(  # noqa: B027
-        self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
-    ) -> None:
-        """Called before the first task of a fit, a validation or a test, for engines that hold more than themselves.
+    def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
+        """Called before the first task of a fit, a validation or a test; an override calls this one, too.
 
         Args:
             models: The module of each architecture.
             data: Every client's data.
             environment: Settings of the outer Trainer and of the run.
         """
+        self._held.hold(self.choose_threads(models, data, environment))
 
-    def stop(self) -> None:  # noqa: B027
+    def stop(self) -> None:
         """Release what :meth:`start` took; called when the fit, the validation or the test is over or has failed."""
+        self._held.release()
+
+    def choose_threads(
+        self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
+    ) -> int | None:
+        """Return the number of threads of local fits and evaluations; ``None`` leaves torch's as it is."""
+        if self.threads is not None:
+            return self.threads
+        told, self._told = self._told, True
+        return chosen_threads(models, data, environment, say=not told)
+
+    def holding_threads(
+        self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
+    ) -> AbstractContextManager[None]:
+        """Context manager with the number of threads that a run would have, for fits outside of one."""
+        return self._held.holding(lambda: self.choose_threads(models, data, environment))
 
     def make_trainer(
         self, environment: FitEnvironment, callbacks: Sequence[L.Callback] = (), **options: Any

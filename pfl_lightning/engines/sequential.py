@@ -71,6 +71,7 @@ class SequentialEngine(Engine):
         gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`.
         gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
         cache_features: Whether such phases use features that are computed once.
+        threads: See :class:`~pfl_lightning.engines.Engine`.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class SequentialEngine(Engine):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str = "norm",
         cache_features: bool = True,
+        threads: int | None = None,
     ) -> None:
-        super().__init__(gradient_clip_val, gradient_clip_algorithm)
+        super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
         self.cache_features = cache_features
 
     def run_phase(

@@ -46,6 +46,7 @@ class TrainerEngine(Engine):
         limit_test_batches: The same of test parts.
         max_steps: Optimizer steps of each phase of a local fit, which also ends after its epochs.
         profiler: Times what happens inside local fits, all of them together, in this process: ``profiler.summary()``.
+        threads: See :class:`~pfl_lightning.engines.Engine`.
     """
 
     gives_trainer = True
@@ -61,8 +62,9 @@ class TrainerEngine(Engine):
         limit_test_batches: int | float | None = None,
         max_steps: int = -1,
         profiler: Profiler | None = None,
+        threads: int | None = None,
     ) -> None:
-        super().__init__(gradient_clip_val, gradient_clip_algorithm)
+        super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
         if max_steps != -1:
             check_at_least("max_steps", max_steps, 1)
         self.accumulate_grad_batches = accumulate_grad_batches
@@ -83,6 +85,7 @@ class TrainerEngine(Engine):
                 "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate; other "
                 "clients are evaluated on their whole parts: eval_cohort of the FederatedLoop says how many of them"
             )
+        super().start(models, data, environment)
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str

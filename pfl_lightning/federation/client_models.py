@@ -50,7 +50,8 @@ class ClientModels(FederationRounds):
         if not 0 <= client < self.num_clients:
             raise IndexError(f"there is no client {client}; clients are 0 to {self.num_clients - 1}")
         model, task = self.clients.model_of(client), self.evaluation_task(client)
-        with torch.inference_mode(False), torch.no_grad():
+        threads = self.engine.holding_threads(self.clients.models, self.data, self.environment)
+        with torch.inference_mode(False), torch.no_grad(), threads:
             warn_if_not_finetuned(self.engine.load_own_model(model, task, self.environment))
         own = copy.deepcopy(model)
         own.phase = Phase(losses=own.exported_losses)

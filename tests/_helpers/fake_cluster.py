@@ -3,15 +3,16 @@
 from _helpers.ray_helpers import FakeRay
 from pfl_lightning import RayEngine
 from pfl_lightning.engines.ray import engine as ray_engine
-from pfl_lightning.engines.ray import payloads
 from pfl_lightning.engines.ray.services import Services
+from pfl_lightning.engines.workers import payloads
 
 
 class FakeCluster:
     """Stand-in for :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
 
     def __init__(self, ray, num_workers):
-        self.ray, self.num_workers, self.gpus_per_worker, self.closed = ray, num_workers, 0.0, 0
+        self.backend, self.num_workers, self.device, self.closed = ray, num_workers, "cpu", 0
+        self.options = {"num_cpus": 1}
         self.services = Services({})
 
     def close(self):

@@ -8,8 +8,6 @@ import time
 from collections import deque
 from pathlib import Path
 
-import torch
-
 from pfl_lightning import SequentialEngine
 
 
@@ -33,13 +31,14 @@ class DiesOnce(SequentialEngine):
 class Sleeps(SequentialEngine):
     """Takes a long time, after it has left a file that says so."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, seconds=600.0):
         super().__init__()
-        self.folder = str(folder)
+        self.folder, self.seconds = str(folder), seconds
 
     def run_phase(self, client, phase, context, environment, purpose):
         Path(self.folder, "sleeping").touch()
-        time.sleep(600)
+        time.sleep(self.seconds)
+        return super().run_phase(client, phase, context, environment, purpose)
 
 
 class Unlucky(Exception):
@@ -123,8 +122,7 @@ class FakeRay:
         class Handle:
             def __init__(self, *args):
                 ray.actors += 1
-                threads = torch.get_num_threads()
-                self.worker = cls(threads, *args[1:], get=ray.get)
+                self.worker = cls(*args, get=ray.get)
                 self.dead = False
 
             def __getattr__(self, name):

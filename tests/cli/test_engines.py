@@ -1,9 +1,10 @@
-"""The engine by one option: --engine sequential | vectorized | trainer | ray."""
+"""The engine by one option: --engine sequential | vectorized | processes | trainer | ray."""
 
 import pytest
 import yaml
 from _helpers.configs import digits_config
 from _helpers.fake_cluster import FakeCluster
+from _helpers.process_helpers import forked_process_engine
 from _helpers.ray_helpers import FakeRay
 
 from pfl_lightning import VectorizedEngine
@@ -25,8 +26,9 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--engine", "NAME"], ["--engine=NAME"]])
-@pytest.mark.parametrize("name", ["sequential", "vectorized", "trainer"])
-def test_an_engine_by_name(tmp_path, name, words):
+@pytest.mark.parametrize("name", ["sequential", "vectorized", "trainer", "processes"])
+def test_an_engine_by_name(tmp_path, name, words, monkeypatch):
+    forked_process_engine(monkeypatch)
     main(["fit", "--config", digits_config(tmp_path, {}), *(word.replace("NAME", name) for word in words)])
     assert saved(tmp_path)["class_path"] == f"pfl_lightning.{ENGINES[name]}"
 

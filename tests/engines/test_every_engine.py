@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
+from _helpers.process_helpers import forked_process_engine
 from _helpers.toy import (
     CLIENTS,
     Toy,
@@ -35,6 +36,7 @@ ENGINES = {
     "VectorizedEngine, looped": (lambda patch: VectorizedEngine(forward="loop"), SequentialEngine, 1e-5),
     "RayEngine, one worker": (lambda patch: fake_ray_engine(patch, 1)[0], SequentialEngine, 0.0),
     "RayEngine, three workers": (lambda patch: fake_ray_engine(patch, 3)[0], SequentialEngine, 0.0),
+    "ProcessEngine": (lambda patch: forked_process_engine(patch, 2), SequentialEngine, 0.0),
     "RayEngine of VectorizedEngine": (
         lambda patch: fake_ray_engine(patch, 2, engine=VectorizedEngine(2, forward="vmap"))[0],
         lambda: VectorizedEngine(2, forward="vmap"),

@@ -47,8 +47,13 @@ class Cluster:
         cpus_per_worker: Cores of a worker.
         gpus_per_worker: GPUs of a worker; ``None`` divides the available GPUs if ``on_gpu``.
         on_gpu: Whether the outer Trainer is on a GPU.
+        runtime_env: Ray's runtime environment of the workers.
 
     Attributes:
+        backend: The module ``ray``, connected.
+        num_workers: Number of workers.
+        options: Ray's resources of a worker.
+        device: Device of a worker.
         services: Ray's own processes, to be checked while a run waits for replies.
 
     Raises:
@@ -62,8 +67,9 @@ class Cluster:
         cpus_per_worker: int,
         gpus_per_worker: float | None,
         on_gpu: bool,
+        runtime_env: dict[str, Any] | None = None,
     ) -> None:
-        self.ray = require_ray()
+        self.ray = self.backend = require_ray()
         self._own = not self.ray.is_initialized()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self._own and address is None:
@@ -77,6 +83,7 @@ class Cluster:
         try:
             self.services = Services.of(self.ray, self._own and address is None)
             self._share_out(address, num_workers, cpus_per_worker, gpus_per_worker, on_gpu, cores)
+            self.options |= {"runtime_env": runtime_env} if runtime_env else {}
         except BaseException:
             self.close()
             raise
@@ -105,6 +112,8 @@ class Cluster:
         )
         if self.gpus_per_worker > gpus:
             raise ConfigurationError(f"gpus_per_worker is {self.gpus_per_worker}, Ray finds {gpus:g} GPUs")
+        self.options: dict[str, Any] = {"num_cpus": cpus_per_worker, "num_gpus": self.gpus_per_worker}
+        self.device = "cuda" if self.gpus_per_worker > 0 else "cpu"
 
     def _connect(self, address: str) -> None:
         try:

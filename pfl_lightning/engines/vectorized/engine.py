@@ -78,6 +78,7 @@ class VectorizedEngine(VectorizedEvaluation):
             kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
             numbers (dropout) are not captured, nor is anything, with one log line, where capturing fails. Without a
             CUDA device it has no effect. (Tested with an emulated graph, and not yet on a GPU.)
+        threads: See :class:`~pfl_lightning.engines.Engine`.
     """
 
     def __init__(
@@ -89,10 +90,11 @@ class VectorizedEngine(VectorizedEvaluation):
         forward: str = "auto",
         compile: bool = False,
         cuda_graphs: bool = False,
+        threads: int | None = None,
     ) -> None:
         if clients_per_batch < 1:
             raise ValueError(f"clients_per_batch must be at least 1, got {clients_per_batch}")
-        super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm)
+        super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm, threads)
         self.cache_features = cache_features
         check_choice("forward", forward, ("auto", "vmap", "loop"))
         if forward == "loop" and (compile or cuda_graphs):

@@ -40,8 +40,14 @@ class VectorizedEvaluation(Engine):
     cache_features: bool
     forward: str
 
-    def __init__(self, clients_per_batch: int, gradient_clip_val: float | None, gradient_clip_algorithm: str) -> None:
-        super().__init__(gradient_clip_val, gradient_clip_algorithm)
+    def __init__(
+        self,
+        clients_per_batch: int,
+        gradient_clip_val: float | None,
+        gradient_clip_algorithm: str,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
         self.clients_per_batch = clients_per_batch
         self._evaluated_at_once = clients_per_batch  # less after an out-of-memory error
         self._evaluated_alone = _Modules()

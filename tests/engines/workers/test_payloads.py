@@ -13,9 +13,9 @@ from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, 
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import Traffic
-from pfl_lightning.engines.ray.packing import pack, unpack
-from pfl_lightning.engines.ray.payloads import HostCopies, PayloadBuilder
-from pfl_lightning.engines.ray.worker import ClientWork, TorchSwitches, Worker
+from pfl_lightning.engines.workers.packing import pack, unpack
+from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
+from pfl_lightning.engines.workers.worker import ClientWork, TorchSwitches, Worker
 from pfl_lightning.errors import FederationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.methods import DCPFL, FedAvg, FedBABU, FedPAC, LocalOnly

@@ -9,8 +9,8 @@ from _helpers.ray_helpers import Locked, NotHere
 from _helpers.toy import Toy, run, tiny_encoder
 
 from pfl_lightning import RayEngine
-from pfl_lightning.engines.ray import worker
-from pfl_lightning.engines.ray.packing import pack, unpack
+from pfl_lightning.engines.workers import worker
+from pfl_lightning.engines.workers.packing import pack, unpack
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import FedPAC
 

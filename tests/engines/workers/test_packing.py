@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pfl_lightning.engines.ray.packing import pack, unpack
+from pfl_lightning.engines.workers.packing import pack, unpack
 
 DTYPES = [
     torch.float32,

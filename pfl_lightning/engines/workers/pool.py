@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pfl_lightning.engines.ray.packing import Packed, unpack
-from pfl_lightning.engines.ray.services import Services
-from pfl_lightning.engines.ray.worker import Payload, Reply, Worker, versions
+from pfl_lightning.engines.workers.packing import Packed, unpack
+from pfl_lightning.engines.workers.worker import Payload, Reply, Worker, versions
 from pfl_lightning.errors import ConfigurationError, FederationError
 
 __all__ = ["Job", "WorkerPool"]
@@ -64,37 +63,32 @@ class WorkerPool:
     """Pool of a fixed number of workers.
 
     Args:
-        ray: The module, connected.
-        num_workers: Number of workers.
-        options: Ray's resources of a worker.
+        name: Name of the engine, for messages.
+        host: What starts the workers.
         threads: Threads of a worker.
-        setup: Packed :class:`~pfl_lightning.engines.ray.worker.Setup` of every worker.
+        setup: Packed :class:`~pfl_lightning.engines.workers.worker.Setup` of every worker.
         data: Packed data of all clients.
-        device: Device of the workers, ``"cpu"`` or ``"cuda"``.
         patience: Seconds to wait for a first worker.
         take: Called with every reply, for its notices.
-        services: Ray's own processes, checked while replies are waited for.
     """
 
     def __init__(
         self,
-        ray: Any,
-        num_workers: int,
-        options: dict[str, Any],
+        name: str,
+        host: Any,
         threads: int,
         setup: Packed,
         data: Packed,
-        device: str,
         patience: float,
         take: Callable[[Reply], None],
-        services: Services,
     ) -> None:
-        self._ray, self._threads, self._patience, self._take, self._device = ray, threads, patience, take, device
-        self._services = services
+        self._name, self._threads, self._patience, self._take = name, threads, patience, take
+        self._backend, self._device, self._services = host.backend, host.device, host.services
+        num_workers, options = host.num_workers, host.options
         # Ray retries nothing itself: a dead worker is replaced here, where its jobs are known.
-        self._make = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
+        self._make = self._backend.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
         self._wanted = f"{num_workers} workers with {options}"
-        self._inputs = [ray.put(setup)], [ray.put(data)]
+        self._inputs = [self._backend.put(setup)], [self._backend.put(data)]
         self._failed_starts = 0
         self._seats = [self._new_seat() for _ in range(num_workers)]
 
@@ -126,7 +120,7 @@ class WorkerPool:
                 while expected in own.done:
                     expected += 1
                     yield own.done.pop(expected - 1)
-        except (self._ray.exceptions.RayError, OSError):  # of a call of Ray, such as a put
+        except (self._backend.exceptions.RayError, OSError):  # of a call of Ray, such as a put
             self._services.check(now=True)
             raise
         finally:  # stopped early: jobs of this run that workers still have are dropped
@@ -143,10 +137,10 @@ class WorkerPool:
         asked = [(seat, seat.actor.alive.remote()) for seat in self._seats if seat.starting is None and not seat.jobs]
         for seat, answer in asked:
             try:
-                self._ray.get(answer)
-            except self._ray.exceptions.RayError as error:
+                self._backend.get(answer)
+            except self._backend.exceptions.RayError as error:
                 self._services.check(now=True)
-                _log.warning("RayEngine: an idle worker died; another one takes its place (%s)", _first_line(error))
+                _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _first_line(error))
                 self._renew(seat)
 
     def _hand_out(self, run: _Run) -> None:
@@ -167,18 +161,18 @@ class WorkerPool:
         while not ready and (patience is None or waited < patience):
             self._services.check()
             step = WAIT if patience is None else min(WAIT, patience - waited)
-            ready, _ = self._ray.wait([*starting, *working], num_returns=1, timeout=step)
+            ready, _ = self._backend.wait([*starting, *working], num_returns=1, timeout=step)
             waited += step
         if not ready:
             raise FederationError(
                 f"no worker has started within {self._patience:g} s; {self._wanted} were asked for, the cluster has "
-                f"{self._ray.available_resources()} free: ask for less, or raise start_timeout"
+                f"{self._backend.available_resources()} free: ask for less, or raise start_timeout"
             )
         (reference,) = ready
         seat = starting.get(reference) or working[reference]
         try:
-            reply: Reply = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
+            reply: Reply = self._backend.get(reference)
+        except self._backend.exceptions.RayError as error:
             self._services.check(now=True)
             if reference in starting:
                 self._not_started(seat, error)
@@ -204,6 +198,10 @@ class WorkerPool:
             _raise_error(reply)
         except ImportError as error:
             raise _cannot_import(error) from error
+        except AttributeError as error:
+            if "__main__" in str(error):
+                raise _not_in_a_module(error) from error
+            raise
         seat.starting, self._failed_starts = None, 0
 
     def _not_started(self, seat: _Seat, error: Exception) -> None:
@@ -220,7 +218,8 @@ class WorkerPool:
         self._seats.remove(seat)
         self._failed_starts = 0
         _log.warning(
-            "RayEngine: a worker keeps dying while it starts; going on with %d (%s)",
+            "%s: a worker keeps dying while it starts; going on with %d (%s)",
+            self._name,
             len(self._seats),
             _first_line(error),
         )
@@ -236,14 +235,17 @@ class WorkerPool:
                 "if the system killed them for lack of memory, use fewer workers"
             ) from error
         _log.warning(
-            "RayEngine: a worker died on %s, which runs again on another worker (%s)", job.about, _first_line(error)
+            "%s: a worker died on %s, which runs again on another worker (%s)",
+            self._name,
+            job.about,
+            _first_line(error),
         )
         for run, number, again in reversed(lost):
             run.waiting.appendleft((number, again))
         self._renew(seat)
 
     def _renew(self, seat: _Seat) -> None:
-        self._ray.kill(seat.actor)
+        self._backend.kill(seat.actor)
         fresh = self._new_seat()
         seat.actor, seat.starting, seat.jobs = fresh.actor, fresh.starting, {}
 
@@ -252,7 +254,7 @@ class WorkerPool:
         with contextlib.suppress(FederationError):  # Ray itself has died, and its workers with it
             self._services.check(now=True)
             for seat in self._seats:
-                self._ray.kill(seat.actor)
+                self._backend.kill(seat.actor)
         self._seats = []
 
 
@@ -273,6 +275,13 @@ def _cannot_import(error: Exception) -> ConfigurationError:
     return ConfigurationError(
         "a worker cannot import what it needs; install pfl-lightning, and the modules with your own classes, on every "
         f"node of the cluster. {_last_line(error)}"
+    )
+
+
+def _not_in_a_module(error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        "what is defined in the script or notebook itself reaches worker processes only with the package cloudpickle: "
+        f"pip install cloudpickle, or move it into a module that can be imported. {_last_line(error)}"
     )
 
 

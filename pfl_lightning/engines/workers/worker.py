@@ -21,8 +21,8 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.engines.ray.packing import Packed, pack, unpack
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
+from pfl_lightning.engines.workers.packing import Packed, pack, unpack
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, State
 
@@ -204,6 +204,7 @@ class Worker:
         )
         self._models = tuple(model.to(device) for model in found.models)
         self._engine = found.engine
+        self._engine.threads = torch.get_num_threads()  # chosen where the workers were started
         self._engine.start(self._models, self._data, self._environment)
 
     def _fit(self, payload: Payload) -> list[Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_lightning.engines.ray.packing import Packed, Place, pack
-from pfl_lightning.engines.ray.worker import ClientWork, Payload
+from pfl_lightning.engines.workers.packing import Packed, Place, pack
+from pfl_lightning.engines.workers.worker import ClientWork, Payload
 from pfl_lightning.messages import Broadcast
 
 __all__ = ["HostCopies", "PayloadBuilder"]

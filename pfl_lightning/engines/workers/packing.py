@@ -1,17 +1,20 @@
 """Serialization of objects: bytes, separate buffers for tensors, and references to tensors the receiver has.
 
-Ray's own pickling copies tensors twice and sends them in every message that holds them. Here a tensor becomes a buffer
-that Ray puts into shared memory without a copy. Its layout (the strides of its dimensions, those of size 1 included) is
-kept, since it decides which kernel runs and the order of sums, and so the last bits of a result.
+Ordinary pickling copies tensors twice and sends them in every message that holds them. Here a tensor becomes a buffer
+that goes into shared memory without a further copy. Its layout (the strides of its dimensions, those of size 1
+included) is kept, since it decides which kernel runs and the order of sums, and so the last bits of a result.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -74,9 +77,7 @@ def unpack(packed: Packed, known: Mapping[int, Sequence[Tensor]] | None = None, 
 
 
 def _pickler(file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: Mapping[int, Place]) -> Any:
-    from ray import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(_base_pickler()):  # type: ignore[misc]
         """Pickler of tensors by buffer or by reference."""
 
         def persistent_id(self, value: Any) -> Place | None:
@@ -85,9 +86,18 @@ def _pickler(file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: Mappin
         def reducer_override(self, value: Any) -> Any:
             if type(value) is Tensor and value.layout is torch.strided and not value.is_quantized:
                 return _tensor, _as_arguments(value)
-            return super().reducer_override(value)
+            return super().reducer_override(value) if hasattr(super(), "reducer_override") else NotImplemented
 
     return Pickler(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer))
+
+
+def _base_pickler() -> type:
+    """Ray's pickler where Ray has been imported (its nodes have it), else cloudpickle's if it is there, or Python's."""
+    for module in ("ray.cloudpickle",) if "ray" in sys.modules else ("cloudpickle",):
+        with suppress(ImportError):
+            found: type = import_module(module).Pickler
+            return found
+    return pickle.Pickler
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,0 +1,207 @@
+"""Worker processes of this machine, by the functions of Ray that the pool of workers calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from pfl_lightning.engines.processes.transport import SharedBytes, receive, send
+from pfl_lightning.engines.workers.packing import Packed
+from pfl_lightning.errors import FederationError
+
+__all__ = ["ProcessHost", "WorkerDiedError"]
+
+PROGRAM = "import sys; sys.path[:] = {path!r}; from pfl_lightning.engines.processes.child import serve; serve({handle})"
+
+
+def launch(handle: int) -> subprocess.Popen[bytes]:
+    """Start a process that serves calls.
+
+    Args:
+        handle: Number of the open socket that it gets.
+    """
+    program = PROGRAM.format(path=sys.path, handle=handle)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=[handle], start_new_session=True
+    )
+
+
+class WorkerDiedError(FederationError):
+    """A worker process has ended."""
+
+
+class Call:
+    """A call of a worker's method, and its reply when that has come."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process, self.done, self.reply = process, False, None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a reply, or will never be one."""
+        return self.done or self.process.ended is not None
+
+
+class WorkerProcess:
+    """A worker process; its methods are those of :class:`~pfl_lightning.engines.workers.worker.Worker`.
+
+    It runs in a session of its own, which Ctrl-C in a terminal does not reach, and does not run this process's script.
+
+    Args:
+        threads: Threads of the worker.
+        path: Further entries of ``sys.path``.
+    """
+
+    def __init__(self, threads: int, path: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = launch(theirs.fileno())
+        self.connection = Connection(ours.detach())
+        self.ended: str | None = None
+        self._calls: deque[Call] = deque()
+        self._send((threads, list(path)))
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        """Begin a call; calls are answered in their order."""
+        call = Call(self)
+        self._calls.append(call)
+        self._send((method, arguments))
+        return call
+
+    def take_reply(self) -> None:
+        """Wait for the reply to the first open call, or for the end of the process."""
+        try:
+            reply = receive(self.connection)
+        except (EOFError, OSError):
+            self._note_end()
+            return
+        call = self._calls.popleft()
+        call.reply, call.done = reply, True
+
+    def kill(self) -> None:
+        """End the process, and what it has started."""
+        self.ended = self.ended or "it was stopped"
+        self.connection.close()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _send(self, message: Any) -> None:
+        if self.ended is None:
+            try:
+                send(self.connection, message)
+            except OSError:
+                self._note_end()
+
+    def _note_end(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code = self._process.poll()
+        by = (
+            f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
+        )
+        self.ended = f"process {self._process.pid} {by}"
+
+
+class _Method:
+    def __init__(self, process: WorkerProcess, name: str) -> None:
+        self._process, self._name = process, name
+
+    def remote(self, *arguments: Any) -> Call:
+        return self._process.call(self._name, *arguments)
+
+
+class _Actor:
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.prepare, self.alive = _Method(process, "prepare"), _Method(process, "alive")
+        self.fit, self.evaluate = _Method(process, "fit"), _Method(process, "evaluate")
+
+
+class _Maker:
+    def options(self, **options: Any) -> _Maker:
+        return self
+
+    def remote(self, threads: int, path: Sequence[str]) -> _Actor:
+        return _Actor(WorkerProcess(threads, path))
+
+
+class _Exceptions:
+    RayError = WorkerDiedError
+
+
+class _NoServices:
+    """There is nothing but the workers that could die."""
+
+    lost = False
+
+    def check(self, now: bool = False) -> None:
+        """Do nothing."""
+
+
+class ProcessHost:
+    """Host of worker processes of this machine, and the backend that the pool of workers calls.
+
+    Args:
+        num_workers: Number of workers.
+        threads: Threads of each.
+    """
+
+    exceptions = _Exceptions
+
+    def __init__(self, num_workers: int, threads: int) -> None:
+        self.backend, self.services = self, _NoServices()
+        self.num_workers, self.device = num_workers, "cpu"
+        self.options: dict[str, Any] = {"threads": threads}
+
+    def remote(self, worker: type) -> _Maker:
+        """Return what starts workers."""
+        return _Maker()
+
+    def put(self, packed: Packed) -> SharedBytes:
+        """Put an object where all workers can read it."""
+        return SharedBytes.of(packed)
+
+    def get(self, call: Call) -> Any:
+        """Wait for a reply.
+
+        Raises:
+            WorkerDiedError: There will be none.
+        """
+        while not call.is_ready:
+            call.process.take_reply()
+        if not call.done:
+            raise WorkerDiedError(call.process.ended)
+        return call.reply
+
+    def wait(self, calls: Sequence[Call], num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+        """Wait for the first reply, or the first worker that ends."""
+        end = time.monotonic() + timeout
+        while not (ready := [call for call in calls if call.is_ready][:num_returns]):
+            waiting = {call.process.connection: call.process for call in calls}
+            found = wait(list(waiting), max(0.0, end - time.monotonic()))
+            if not found:
+                break
+            for connection in found:
+                waiting[connection].take_reply()  # type: ignore[index]
+        return ready, [call for call in calls if call not in ready]
+
+    def kill(self, actor: _Actor) -> None:
+        """End a worker."""
+        actor.process.kill()
+
+    def available_resources(self) -> dict[str, Any]:
+        """Return what a message about workers that do not start says."""
+        return {"cores": os.cpu_count()}
+
+    def close(self) -> None:
+        """Do nothing: the pool has ended the workers, and shared memory goes with what refers to it."""

@@ -1,0 +1,7 @@
+"""What engines with worker processes have in common, whoever starts the processes.
+
+``engine`` cuts the tasks of a round into jobs. ``pool`` hands jobs to workers, replaces dead workers and returns
+replies in order. ``payloads`` makes the messages to workers and sends common tensors once; ``packing`` turns objects
+and tensors into bytes. ``worker`` runs in a worker process, around an ordinary engine. The processes are those of Ray
+(:mod:`pfl_lightning.engines.ray`), or of this machine (:mod:`pfl_lightning.engines.processes`).
+"""

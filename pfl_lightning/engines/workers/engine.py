@@ -1,0 +1,231 @@
+"""Base of the engines that spread the clients over worker processes."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any, Protocol
+
+from pfl_lightning.checks import check_at_least
+from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.data import FederatedData
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.sequential import SequentialEngine
+from pfl_lightning.engines.tasks import (
+    EvaluationResult,
+    EvaluationTask,
+    FitEnvironment,
+    FitResult,
+    FitTask,
+    PhaseResult,
+)
+from pfl_lightning.engines.workers.packing import Packed, pack, unpack
+from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
+from pfl_lightning.engines.workers.pool import Job, WorkerPool
+from pfl_lightning.engines.workers.worker import ClientWork, Notice, Reply, Setup, TorchSwitches
+from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.messages import ClientUpdate
+
+__all__ = ["WorkerEngine", "WorkerHost"]
+
+EVALUATED_TOGETHER = 4
+"""Clients in one payload of an evaluation without fine-tuning, which takes less time than a fit."""
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerHost(Protocol):
+    """What starts the processes of one run.
+
+    Attributes:
+        backend: The module ``ray``, connected, or what has the same functions.
+        num_workers: Number of workers.
+        options: Resources of a worker.
+        device: Device of a worker, ``"cpu"`` or ``"cuda"``.
+        services: Has ``check``, which raises an error where the backend itself has died, and ``lost``.
+    """
+
+    backend: Any
+    num_workers: int
+    options: dict[str, Any]
+    device: str
+    services: Any
+
+    def close(self) -> None:
+        """Release what is not a worker's."""
+
+
+class WorkerEngine(Engine):
+    """Base of the engines that train and evaluate clients in worker processes.
+
+    Args:
+        workers: Number of workers; ``None`` lets the host choose.
+        threads: Threads of a worker; ``None`` for as many as the rule of :class:`~pfl_lightning.engines.Engine` gives.
+        engine: Engine inside a worker; ``None`` is ``SequentialEngine``.
+        start_timeout: Seconds to wait for a first worker.
+    """
+
+    def __init__(self, workers: int | None, threads: int | None, engine: Engine | None, start_timeout: float) -> None:
+        super().__init__(threads=threads)
+        if workers is not None:
+            check_at_least("workers", workers, 1)
+        if isinstance(engine, WorkerEngine):
+            name = type(engine).__name__
+            raise ConfigurationError(f"engine is the engine inside a worker and cannot be a {name} itself")
+        self.workers, self.start_timeout = workers, start_timeout
+        self.engine = engine or SequentialEngine()
+        self.clients_per_batch = self.engine.clients_per_batch
+        self.bytes_sent, self.bytes_received = 0, 0  # between this process and the workers, data sets not counted
+        self._models: dict[int, int] = {}
+        self._tunes = False
+        self._host: WorkerHost | None = None
+        self._pool: WorkerPool | None = None
+        self._said: set[Notice] = set()
+        self._bundle_numbers = count()
+
+    @abstractmethod
+    def connect(self, data: FederatedData, environment: FitEnvironment, threads: int) -> WorkerHost:
+        """Return what starts the workers.
+
+        Args:
+            data: Every client's data.
+            environment: Settings of the run.
+            threads: Threads of a worker.
+        """
+
+    # ------------------------------------------------------------------ workers
+
+    def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
+        """Start the workers and send them models, data and settings.
+
+        Raises:
+            ConfigurationError: There can be no workers, or an object cannot be pickled.
+        """
+        self.stop()
+        setup = _packed(
+            "the clients' module or the engine", Setup(tuple(models), self.engine, environment, TorchSwitches.read())
+        )
+        sent_data = _packed(f"the data ({type(data).__name__})", data)
+        super().start(models, data, environment)  # the server computes on as many threads as under the other engines
+        threads = self._held.held or 1
+        try:
+            self._host = host = self.connect(data, environment, threads)
+            self._models = {id(model): index for index, model in enumerate(models)}
+            self._tunes = any(model.personalization_phases() for model in models)
+            self._pool = WorkerPool(
+                type(self).__name__, host, threads, setup, sent_data, self.start_timeout, self._take_notices
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop the workers, and what was started for them."""
+        super().stop()
+        pool, self._pool = self._pool, None
+        host, self._host = self._host, None
+        try:
+            if pool is not None:
+                pool.close()
+        finally:
+            if host is not None:
+                host.close()
+
+    def choose_threads(
+        self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
+    ) -> int | None:
+        """Return the threads of a worker: given here, given to the engine inside, or by the rule."""
+        if self.threads is None and self.engine.threads is not None:
+            return self.engine.threads
+        return super().choose_threads(models, data, environment)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without the workers, which belong to this process."""
+        return {**self.__dict__, "_host": None, "_pool": None, "_models": {}, "_bundle_numbers": count()}
+
+    # ------------------------------------------------------------------ rounds and evaluations
+
+    def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
+        """Run the local fits of a round on the workers; see :meth:`Engine.run`.
+
+        An update is checked by the server in this process, as under the other engines, and not by the worker.
+        """
+        copies = HostCopies()
+        work = (
+            ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal, carried=task.carried)
+            for model, task in tasks
+        )
+        for result in self._spread(work, "fit", self.clients_per_batch):
+            assert isinstance(result, FitResult)
+            update = result.update
+            # What is no update, the round refuses.
+            yield replace(result, update=update.to(environment.device)) if isinstance(update, ClientUpdate) else result
+
+    def evaluate(
+        self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
+    ) -> Iterator[EvaluationResult]:
+        """Evaluate clients on the workers; see :meth:`Engine.evaluate`."""
+        copies = HostCopies()
+        work = (
+            ClientWork(
+                self._models[id(model)],
+                copies.of(task.broadcast),
+                task.stored,
+                task.trained,
+                task.validation is not None,
+                task.test is not None,
+            )
+            for model, task in tasks
+        )
+        together = 1 if self._tunes else EVALUATED_TOGETHER
+        yield from self._spread(work, "evaluate", max(together, self.clients_per_batch))
+
+    def run_phase(
+        self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
+    ) -> PhaseResult:
+        """Train a single client in this process, as the engine of the workers does."""
+        return self.engine.run_phase(client, phase, context, environment, purpose)
+
+    def _spread(self, work: Iterator[ClientWork], method: str, together: int) -> Iterator[Any]:
+        if self._pool is None or self._host is None:
+            raise FederationError("the workers have not been started; a Federation does so: call start() first")
+        payloads = PayloadBuilder(self._host.backend.put, self._bundle_numbers)
+
+        def jobs() -> Iterator[Job]:
+            while group := list(islice(work, together)):
+                before, payload = payloads.num_bytes, payloads.make(group)
+                self.bytes_sent += payloads.num_bytes - before
+                first = group[0].broadcast
+                others = f" and {len(group) - 1} more" if len(group) > 1 else ""
+                yield Job(payload, method, f"client {first.client}{others}, round {first.round}")
+
+        for reply in self._pool.run(jobs()):
+            assert reply.value is not None
+            self.bytes_received += reply.value.num_bytes
+            yield from unpack(reply.value)
+
+    def _take_notices(self, reply: Reply) -> None:
+        """Repeat workers' warnings and log lines in this process, each once: workers do not know those of others."""
+        for notice in reply.notices:
+            if notice in self._said:
+                continue
+            self._said.add(notice)
+            if notice.category is not None:
+                warnings.warn_explicit(notice.text, notice.category, notice.file, notice.line)
+            else:
+                _log.log(notice.level, "%s", notice.text)
+
+
+def _packed(what: str, value: Any) -> Packed:
+    try:
+        return pack(value)
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"{what} cannot be sent to worker processes: {error}. Leave out what cannot be pickled (open files, "
+            "connections, locks) by a __getstate__ of its class, or use SequentialEngine or VectorizedEngine"
+        ) from error
