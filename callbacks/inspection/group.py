@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any, final
+
+import lightning as L
 
 from pfl_lightning.callbacks.inspection.accuracy import ClientAccuracy
 from pfl_lightning.callbacks.inspection.attribution import UnitAttribution
@@ -22,9 +25,12 @@ from pfl_lightning.checks import check_at_least
 __all__ = ["Inspection"]
 
 
-@dataclass(frozen=True)
-class Inspection:
+@final  # to jsonargparse a group of options, as a dataclass that is no callback
+@dataclass(eq=False)
+class Inspection(L.Callback):
     """All inspection callbacks with common settings. A callback without anything to show for a method is silent.
+
+    Among the callbacks of a Trainer it adds those to them when a fit begins, apart from those that are there already.
 
     Attributes:
         every_n_rounds: Rounds between two figures; cheap scalars are logged in every round.
@@ -37,6 +43,7 @@ class Inspection:
         ConfigurationError: If a setting is out of range.
 
     Example:
+        >>> trainer = L.Trainer(callbacks=[FederatedLoop(), Inspection(every_n_rounds=20)])  # doctest: +SKIP
         >>> from pfl_lightning.callbacks import FeatureEmbedding, Inspection
         >>> callbacks = Inspection(every_n_rounds=20).callbacks(without={FeatureEmbedding})
         >>> [type(callback).__name__ for callback in callbacks][:4]
@@ -55,6 +62,14 @@ class Inspection:
         """Check the arguments."""
         check_at_least("inspect.every_n_rounds", self.every_n_rounds, 1)
         ProbeSettings(self.clients, self.samples, self.part)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Add the callbacks behind this one, before a fit."""
+        if stage == "fit":
+            known: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+            # Into the list itself, which the Trainer is going through: it sets up what it finds further on.
+            place = known.index(self) + 1
+            known[place:place] = self.callbacks(without=[type(callback) for callback in known])
 
     def callbacks(self, config: str | None = None, without: Collection[type] = ()) -> list[InspectionCallback]:
         """Make the callbacks.

@@ -9,8 +9,9 @@ Where to look:
 - ``outer/``: the federation, and what its Trainer has. ``federation``; ``trainer_checks`` and ``handed_options`` (its
   options), ``outer_hooks`` and ``local_callbacks`` (its callbacks), ``user_stages`` (setup, checkpoints, predict),
   ``shown_model`` (the global model behind ``pl_module``).
-- ``client/``: a client. ``module_client``, with ``network_parts``, ``roles`` and ``head``, ``tracing`` (which layer is
-  the head), ``parts`` (what a method needs of a module), ``copies``, ``transient``, ``frozen``.
+- ``client/``: a client. ``module_client``, with ``made_class`` (of a method) and ``module_options``, ``network_parts``,
+  ``roles`` and ``head``, ``tracing`` (which layer is the head), ``parts`` (what a method needs of a module),
+  ``copies``, ``transient``, ``frozen``.
 - ``features/``: methods on features. ``feature_client``, ``passes``, ``capture``.
 - ``fits/``: a local fit and an evaluation. ``module_trainer``, ``module_evaluation``, ``hooks`` and ``loggers``,
   ``validation``, ``continuity`` (from round to round), ``optimizers``, ``logs``, ``counters``, ``patching``.

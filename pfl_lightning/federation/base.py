@@ -17,7 +17,7 @@ from pfl_lightning.engines import Engine, SequentialEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
-from pfl_lightning.federation.outer_callbacks import check_callbacks, check_timers
+from pfl_lightning.federation.outer_callbacks import check_callbacks, end_by_rounds
 from pfl_lightning.federation.saved_state import SavedState
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
@@ -151,7 +151,7 @@ class Federation(EvaluationHooks, SavedState):
         check_callbacks((*callbacks, *beside))
         if self.trainer.state.fn != TrainerFn.FITTING:
             return []
-        check_timers((*callbacks, *beside))
+        end_by_rounds((*callbacks, *beside))
         loop = self.default_loop()
         driven = any(isinstance(callback, type(loop)) for callback in (*callbacks, *beside))
         missing = [] if driven else [loop]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["check_callbacks", "check_timers", "lightning_kinds"]
+__all__ = ["check_callbacks", "end_by_rounds", "lightning_kinds"]
 
 _SEARCH = (
     "{name} searches in a plain training run, and a federation's Trainer has none: search with the module and a plain "
@@ -49,11 +49,10 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
             )
 
 
-def check_timers(callbacks: Iterable[Any]) -> None:
-    """Refuse timers that look at the clock after each client: the round would be lost, and no checkpoint usable.
+def end_by_rounds(callbacks: Iterable[Any]) -> None:
+    """Let timers (``max_time``) look at the clock after each round, not after each client, whose round would be lost.
 
-    Raises:
-        ConfigurationError: Names the timer that ends a run after a round.
+    The time is that of the whole run: it goes on where the run is resumed.
     """
     for callback in callbacks:
         # One without a duration measures and stops nothing.
@@ -62,10 +61,7 @@ def check_timers(callbacks: Iterable[Any]) -> None:
             and callback.time_remaining() is not None
             and callback._interval == "step"
         ):
-            raise ConfigurationError(
-                "Trainer(max_time=...), or a Timer, would end the run in the middle of a round, whose training would "
-                "be lost: use Trainer(callbacks=[Timer(duration=..., interval='epoch')]), which ends it after a round"
-            )
+            callback._interval = "epoch"
 
 
 def lightning_kinds(callback: Any) -> set[str]:

@@ -13,8 +13,8 @@ from pfl_lightning.methods import FedAvg, FedPAC, FedProto
 def inspected(method, folder, data=None, **options):
     torch.manual_seed(0)
     federation, data = federate(Net(), data or Data(), method, seed=1, **options)
-    callbacks = Inspection(every_n_rounds=1, clients=3, samples=10, dirpath=str(folder)).callbacks()
-    trainer = quiet_trainer(1, GivenCohorts(range(3)), *callbacks)
+    inspection = Inspection(every_n_rounds=1, clients=3, samples=10, dirpath=str(folder))
+    trainer = quiet_trainer(1, GivenCohorts(range(3)), inspection)
     trainer.fit(federation, datamodule=data)
     return trainer.callback_metrics, {str(path.relative_to(folder)) for path in folder.rglob("*.png")}
 

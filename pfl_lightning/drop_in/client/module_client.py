@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
@@ -17,6 +17,7 @@ from pfl_lightning.client.declarations import BatchNorm
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
+from pfl_lightning.drop_in.client.module_options import refuse_options
 from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts, bare_name
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
@@ -34,10 +35,7 @@ from pfl_lightning.older_package import as_written
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["HeadNeeded", "ModuleClient", "client_class", "refuse_options"]
-
-TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
-"""Options of clients that make their optimizers themselves."""
+__all__ = ["HeadNeeded", "ModuleClient"]
 
 
 class HeadNeeded(ConfigurationError):
@@ -118,7 +116,9 @@ class ModuleClient(NetworkParts, GoesOn):
 
     def __reduce__(self) -> Any:
         """The class is made where it is needed, so that it cannot be found by its name."""
-        return _blank, (type(self).method,), self.__getstate__()
+        from pfl_lightning.drop_in.client.made_class import blank_client
+
+        return blank_client, (type(self).method,), self.__getstate__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleClient:
         """A copy, in which a module that cannot be copied is made once more."""
@@ -340,55 +340,3 @@ class ModuleClient(NetworkParts, GoesOn):
                     self.course.finish_phase(self.course.counts.after(self.phase.epochs))
         finally:
             self._record = None
-
-
-_made: dict[type[FederatedClient], type[ModuleClient]] = {}  # one class for a method, however often it is asked for
-
-
-def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
-    """The method's class over :class:`ModuleClient`, under the method's name.
-
-    Raises:
-        ConfigurationError: The method needs an encoder of its own.
-    """
-    from pfl_lightning.drop_in.features.feature_client import FeatureMethod, FeatureModuleClient
-
-    if not (method.model_agnostic or method.feature_based):
-        raise ConfigurationError(
-            f"{method.__name__} trains an encoder by steps of its own, which a user's LightningModule does not take: "
-            "use "
-            "a method that needs its training step, or its features, alone (`pfl methods` has a list), your own with "
-            "model_agnostic = True or feature_based = True, or give the network as an encoder to Federation"
-        )
-    if method not in _made:
-        bases = (method, ModuleClient) if method.model_agnostic else (FeatureMethod, method, FeatureModuleClient)
-        made = type(method.__name__, bases, {"__module__": method.__module__, "method": method})
-        _made[method] = cast(type[ModuleClient], made)
-    return _made[method]
-
-
-def refuse_options(made: type[ModuleClient], options: dict[str, Any], only: Collection[str] | None = None) -> None:
-    """Refuse options that a client of a user's module does not have.
-
-    Args:
-        made: The client's class.
-        options: What is given and has no place.
-        only: Which of them to refuse; ``None`` for all.
-
-    Raises:
-        ConfigurationError: Names them.
-    """
-    refused = sorted(options if only is None else options.keys() & set(only))
-    if not refused:
-        return
-    training = [name for name in refused if name in TRAINING]
-    raise ConfigurationError(
-        f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how it is trained"
-        if training
-        else f"{made.__name__} has no option {', '.join(refused)}"
-    )
-
-
-def _blank(method: type[FederatedClient]) -> ModuleClient:
-    made = client_class(method)
-    return made.__new__(made)

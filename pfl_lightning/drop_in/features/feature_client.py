@@ -18,7 +18,8 @@ from pfl_lightning.client import FitContext
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource, TwoViews
 from pfl_lightning.drop_in.client.head import head_layer
-from pfl_lightning.drop_in.client.module_client import TRAINING, ModuleClient, refuse_options
+from pfl_lightning.drop_in.client.module_client import ModuleClient
+from pfl_lightning.drop_in.client.module_options import TRAINING, refuse_options
 from pfl_lightning.drop_in.client.roles import Roles
 from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
 from pfl_lightning.drop_in.features.passes import FeaturePass, hooks_on_each_view

@@ -21,7 +21,8 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.frozen import apart, frozen_parameters, name_followers
-from pfl_lightning.drop_in.client.module_client import ModuleClient, client_class
+from pfl_lightning.drop_in.client.made_class import client_class
+from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.fits.continuity import Continuity

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import lightning as L
 
+from pfl_lightning.drop_in.outer.trainer_checks import call_with_options
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 
@@ -58,20 +59,21 @@ def sort_callbacks(
         ConfigurationError: One of them cannot be handed in as it is; it says what to do.
     """
     inside, own = [], list(callbacks)
+    call = call_with_options(own)
     for callback in own:
         kinds, name = lightning_kinds(callback), type(callback).__name__
         if kinds & _OF_BATCHES:
             raise ConfigurationError(
                 f"{name} acts on batches, and a batch of the outer Trainer is a client: leave it away there and use "
-                f"federate(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
+                f"{call}(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
             )
         if kinds & _INSIDE or (gives_trainer and callback in of_module and _hooks_of_batches(callback)):
             inside.append(callback)
     if inside:
         check_local(inside, gives_trainer)
         names = ", ".join(type(callback).__name__ for callback in inside)
-        _log.info("%s: runs inside local fits, a new copy in each, as federate(..., local_callbacks=) says it", names)
-    _warn_of_batches(callback for callback in own if callback not in inside)
+        _log.info("%s: runs inside local fits, a new copy in each, as %s(..., local_callbacks=) says it", names, call)
+    _warn_of_batches((callback for callback in own if callback not in inside), call)
     return inside
 
 
@@ -108,13 +110,16 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
             ) from error
 
 
-def check_epochs(callbacks: Iterable[L.Callback], epochs: Iterable[int], continues: bool) -> None:
+def check_epochs(
+    callbacks: Iterable[L.Callback], epochs: Iterable[int], continues: bool, call: str = "federate"
+) -> None:
     """Refuse callbacks whose epochs would not come.
 
     Args:
         callbacks: Those inside local fits.
         epochs: Epochs of each phase of a local fit.
         continues: Whether ``current_epoch`` goes on over a client's rounds.
+        call: What has the options of the federation in the user's code.
 
     Raises:
         ConfigurationError: They would have no effect, or undo the training.
@@ -124,13 +129,13 @@ def check_epochs(callbacks: Iterable[L.Callback], epochs: Iterable[int], continu
         name, kinds = type(callback).__name__, lightning_kinds(callback)
         if continues and kinds & _COUNT_EPOCHS:
             raise ConfigurationError(
-                f"{name} counts the epochs of one fit, and starts again in each local fit: use federate(..., "
+                f"{name} counts the epochs of one fit, and starts again in each local fit: use {call}(..., "
                 "schedule='restart'), by which local fits count from 0"
             )
         if "StochasticWeightAveraging" in kinds and least < 2:
             raise ConfigurationError(
                 f"{name} averages the weights that a client has at the start of its local epochs, and there is {least} "
-                "in a round: nothing would be trained; use federate(..., epochs=2) or more, or EMAWeightAveraging, "
+                "in a round: nothing would be trained; use {call}(..., epochs=2) or more, or EMAWeightAveraging, "
                 "which averages over steps"
             )
 
@@ -155,7 +160,7 @@ def sees_evaluations(callback: L.Callback) -> bool:
     return any(_is_own(callback, name) for name in names)
 
 
-def _warn_of_batches(callbacks: Iterable[L.Callback]) -> None:
+def _warn_of_batches(callbacks: Iterable[L.Callback], call: str) -> None:
     """Warn of callbacks of the user's own that would take clients for batches."""
     found = []
     for callback in callbacks:
@@ -165,7 +170,7 @@ def _warn_of_batches(callbacks: Iterable[L.Callback]) -> None:
     if found:
         warnings.warn(
             f"{'; '.join(found)}: in the outer Trainer a batch is a client, and there is no backward pass. For the "
-            "batches of each client use federate(..., local_callbacks=[...])",
+            f"batches of each client use {call}(..., local_callbacks=[...])",
             stacklevel=2,
         )
 

@@ -12,6 +12,7 @@ from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
+from pfl_lightning.drop_in.outer.trainer_checks import call_with_options
 
 __all__ = ["OuterHooks"]
 
@@ -64,7 +65,9 @@ class OuterHooks(ShowsGlobalModel):
         """Start the engine, where callbacks inside local fits can have an effect."""
         client = self.clients.models[0]
         continues = bool(getattr(getattr(client, "continuity", None), "continues", False))
-        check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues)
+        trainer: Any = self.trainer
+        call = call_with_options(trainer.callbacks)
+        check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues, call)
         super().on_fit_start()
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:

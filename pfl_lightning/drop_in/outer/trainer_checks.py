@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["check_trainer"]
+__all__ = ["call_with_options", "check_trainer"]
 
 _TRAINING = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+
+
+def call_with_options(callbacks: Iterable[Any]) -> str:
+    """What has the options of the federation in the user's code: ``federate``, or a FederatedLoop with a method."""
+    return "FederatedLoop" if any(getattr(each, "makes_federations", False) for each in callbacks) else "federate"
 
 
 def check_trainer(trainer: L.Trainer) -> None:
@@ -23,13 +29,14 @@ def check_trainer(trainer: L.Trainer) -> None:
         ConfigurationError: Says where each such option belongs.
     """
     options: Any = trainer
-    found = _shortcut(options) or _of_steps(options) or _of_the_run(options)
+    call = call_with_options(options.callbacks)
+    found = _shortcut(options, call) or _of_steps(options, call) or _of_the_run(options)
     if found is not None:
         raise ConfigurationError(found)
-    _warn_of_profiler(options)
+    _warn_of_profiler(options, call)
 
 
-def _shortcut(trainer: Any) -> str | None:
+def _shortcut(trainer: Any, call: str) -> str | None:
     """What is wrong with an option that sets others, which are not to be named in its place."""
     if trainer.fast_dev_run and trainer.max_steps != -1:
         count = int(trainer.fast_dev_run)
@@ -37,20 +44,19 @@ def _shortcut(trainer: Any) -> str | None:
         return (
             f"Trainer(fast_dev_run={trainer.fast_dev_run}) would run {count} whole client(s), since a batch of the "
             "outer Trainer is a client: try a round by Trainer(max_epochs=1, logger=False, enable_checkpointing=False) "
-            "and "
-            f"federate(..., engine=TrainerEngine({own}))"
+            f"and {call}(..., engine=TrainerEngine({own}))"
         )
     if trainer.overfit_batches:
         value = trainer.overfit_batches
         return (
             f"Trainer(overfit_batches={value}) would train {value} of the clients, since a batch of the outer Trainer "
-            "is a client: leave it away there; federate(..., engine=TrainerEngine("
-            f"limit_train_batches={value})) takes so many batches of each client, in their own order"
+            f"is a client: leave it away there; {call}(..., engine=TrainerEngine(limit_train_batches={value})) takes "
+            "so many batches of each client, in their own order"
         )
     return None
 
 
-def _of_steps(trainer: Any) -> str | None:
+def _of_steps(trainer: Any, call: str) -> str | None:
     """What is wrong with options about batches and steps, which the clients take."""
     clipping, accumulated, most = trainer.gradient_clip_val, trainer.accumulate_grad_batches, trainer.max_steps
     algorithm = getattr(trainer.gradient_clip_algorithm, "value", None)
@@ -69,7 +75,7 @@ def _of_steps(trainer: Any) -> str | None:
     rounds = "; rounds are limited by max_epochs" if given["max_steps"] is not None else ""
     return (
         f"Trainer({options}) is about the batches or steps of local fits, which the clients take: leave it away there "
-        f"and give it to the engine, federate(..., engine=TrainerEngine({options})){rounds}"
+        f"and give it to the engine, {call}(..., engine=TrainerEngine({options})){rounds}"
         f"{f' ({clients})' if limited else ''}"
     )
 
@@ -97,10 +103,10 @@ def _of_the_run(trainer: Any) -> str | None:
     return None
 
 
-def _warn_of_profiler(trainer: Any) -> None:
+def _warn_of_profiler(trainer: Any, call: str) -> None:
     if type(trainer.profiler).__name__ != "PassThroughProfiler":
         warnings.warn(
             "Trainer(profiler=...) times rounds and local fits as a whole; what happens inside local fits is timed by "
-            "federate(..., engine=TrainerEngine(profiler=...))",
+            f"{call}(..., engine=TrainerEngine(profiler=...))",
             stacklevel=2,
         )

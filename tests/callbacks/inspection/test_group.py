@@ -192,6 +192,22 @@ def test_what_the_trainer_has_already_is_left_out():
     assert len(kinds) == len(set(kinds)) == len(Inspection().callbacks()) - 1
 
 
+def test_the_group_itself_is_a_callback(tmp_path):
+    """It adds its callbacks, apart from those that the Trainer has; a second fit adds none."""
+    inspection = Inspection(every_n_rounds=1, clients=2, samples=3, dirpath=str(tmp_path))
+    own = UnitAttribution(dirpath=str(tmp_path))
+    federation = run(partial(FedPAC, epochs=1), callbacks=[own, inspection])
+    trainer = federation.trainer
+    kinds = [type(callback) for callback in inspection.callbacks(without=[UnitAttribution])]
+    place = trainer.callbacks.index(inspection)
+    assert [type(callback) for callback in trainer.callbacks[place + 1 : place + 1 + len(kinds)]] == kinds
+    assert {path.name for path in tmp_path.rglob("*.png")}
+    before = list(trainer.callbacks)
+    trainer.fit_loop.epoch_progress.reset()
+    trainer.fit(federation, datamodule=trainer.datamodule)
+    assert trainer.callbacks == before
+
+
 class _Bare(L.Callback):
     """Makes the federation one of models without features, of data without classes and evaluations without accuracy."""
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.drop_in.client.module_client import client_class
+from pfl_lightning.drop_in.client.made_class import client_class
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import FedAvg, FedPer, FedProx, LGFedAvg, LocalOnly
 

@@ -76,7 +76,6 @@ REFUSED = [
     ({"overfit_batches": 0.5}, r"overfit_batches=0.5.*engine=TrainerEngine\(limit_train_batches=0.5\)"),
     ({"max_steps": 7}, r"TrainerEngine\(max_steps=7\)\); rounds are limited by max_epochs"),
     ({"min_steps": 7}, "min_steps=7.*use min_epochs"),
-    ({"max_time": "00:01:00:00"}, r"in the middle of a round.*Timer\(duration=..., interval='epoch'\)"),
     ({"val_check_interval": 0.5}, "val_check_interval=0.5.*in the middle of a round.*check_val_every_n_epoch"),
     ({"val_check_interval": 1}, "val_check_interval=1.*in the middle of a round.*check_val_every_n_epoch"),
 ]
@@ -221,12 +220,53 @@ def test_a_timer_ends_the_run_after_a_round():
     assert_same(federation.global_model().state_dict(), again.global_model().state_dict())
 
 
-def test_a_timer_between_clients_is_refused_in_every_federation():
-    timer = Timer(duration={"hours": 1})
-    with pytest.raises(ConfigurationError, match=r"a round, whose training would be lost: use .*interval='epoch'"):
-        run(partial(FedAvg, lr=0.1), callbacks=[timer])
-    federation = run(partial(FedAvg, lr=0.1))
+def test_max_time_ends_the_run_after_a_round_also_when_it_is_resumed(tmp_path):
+    """The time of a resumed run is that of both parts."""
+
+    def timed(rounds, hours, passed=0.0, **options):
+        loop = FederatedLoop()
+        trainer = quiet_trainer(rounds, loop, max_time={"hours": hours}, **options)
+        (timer,) = (callback for callback in trainer.callbacks if isinstance(callback, Timer))
+        monkeypatched = timer.time_elapsed
+        timer.time_elapsed = lambda *stage: monkeypatched(*stage) + (passed if loop.rounds or loop._in_round else 0.0)
+        return trainer, loop
+
+    federation, data = federate(Net(), Data(), FedAvg, num_clients=3, seed=1)
+    trainer, loop = timed(50, hours=1, passed=2 * 3600)
+    trainer.fit(federation, datamodule=data)
+    assert (loop.rounds, trainer.current_epoch) == (1, 1)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    again, data = federate(Net(), Data(), FedAvg, num_clients=3, seed=1)
+    trainer, loop = timed(50, hours=1)
+    trainer.fit(again, datamodule=data, ckpt_path=tmp_path / "first.ckpt")
+    assert trainer.current_epoch == 1
+    trainer, loop = timed(3, hours=3)
+    again, data = federate(Net(), Data(), FedAvg, num_clients=3, seed=1)
+    trainer.fit(again, datamodule=data, ckpt_path=tmp_path / "first.ckpt")
+    assert trainer.current_epoch == 3
+
+
+def test_a_timer_ends_every_federation_after_a_round():
+    timer = LateTimer(duration={"microseconds": 1})
+    federation = run(partial(FedAvg, lr=0.1), 5, callbacks=[timer])
+    assert federation.trainer.current_epoch == 1
     quiet_trainer(1, timer).test(federation, datamodule=federation.trainer.datamodule, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overfit_batches": 2}, r"there; FederatedLoop\(..., engine=TrainerEngine"),
+        ({"max_steps": 7}, r"engine, FederatedLoop\(..., engine=TrainerEngine\(max_steps=7\)\)"),
+        ({"callbacks": [ThroughputMonitor(len)]}, r"FederatedLoop\(..., local_callbacks=\[ThroughputMonitor"),
+    ],
+    ids=str,
+)
+def test_messages_name_the_form_that_the_project_has(options, message):
+    own = options.pop("callbacks", [])
+    loop = FederatedLoop(method=FedAvg, num_clients=3)
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer(1, loop, *own, **options).fit(Net(), datamodule=Data())
 
 
 class Watching(Net):

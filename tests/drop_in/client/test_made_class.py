@@ -1,0 +1,53 @@
+"""The classes of methods on a user's module, and the methods that have none."""
+
+import pickle
+
+import pytest
+from _helpers.project import Data, Net
+from _helpers.toy import FEATURES, assert_same, for_toy, quiet_trainer, run
+
+from pfl_lightning import federate
+from pfl_lightning.drop_in.client.made_class import client_class
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import Calibre, FedAvg, FedPAC
+from pfl_lightning.phases import Personalization
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedPAC])
+def test_classes_are_pickled(method):
+    made = client_class(method)
+    assert pickle.loads(pickle.dumps(made)) is made is client_class(method)
+    assert pickle.loads(pickle.dumps(method)) is method
+
+
+def test_a_federation_is_pickled_before_and_after_a_fit():
+    federation, data = federate(Net(), Data(), FedAvg, num_clients=3, seed=1)
+    other, other_data = pickle.loads(pickle.dumps((federation, data)))
+    for one, own in ((federation, data), (other, other_data)):
+        quiet_trainer(1).fit(one, datamodule=own)
+    expected = dict(federation.global_model().state_dict())
+    assert_same(dict(other.global_model().state_dict()), expected, atol=0.0)
+    later = pickle.loads(pickle.dumps(federation))
+    assert_same(dict(later.global_model().state_dict()), expected, atol=0.0)
+
+
+def test_what_the_message_says_of_self_supervised_methods_works():
+    """Layers of the module are the encoder of a Federation, and get the trained weights back."""
+    with pytest.raises(ConfigurationError, match=r"Federation\(Calibre, encoder=lambda shape: Net\(\).backbone\)"):
+        federate(Net(), Data(), Calibre, num_clients=3)
+
+    def layers(shape):
+        body = Net().body
+        body.out_features = FEATURES
+        return body
+
+    federation = run(for_toy(Calibre, epochs=1), encoder=layers)
+    trained = federation.client_model(0).encoder.state_dict()
+    net = Net()
+    before = {name: value.clone() for name, value in net.body.state_dict().items()}
+    net.body.load_state_dict(trained)
+    assert any(not value.equal(before[name]) for name, value in net.body.state_dict().items())
+    with federation.personalized(Personalization(epochs=1)):
+        trainer = quiet_trainer(1)
+        trainer.test(federation, datamodule=federation.trainer.datamodule, verbose=False)
+    assert "test_accuracy/mean" in trainer.callback_metrics
