@@ -81,7 +81,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def _flat(value: Any, path: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):
         return [pair for key, entry in value.items() for pair in _flat(entry, f"{path}.{key}" if path else str(key))]
     return [(path, value)]
 
