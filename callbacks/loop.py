@@ -129,7 +129,7 @@ class FederatedLoop(ProjectCallback):
             places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
             if places and not 0 <= min(places) <= max(places) < len(clients):
                 raise ConfigurationError(
-                    f"round {round}: sample_cohort returned {places}, expected places among the {len(clients)} "
+                    f"round {round + 1}: sample_cohort returned {places}, expected places among the {len(clients)} "
                     "participating clients, from 0, which need not be their numbers where some clients are novel"
                 )
             return [clients[place] for place in places]
@@ -189,7 +189,7 @@ class FederatedLoop(ProjectCallback):
         self.undone = 0 if growth.fault is None else self.undone + 1
         if self.undone >= MOST_UNDONE:
             raise FederationError(
-                f"round {trainer.current_epoch}: {self.undone} rounds in a row had to be undone; the last: "
+                f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
                 f"{growth.fault}. Lower the learning rate, clip the gradient, or look for clients with very large "
                 "updates"
             )

@@ -56,7 +56,7 @@ def test_an_epoch_is_a_round_and_a_batch_is_a_client():
 def test_the_progress_bar_shows_round_client_and_loss():
     diary = Diary()
     run(FIT, 2, cohorts=[[1, 3]], callbacks=[diary])
-    assert [(bar["round"], bar["client"]) for bar in diary.bars] == [(0, 1), (0, 3), (1, 1), (1, 3)]
+    assert [(bar["round"], bar["client"]) for bar in diary.bars] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert all(bar["loss"] > 0 for bar in diary.bars)
     assert len({bar["loss"] for bar in diary.bars}) == 4
     assert {"accuracy", "test_accuracy"} <= diary.bars[-1].keys()

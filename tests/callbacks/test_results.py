@@ -252,7 +252,8 @@ def test_what_a_run_says_of_itself(tmp_path):
 
 def test_data_and_partition_are_told_apart(tmp_path):
     def said(name, data):
-        run(partial(FedAvg, epochs=1), 1, data=data, callbacks=[ResultsWriter(str(tmp_path / name))])
+        callbacks = [ResultsWriter(str(tmp_path / name))]
+        run(partial(FedAvg, epochs=1), 1, data=data, callbacks=callbacks, cohorts=[[0, 1]])
         found = valid(tmp_path / name / "results.json")
         return found["data"]["fingerprint"], found["partition"]["fingerprint"]
 

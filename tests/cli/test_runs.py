@@ -1,5 +1,6 @@
 """What a run of the command line leaves behind, and that nothing of an earlier run is lost."""
 
+import csv
 import errno
 import json
 import os
@@ -112,6 +113,71 @@ def test_an_older_run_is_taken_with_a_warning(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match=r"version_1 has no such checkpoint; taking .*version_0"):
         found = RunFolder(tmp_path / "runs").find_checkpoint("last")
     assert found == tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+def test_last_is_of_the_run_that_has_the_config_and_not_of_a_later_trial(monkeypatch, tmp_path, capsys):
+    fit(monkeypatch, tmp_path, rounds=2)
+    fit(monkeypatch, tmp_path, "--model.method.init_args.lr=0.5", rounds=1)
+    capsys.readouterr()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*ckpt_path")
+        pfl(monkeypatch, "test", f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}", "--ckpt_path=last")
+    run = tmp_path / "runs" / "version_0"
+    assert f"--ckpt_path last: {run}/checkpoints/last.ckpt" in capsys.readouterr().out
+    found = valid(run / "test.json")
+    assert (found["rounds"], found["checkpoint"], found["method_arguments"]["lr"]) == (2, "last.ckpt", 0.02)
+    with (run / "test_clients.csv").open() as file:
+        accuracies = [float(row["test_accuracy"]) for row in csv.DictReader(file)]
+    assert found["accuracy"]["last"]["test"]["mean"] == pytest.approx(sum(accuracies) / 4)
+    results = valid(run / "results.json")
+    assert found["accuracy"]["last"]["test"] == pytest.approx(results["accuracy"]["last"]["test"])
+
+
+def test_a_run_that_goes_on_with_other_options_says_which_and_keeps_them(monkeypatch, tmp_path, capsys):
+    fit(monkeypatch, tmp_path, rounds=1)
+    run = tmp_path / "runs" / "version_0"
+    capsys.readouterr()
+    fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=1)
+    assert "other options" not in capsys.readouterr().out
+    assert not (run / "changes.json").exists()
+    fit(monkeypatch, tmp_path, "--ckpt_path=last", "--model.method.init_args.lr=0.5", rounds=2)
+    said = capsys.readouterr().out
+    assert f"{run} goes on with other options (see changes.json): " in said
+    assert "trainer.max_epochs: 1 -> 2" in said
+    assert "model.method.init_args.lr: 0.02 -> 0.5" in said
+    [entry] = json.loads((run / "changes.json").read_text())
+    assert (entry["config"], entry["from_round"]) == ("config-resumed-2.yaml", 2)
+    assert {"option": "model.method.init_args.lr", "before": 0.02, "now": 0.5} in entry["changes"]
+
+
+def test_another_seed_does_not_go_on_with_a_run(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, rounds=1)
+    before = files(tmp_path / "runs")
+    with pytest.raises(
+        SystemExit, match=r"version_0 has the seed 0, and it is to go on with the seed 1: a run has one"
+    ):
+        fit(monkeypatch, tmp_path, "--ckpt_path=last", "--seed_everything=1")
+    assert files(tmp_path / "runs") == before
+
+
+def test_runs_lie_below_the_trainers_root(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "root"
+    small = [f"--config={CONFIG}", *SMALL, f"--trainer.default_root_dir={root}", "--run_dir=runs/x"]
+    pfl(monkeypatch, "fit", *small, "--trainer.max_epochs=1")
+    run = root / "runs" / "x" / "version_0"
+    assert {"results.json", "config.yaml", "checkpoints"} <= {path.name for path in run.iterdir()}
+    pfl(monkeypatch, "test", *small, "--ckpt_path=last")
+    assert (run / "test.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+
+
+def test_a_log_of_a_fit_has_a_line_a_round_and_no_bar(monkeypatch, tmp_path, capsys):
+    small = [word for word in SMALL if "progress_bar" not in word]
+    pfl(monkeypatch, "fit", f"--config={CONFIG}", *small, f"--run_dir={tmp_path}", "--trainer.max_epochs=2")
+    said = "".join(capsys.readouterr())
+    assert [line[:11] for line in said.splitlines() if line.startswith("round")] == ["round 1/2: ", "round 2/2: "]
+    assert "it/s" not in said
 
 
 def test_no_checkpoint_says_where_it_looked(tmp_path):
