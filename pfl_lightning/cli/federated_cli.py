@@ -19,7 +19,7 @@ from rich.console import Console
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.allowed import check_names
-from pfl_lightning.cli.parser import CLIParser, apply_engine_option, expand_engine_option
+from pfl_lightning.cli.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.personalize import personalization_table, write_personalization
 from pfl_lightning.cli.runs import RunFolder, run_folder
 from pfl_lightning.cli.slurm import SlurmCommand
@@ -65,7 +65,7 @@ class FederatedCLI(LightningCLI):
                 parser_class=CLIParser,
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
-                parser_kwargs={"description": DESCRIPTION},
+                parser_kwargs={"description": DESCRIPTION, "prog": "pfl"},
                 args=args,
                 run=run,
             )
@@ -122,6 +122,7 @@ class FederatedCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         apply_engine_option(config)
+        apply_clipping(config)
         runs = RunFolder(Path(config.run_dir))
         self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":
