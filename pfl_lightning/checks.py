@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from numbers import Integral
 
@@ -36,7 +37,9 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
         ValueError: norm must be one of ('mse', 'l2'), got 'l1'
     """
     if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+        near = difflib.get_close_matches(str(value).lower(), map(str, choices), n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}{hint}")
 
 
 def check_number(name: str, value: float, least: float = 0.0, strict: bool = False) -> None:

@@ -22,7 +22,7 @@ from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.cli.changes import check_seed
-from pfl_lightning.cli.parser import CLIParser, apply_engine_option, expand_engine_option
+from pfl_lightning.cli.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.personalize import personalization_table, write_personalization
 from pfl_lightning.cli.runs import RunFolder, run_folder, runs_below
 from pfl_lightning.cli.slurm import SlurmCommand
@@ -68,7 +68,7 @@ class FederatedCLI(LightningCLI):
                 parser_class=CLIParser,
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
-                parser_kwargs={"description": DESCRIPTION},
+                parser_kwargs={"description": DESCRIPTION, "prog": "pfl"},
                 args=args,
                 run=run,
             )
@@ -125,6 +125,7 @@ class FederatedCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         apply_engine_option(config)
+        apply_clipping(config)
         runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
         self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import pkgutil
 import sys
@@ -10,6 +11,7 @@ import warnings
 
 import pfl_lightning
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
+from pfl_lightning.cli.short_help import short_help
 from pfl_lightning.errors import FederationError
 
 __all__ = ["main"]
@@ -41,6 +43,8 @@ def _answer(words: list[str]) -> bool:
         print(help_text())
     elif first == "--version":
         print(f"pfl_lightning {pfl_lightning.__version__}")
+    elif first in TRAINER_COMMANDS and _topic(words) == "":
+        print(short_help(first))
     elif not words:
         sys.stderr.write(f"{help_text()}\n")
         sys.exit(2)
@@ -54,6 +58,10 @@ def _answer(words: list[str]) -> bool:
     return True
 
 
+HELP_OF_GROUPS = ("--trainer.help", "--model.help", "--loop.help", "--results.help", "--checkpoint.help")
+"""Groups of options that are no class of their own, so that the parser has no such option for them."""
+
+
 def _quiet() -> None:
     """Ignore warnings about ordinary training that mislead here."""
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
@@ -65,9 +73,44 @@ def _run(words: list[str], args: list[str] | None) -> None:
     if words[0] in OTHER_COMMANDS:
         pkgutil.resolve_name(OTHER_COMMANDS[words[0]].function)(words[1:])
     else:
+        _import_from_here()
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
-        FederatedCLI(args=args)
+        topic = _topic(words)
+        if topic is None:
+            FederatedCLI(args=args)
+        else:
+            _help_on(topic, words[0])
+
+
+def _import_from_here() -> None:
+    """Let configs name modules of the current folder; those that are installed come first."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
+def _topic(words: list[str]) -> str | None:
+    """What help is asked about: ``pfl fit --help trainer``, also ``pfl fit --trainer.help``; empty: in general."""
+    for option, following in itertools.pairwise([*words[1:], ""]):
+        word, _, topic = option.partition("=")
+        if word in ("-h", "--help"):
+            return topic or ("" if following.startswith("-") else following)
+        if word in HELP_OF_GROUPS:
+            return word.removeprefix("--").removesuffix(".help")
+    return None
+
+
+def _help_on(topic: str, command: str) -> None:
+    """Print the options of a subcommand, all or those of a group."""
+    from pfl_lightning.cli.federated_cli import FederatedCLI
+    from pfl_lightning.cli.parser import help_topic
+
+    reset = help_topic.set(topic.strip("-").removesuffix("."))
+    try:
+        FederatedCLI(args=[command, "--help"])
+    finally:
+        help_topic.reset(reset)
 
 
 def _is_reported(error: Exception) -> bool:

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Sequence
 
-__all__ = ["print_methods"]
+from rich.console import Console
+from rich.table import Table
+
+from pfl_lightning.cli.catalog import Catalog, read_catalog
+
+__all__ = ["encoders_table", "methods_table", "objectives_table", "print_methods"]
+
+USAGE = """usage: pfl methods                  the methods, the self-supervised objectives and the encoders
+       pfl methods --config FILE    the architectures of a run, and how many clients have each"""
+
+
+def methods_table(catalog: Catalog) -> Table:
+    """The methods with paper and year, which weights travel, and whether they train any LightningModule."""
+    headings = ("method", "year", "paper", "weights that travel", "any module")
+    return _table(headings, catalog.methods, show_lines=True)
+
+
+def objectives_table(catalog: Catalog) -> Table:
+    """The self-supervised objectives."""
+    title = "objectives of PFLSSL and Calibre: --model.method.objective NAME"
+    return _table(("objective", "class", "what it does", "source"), catalog.objectives, title, show_lines=True)
+
+
+def encoders_table(catalog: Catalog) -> Table:
+    """The registered encoders on small images."""
+    title = "encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)"
+    return _table(("encoder", "class", "features", "parameters"), catalog.encoders, title)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", show_lines: bool = False) -> Table:
+    table = Table(title=title or None, show_lines=show_lines)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in ("features", "parameters") else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def print_methods(args: list[str]) -> None:
-    """Print the methods with paper and year, and the encoders; with a config, the architectures of its federation."""
+    """Print what a config can name; with a config, the architectures of its federation."""
     if {"-h", "--help"} & set(args):
-        print(
-            "usage: pfl methods                  the methods and the encoders\n"
-            "       pfl methods --config FILE    the architectures of a run, and how many clients have each"
-        )
-        return None
+        return print(USAGE)
+    console = Console()
     if args:
         from pfl_lightning.callbacks import architecture_table
         from pfl_lightning.cli.federated_cli import FederatedCLI
@@ -23,9 +55,8 @@ def print_methods(args: list[str]) -> None:
         cli.datamodule.prepare_data()
         cli.datamodule.setup("fit")
         rows, number = cli.model.describe(cli.datamodule), cli.datamodule.num_clients
-        return Console().print(architecture_table(rows, f"{number} clients"))
-    from pfl_lightning.cli.tables import encoders_table, methods_table
-
-    Console().print(methods_table())
-    Console().print(encoders_table())
+        return console.print(architecture_table(rows, f"{number} clients"))
+    catalog = read_catalog()
+    for table in (methods_table, objectives_table, encoders_table):
+        console.print(table(catalog))
     return None

@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import pkgutil
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from pfl_lightning import datamodules, engines, methods
 from pfl_lightning.cli.messages import shorten
-from pfl_lightning.encoders import encoder_names
+from pfl_lightning.cli.suggestions import hint, nearest
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["CLIParser", "apply_engine_option", "expand_engine_option"]
+__all__ = ["CLIParser", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
 
 
-def _subclasses(module: Any, base: type) -> list[str]:
-    names = module.__all__
-    classes = {n: getattr(module, n) for n in names if inspect.isclass(getattr(module, n))}
-    return [n for n, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
-
-
-def _choices(option: str) -> str:
-    """Known names for the option that an error is about."""
-    known = {
-        "model.method": ("methods", [method.__name__ for method in (*methods.METHODS, *methods.ADAPTER_METHODS)]),
-        "model.encoder": ("encoders", encoder_names()),
-        "model.engine": ("engines", _subclasses(engines, engines.Engine)),
-        "data.partition": ("partitions", _subclasses(datamodules, datamodules.Partitioner)),
-        "data": ("data modules", _subclasses(datamodules, datamodules.FederatedDataModule)),
-    }
-    if option not in known:
-        return ""
-    kind, names = known[option]
-    return f"known {kind}: {', '.join(names)}"
-
-
-def _options(message: str) -> str | None:
-    """The options of the class whose option was misspelt; ``None`` if that is not what the error is about."""
-    wrong = re.search(r"(?:[Oo]ption|[Kk]ey|Nested key) '([\w.]+)' is not (?:accepted|expected)", message)
-    if not wrong:
-        return None
-    before = re.search(r"class_path '([\w.]+)':\s*$", message[: wrong.start()])
-    after = re.match(r"\.? Got value: \w*[({]'?class_path'?[=:] ?'([\w.]+)'", message[wrong.end() :])
-    path = before or after
-    if not path:
-        return ""
-    cls = pkgutil.resolve_name(path[1])
-    options = _arguments(cls)
-    near = difflib.get_close_matches(wrong[1], options - {wrong[1]}, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
-
-
-def _arguments(cls: type) -> set[str]:
-    """Arguments of a class, as far as each of its bases passes options on to the next."""
-    options: set[str] = set()
-    packages = {"pfl_lightning", cls.__module__.partition(".")[0]}
-    for base in inspect.getmro(cls):
-        if "__init__" not in vars(base) or base.__module__.partition(".")[0] not in packages:
-            continue
-        parameters = inspect.signature(base).parameters.values()
-        options |= {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
-            break
-    return options - {"encoder", "num_classes", "input_shape", "params"}  # given by the federation
-
+CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
 
 ENGINES = {
     "sequential": "SequentialEngine",
@@ -116,20 +64,79 @@ def apply_engine_option(config: Namespace) -> None:
     config.engine = None
 
 
+def apply_clipping(config: Namespace) -> None:
+    """Move ``trainer.gradient_clip_val`` to the engine, which trains the clients: the outer Trainer has no gradients.
+
+    Raises:
+        ConfigurationError: The engine has another value of its own, or cannot clip.
+    """
+    given = {name: config.trainer[name] for name in CLIPPING if config.trainer[name] is not None}
+    if not given:
+        return
+    place, engine = config.model, "model.engine"
+    while True:
+        if place.engine is None:
+            place.engine = Namespace(class_path="pfl_lightning.SequentialEngine", init_args=Namespace())
+        arguments = inspect.signature(pkgutil.resolve_name(place.engine.class_path)).parameters
+        if "engine" not in arguments or {*given} <= {*arguments}:
+            break
+        place, engine = place.engine.init_args, f"{engine}.init_args.engine"  # an engine of workers, and theirs
+        place.engine = place.get("engine")
+    for name, value in given.items():
+        own = place.engine.init_args.get(name)
+        if name not in arguments:
+            raise ConfigurationError(f"trainer.{name} is {value!r}, but {place.engine.class_path} has no such option")
+        if own not in (None, value, arguments[name].default):
+            raise ConfigurationError(
+                f"trainer.{name} is {value!r}, {engine}.init_args.{name} is {own!r}: give one of them"
+            )
+        place.engine.init_args[name] = value
+        config.trainer[name] = None
+
+
+help_topic: ContextVar[str] = ContextVar("help_topic", default="all")
+"""What help is about: ``"all"`` options, or the group whose options begin with this."""
+
+
 class CLIParser(LightningArgumentParser):
     """Lightning's parser with short errors that list the valid choices."""
 
     def print_usage(self, file: Any = None) -> None:
         """Print nothing: the list of all options would hide the error."""
 
+    def format_help(self, *args: Any, **options: Any) -> str:
+        """All options, or those of the groups that the help is about."""
+        topic = help_topic.get()
+        if topic == "all":
+            return str(super().format_help(*args, **options))
+        formatter = self._get_formatter()
+        for group in self._action_groups:
+            chosen = [a for a in group._group_actions if any(_is_below(o, topic) for o in a.option_strings)]
+            if chosen:
+                formatter.start_section(group.title)
+                formatter.add_arguments(chosen)
+                formatter.end_section()
+        near = nearest(topic, {option.partition(".")[0] for option in _options(self)})
+        return formatter.format_help() or f"no options --{topic}: try --help {near or 'all'}\n"
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error and the known choices, and exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
         short = shorten(message)
-        hint = _options(message)
-        if hint is None:
-            hint = _choices(short.partition(": ")[0])
-        message = "\n".join(filter(None, (short, hint)))
-        sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help)\n")
+        message = "\n".join(filter(None, (short, hint(message, short, _options(self)))))
+        sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help all)\n")
         self.exit(2)
+
+
+def _is_below(option: str, topic: str) -> bool:
+    return f"{option.lstrip('-')}.".startswith(f"{topic}.")
+
+
+def _options(parser: Any) -> Iterator[str]:
+    """Options of a parser and of its subcommands, without dashes."""
+    for action in parser._actions:
+        yield from (option.lstrip("-") for option in action.option_strings if option.startswith("--"))
+        if isinstance(action.choices, dict):  # the subcommands
+            for subcommand in action.choices.values():
+                yield from _options(subcommand)

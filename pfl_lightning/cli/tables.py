@@ -1,4 +1,4 @@
-"""The tables that ``pfl methods`` and ``pfl fit`` print."""
+"""The table that ``pfl fit`` prints."""
 
 from __future__ import annotations
 
@@ -6,38 +6,11 @@ from typing import Literal
 
 from rich.table import Table
 
-from pfl_lightning import methods
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.callbacks.run_facts import score_name
-from pfl_lightning.encoders import describe_encoders
 from pfl_lightning.federation import Federation
 
-__all__ = ["encoders_table", "fit_table", "methods_table"]
-
-
-def methods_table() -> Table:
-    """The methods with paper and year, which weights travel, and whether they train any LightningModule."""
-    table = Table(show_lines=True)
-    for column in ("method", "year", "paper", "weights that travel", "any module"):
-        table.add_column(column)
-    for method in (*methods.METHODS, *methods.ADAPTER_METHODS):
-        shared = ", ".join(pattern.removesuffix(".*") for pattern in method.shared) or "none"
-        paper = method.citation
-        text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"
-        modules = "yes" if method.model_agnostic else "classifiers" if method.feature_based else ""
-        table.add_row(method.__name__, str(paper.year) if paper else "", text, shared, modules)
-    return table
-
-
-def encoders_table() -> Table:
-    """The registered encoders on small images."""
-    table = Table(title="encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)")
-    for column in ("encoder", "class", "features", "parameters"):
-        table.add_column(column, justify="left" if column in ("encoder", "class") else "right")
-    for row in describe_encoders((3, 32, 32)):
-        numbers = (str(row.out_features), f"{row.parameters:,}") if row.parameters else ("-", str(row.reason))
-        table.add_row(row.name, row.encoder, *numbers)
-    return table
+__all__ = ["fit_table"]
 
 
 def fit_table(federation: Federation, writer: ResultsWriter) -> Table:

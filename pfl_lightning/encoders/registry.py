@@ -175,5 +175,6 @@ def _check_options(name: str, encoder_class: type[nn.Module], options: Iterable[
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {matches[0]!r}?" if matches else ""
+    names = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), names, n=1)
+    return f", did you mean {names[matches[0]]!r}?" if matches else ""

@@ -1,8 +1,15 @@
 """`pfl methods`: the table of methods says what the docs and the instances say."""
 
+import re
+import subprocess
+import sys
+
+import pytest
 from _helpers.toy import tiny_encoder
 
-from pfl_lightning.cli.tables import methods_table
+from pfl_lightning.cli import catalog, main
+from pfl_lightning.cli.catalog import make_catalog, read_catalog
+from pfl_lightning.cli.methods import methods_table
 from pfl_lightning.methods import ADAPTER_METHODS, METHODS, PFLSSL, Calibre, FedEMA
 
 SELF_SUPERVISED = (PFLSSL, Calibre, FedEMA)
@@ -10,7 +17,7 @@ SELF_SUPERVISED = (PFLSSL, Calibre, FedEMA)
 
 def shown():
     """The cells of the column of weights that travel, by method."""
-    columns = {str(column.header): list(column.cells) for column in methods_table().columns}
+    columns = {str(column.header): list(column.cells) for column in methods_table(read_catalog()).columns}
     return dict(zip(columns["method"], columns["weights that travel"], strict=True))
 
 
@@ -28,3 +35,37 @@ def test_self_supervised_methods_send_no_head():
 def test_other_methods_show_what_their_classes_share():
     assert shown()["FedAvg"] == "encoder, head"
     assert shown()["LocalOnly"] == "none"
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make_catalog()
+
+
+def test_the_file_says_what_the_classes_say(made):
+    assert read_catalog() == made, "run python -m pfl_lightning.cli.catalog"
+
+
+def test_the_file_is_not_used_after_a_class_was_added(monkeypatch, tmp_path, made):
+    for name in catalog.REGISTRIES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("another class\n")
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path)
+    monkeypatch.setattr(catalog, "make_catalog", lambda: made)
+    assert read_catalog() is made
+
+
+def test_objectives_are_listed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["methods"])
+    said = capsys.readouterr().out
+    rows = [row for row in read_catalog().objectives if re.search(rf"│ {row[0]} +│ {row[1]} +│", said)]
+    assert [row[0] for row in rows] == ["simclr", "byol", "simsiam", "mocov2", "swav", "smog"]
+    assert all(re.search(r" 20\d\d$", source) and text for _, _, text, source in rows)
+
+
+def test_the_list_needs_no_torch(tmp_path):
+    program = "import sys; from pfl_lightning.cli import main; main(['methods']); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert found.stdout.splitlines()[-1] == "False", found.stderr

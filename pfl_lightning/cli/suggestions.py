@@ -1,0 +1,204 @@
+"""What was probably meant: hints below an error of the command line."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pfl_lightning import datamodules, engines, methods, self_supervised
+from pfl_lightning.encoders import encoder_names
+
+__all__ = ["hint", "nearest", "nearest_options"]
+
+OTHER_NAMES = {
+    "clients": "data.partition.num_clients",
+    "communication_rounds": "trainer.max_epochs",
+    "dataset": "data",
+    "local_epochs": "model.method.epochs",
+    "max_rounds": "trainer.max_epochs",
+    "num_rounds": "trainer.max_epochs",
+    "rounds": "trainer.max_epochs",
+}
+"""Names that options have elsewhere."""
+
+OF_CLASSES = (
+    *("data.batch_size", "data.partition", "data.partition.num_clients", "data.partition.samples_per_client"),
+    *("data.root", "data.seed", "data.validation_share"),
+    *("model.method.epochs", "model.method.lr", "model.method.momentum", "model.method.optimizer"),
+)
+"""Frequent options of the classes that a config names, which are not the parser's own."""
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The name that is most like a word, in whatever case; empty if none is.
+
+    Example:
+        >>> nearest("fedpak", ["FedAvg", "FedPAC"]), nearest("xyz", ["FedAvg"])
+        ('FedPAC', '')
+    """
+    lower = {name.lower(): name for name in names}
+    found = difflib.get_close_matches(word.lower(), lower, n=1)
+    return lower[found[0]] if found else ""
+
+
+def nearest_options(word: str, options: Iterable[str]) -> list[str]:
+    """Options that may be meant by an unknown one.
+
+    Args:
+        word: The unknown option, with or without dashes and value.
+        options: All options, without dashes.
+
+    Example:
+        >>> options = ["loop.cohort", "trainer.max_epochs"]
+        >>> nearest_options("--cohort=3", options), nearest_options("rounds", options)
+        (['loop.cohort'], ['trainer.max_epochs'])
+    """
+    word = word.lstrip("-").partition("=")[0]
+    last = word.rpartition(".")[2]
+    if last in OTHER_NAMES:
+        return [OTHER_NAMES[last]]
+    known = [*dict.fromkeys((*options, *OF_CLASSES))]
+    same = [option for option in known if option.rpartition(".")[2] == last]
+    if 0 < len(same) <= 3:
+        return same
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    lasts = {option.rpartition(".")[2]: option for option in known}
+    return found or [lasts[name] for name in difflib.get_close_matches(last, lasts, n=1, cutoff=0.75)]
+
+
+def hint(message: str, short: str, options: Iterable[str]) -> str:
+    """A line that says what was probably meant, or what the choices are; empty if nothing is known.
+
+    Args:
+        message: The parser's message.
+        short: The same, shortened.
+        options: The parser's options, without dashes.
+    """
+    answers = (
+        lambda: _unknown_option(short, options),
+        lambda: _class_option(message),
+        lambda: _choice(short),
+        lambda: _attribute(short),
+        lambda: _file(short),
+        lambda: _class(short),
+    )
+    return next((found for found in (answer() for answer in answers) if found is not None), "")
+
+
+def _meant(*names: str) -> str:
+    return f"did you mean {' or '.join(map(repr, names))}? " if any(names) else ""
+
+
+def _unknown_option(short: str, options: Iterable[str]) -> str | None:
+    typed = re.search(r"[Uu]nrecognized arguments: (-\S+)", short)
+    key = re.search(r"does not accept option '([\w.]+)'", short)
+    if not typed and not key:
+        return None
+    found = nearest_options(typed[1] if typed else key[1] if key else "", options)
+    return _meant(*(f"--{name}" if typed else name for name in found)).strip()
+
+
+def _class_option(message: str) -> str | None:
+    """The options of the class whose option was misspelt; ``None`` if that is not what the error is about."""
+    wrong = re.search(r"(?:[Oo]ption|[Kk]ey|Nested key) '([\w.]+)' is not (?:accepted|expected)", message)
+    if not wrong:
+        return None
+    before = re.search(r"class_path '([\w.]+)':\s*$", message[: wrong.start()])
+    after = re.match(r"\.? Got value: \w*[({]'?class_path'?[=:] ?'([\w.]+)'", message[wrong.end() :])
+    path = before or after
+    if not path:
+        return ""
+    cls = pkgutil.resolve_name(path[1])
+    options = _arguments(cls)
+    name = wrong[1].partition(".")[0]
+    near = nearest(name, options - {name}) or nearest(name, ["init_args"])
+    return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
+
+
+def _arguments(cls: type) -> set[str]:
+    """Arguments of a class, as far as each of its bases passes options on to the next."""
+    options: set[str] = set()
+    packages = {"pfl_lightning", cls.__module__.partition(".")[0]}
+    for base in inspect.getmro(cls):
+        if "__init__" not in vars(base) or base.__module__.partition(".")[0] not in packages:
+            continue
+        parameters = inspect.signature(base).parameters.values()
+        options |= {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break
+    return options - {"encoder", "num_classes", "input_shape", "params"}  # given by the federation
+
+
+def _choice(short: str) -> str | None:
+    found = re.search(r"expected one of \[(.*)\].*, got (\S+)$", short)
+    if not found:
+        return None
+    return _meant(nearest(found[2], re.findall(r"'([^']+)'", found[1]))).strip()
+
+
+def _attribute(short: str) -> str | None:
+    """A name that a module of another package does not have."""
+    found = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", short)
+    if not found or short.partition(": ")[0] in _known():
+        return None
+    names = [name for name in dir(pkgutil.resolve_name(found[1])) if not name.startswith("_")]
+    near = nearest(found[2], names)
+    return _meant(f"{found[1]}.{near}" if near else "").strip()
+
+
+def _file(short: str) -> str | None:
+    found = re.search(r"File does not exist: '?([^']+?)'?$", short)
+    if not found:
+        return None
+    path = Path(found[1])
+    there = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = nearest(path.name, there)
+    return _meant(str(path.parent / near) if near else "").strip()
+
+
+def _class(short: str) -> str:
+    """Known names for the option that the error is about."""
+    asked = re.search(r"([\w.]+)\.help: ", short)
+    option = asked[1] if asked else short.partition(": ")[0]
+    kind, names = _known().get(option, lambda: ("", ()))()
+    given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
+    near = nearest(given[1].rpartition(".")[2], names) if given else ""
+    if option == "trainer.callbacks":  # there are too many to list
+        return _meant(near).strip()
+    return f"{_meant(near)}known {kind}: {', '.join(names)}" if names else ""
+
+
+def _subclasses(module: Any, base: type) -> list[str]:
+    classes = {name: getattr(module, name) for name in module.__all__ if inspect.isclass(getattr(module, name))}
+    return [name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
+
+
+def _callbacks() -> list[str]:
+    from lightning.pytorch import Callback
+
+    waiting, found = [Callback], []
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        found.append(cls.__name__)
+    return found
+
+
+def _known() -> Mapping[str, Callable[[], tuple[str, Sequence[str]]]]:
+    """What can be named for an option, and the names."""
+    partitions = lambda: ("partitions", _subclasses(datamodules, datamodules.Partitioner))  # noqa: E731
+    return {
+        "model.method": lambda: ("methods", [cls.__name__ for cls in (*methods.METHODS, *methods.ADAPTER_METHODS)]),
+        "model.method.objective": lambda: ("objectives", _subclasses(self_supervised, self_supervised.Objective)),
+        "model.encoder": lambda: ("encoders", encoder_names()),
+        "model.engine": lambda: ("engines", _subclasses(engines, engines.Engine)),
+        "data.partition": partitions,
+        "partition": partitions,
+        "data": lambda: ("data modules", _subclasses(datamodules, datamodules.FederatedDataModule)),
+        "trainer.callbacks": lambda: ("callbacks", _callbacks()),
+    }
