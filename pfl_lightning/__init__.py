@@ -17,7 +17,14 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
     from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
     from pfl_lightning.drop_in.adapters import export_adapters
     from pfl_lightning.drop_in.federate import federate
-    from pfl_lightning.engines import Engine, ProcessEngine, RayEngine, SequentialEngine, TrainerEngine, VectorizedEngine
+    from pfl_lightning.engines import (
+        Engine,
+        ProcessEngine,
+        RayEngine,
+        SequentialEngine,
+        TrainerEngine,
+        VectorizedEngine,
+    )
     from pfl_lightning.federation import Federation
     from pfl_lightning.messages import Broadcast, ClientUpdate
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
