@@ -47,8 +47,9 @@ def reproduce(args: list[str]) -> None:
     if name not in studies:
         near = difflib.get_close_matches(name, studies, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        own = f" A study file of your own is run by pfl study {shlex.quote(args[0])}." if Path(name).parent.name else ""
-        raise ConfigurationError(f"no study {name!r} ships{meant} `pfl reproduce` lists them.{own}")
+        own = f"; a study file of your own is run by pfl study {shlex.quote(arguments.study)}"
+        own = own if Path(arguments.study).is_file() else ""
+        raise ConfigurationError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
     words = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.words)
     scale = arguments.scale
     if scale is None:

@@ -115,7 +115,7 @@ class Runner:
                     time.sleep(POLL)
             finally:
                 end_all([active.process for active in self._active])
-                self._look(waiting, Outcome())
+                self._look(waiting, outcome, ending=True)
                 for active in self._active:
                     active.lock.release()
                 self._active = []
@@ -163,8 +163,8 @@ class Runner:
             raise
         self.watcher.started(run, resumed="--ckpt_path" in command.words)
 
-    def _look(self, waiting: deque[Run], outcome: Outcome) -> None:
-        """Take note of the processes that have ended."""
+    def _look(self, waiting: deque[Run], outcome: Outcome, ending: bool = False) -> None:
+        """Take note of the processes that have ended; of those that were told to, only if they are done."""
         for active in list(self._active):
             code = active.process.poll()
             if code is None:
@@ -175,7 +175,7 @@ class Runner:
             active.lock.release()
             if done:
                 self.watcher.finished(run)
-            elif outcome.stopped is None:
+            elif not ending:
                 self._note_failure(run, code, waiting, outcome)
 
     def _note_failure(self, run: Run, code: int, waiting: deque[Run], outcome: Outcome) -> None:

@@ -112,6 +112,7 @@ def test_a_signal_stops_all_processes(runs, number, monkeypatch):
     assert outcome.stopped is number
     assert outcome.failed == []
     assert [process.stopped for process in starter.processes] == [True, True]
+    assert {event[0] for event in notes.events} == {"started"}
 
 
 def test_processes_that_do_not_end_are_killed(runs, monkeypatch):

@@ -1,0 +1,59 @@
+"""``pfl study`` with runs that only pretend: short rounds, which are saved, resumed and locked as real ones.
+
+``python -m _helpers.pretended_study study FILE`` is the study, ``python -m _helpers.pretended_study fit ...`` a run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import yaml
+
+from pfl_lightning.cli.runs import RunFolder
+from pfl_lightning.state.files import replace_file
+from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.study.child import _end_with_parent
+from pfl_lightning.study.processes import Command
+
+
+def study() -> None:
+    """The study: configs are taken as they are, the report is a plain one."""
+    from _helpers import plain_report
+    from pfl_lightning.cli.main import main
+    from pfl_lightning.study import check
+
+    plain_report.install()
+    plain_report.figures = lambda run, choice: json.loads((run / "results.json").read_text())
+    check.check_configs = lambda runs: None
+    arguments = property(lambda self: [sys.executable, "-m", "_helpers.pretended_study", *self.words])
+    Command.arguments = arguments  # type: ignore[method-assign, assignment]
+    main()
+
+
+def run(words: list[str]) -> None:
+    """A run: its state is a number that each round changes."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    config = yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())
+    runs = RunFolder(Path(config["run_dir"]))
+    checkpoint = Path(words[words.index("--ckpt_path") + 1]) if "--ckpt_path" in words else None
+    folder = runs.new() if checkpoint is None else checkpoint.parents[1]
+    state = [0, config["seed_everything"]] if checkpoint is None else json.loads(checkpoint.read_text())
+    with RunLock(folder):
+        while state[0] < config["trainer"]["max_epochs"]:
+            time.sleep(0.03)
+            state = [state[0] + 1, (48271 * state[1] + 11) % 2147483647]
+            write(folder / "checkpoints" / "last.ckpt", state)
+        write(folder / "results.json", {"finished": True, "state": state})
+
+
+def write(path: Path, content: object) -> None:
+    with replace_file(path) as temporary:
+        temporary.write_text(json.dumps(content))
+
+
+if __name__ == "__main__":
+    study() if sys.argv[1] == "study" else run(sys.argv[2:])
