@@ -128,5 +128,5 @@ def _number(value: float, form: str) -> str:
 
 def _shown(federation: Federation) -> list[str]:
     """Names of the values of a user's module that the progress bar shows, as far as the first client has them."""
-    first = next(iter((*federation.validation_scores.values(), *federation.test_scores.values())), None)
+    first = next(iter((federation.validation_scores or federation.test_scores).values()), None)
     return [] if first is None else sorted(first.shown)

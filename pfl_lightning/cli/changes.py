@@ -87,16 +87,16 @@ def _flat(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def distance(run: Path, config: Mapping[str, Any]) -> tuple[int, int]:
-    """How far a run's config is from another: options without which it is another run, and all further ones.
+    """How far a run's config is from another: options without which it is another run, and those of the Trainer.
 
     The nearer one counts of the config that the run began with and the one that it was resumed with last.
     """
     found = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
-        different = [change.option for change in changes(saved, config)]
-        core = sum(option.split(".")[0] in CORE for option in different)
-        found.append((core, len(different) - core) if saved else (10**6, 0))
+        different = [change.option.split(".")[0] for change in changes(saved, config)]
+        core = sum(group in CORE for group in different)
+        found.append((core, different.count("trainer")) if saved else (10**6, 0))
     return min(found)
 
 

@@ -19,11 +19,12 @@ from lightning.pytorch.plugins import CheckpointIO
 from rich.console import Console
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, RoundProgress
+from pfl_lightning.callbacks.evaluation_file import Part
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.cli.changes import check_seed
 from pfl_lightning.cli.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
-from pfl_lightning.cli.personalize import personalization_table, write_personalization
+from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
 from pfl_lightning.cli.runs import RunFolder, run_folder, runs_below
 from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
@@ -146,6 +147,8 @@ class FederatedCLI(LightningCLI):
         if self.subcommand != "fit":  # an evaluation needs no state of Communication
             warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
         config.weights_only = True if config.weights_only is None else config.weights_only
+        if self.subcommand in ("test", "validate"):
+            config.verbose = False  # Lightning's table has the names of logged values; the CLI has its own
         if self.subcommand == "export":
             config.output = config.output or str(self.run_folder / "clients")
 
@@ -280,6 +283,21 @@ class FederatedCLI(LightningCLI):
     def _personalization(self) -> Personalization | None:
         settings: Personalization | None = self.config_init[self.subcommand].personalize
         return settings
+
+    def after_test(self) -> None:
+        """Print the accuracies and where they are saved."""
+        self._report_evaluation("test", "test")
+
+    def after_validate(self) -> None:
+        """Print the accuracies and where they are saved."""
+        self._report_evaluation("validate", "validation")
+
+    def _report_evaluation(self, name: str, part: Part) -> None:
+        writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
+        folder = writer.folder(self.trainer)
+        if (folder / f"{name}.json").is_file() and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            Console().print(evaluation_table(self.model, part))
+            print(f"Results: {folder}/{name}.json, {name}_clients.csv")
 
     def after_fit(self) -> None:
         """Print the results; then personalize, if the config asks for it."""

@@ -189,9 +189,12 @@ def test_last_is_the_last_round_however_good(tmp_path):
 def test_validate_and_test_take_the_checkpoint(tmp_path, capsys):
     tiny_run(tmp_path, "--trainer.max_epochs", "2")
     tiny_run(tmp_path, "--ckpt_path", "last", subcommand="test")
-    assert "test_accuracy/mean" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "FedPAC: test accuracy, in %" in said
+    assert f"Results: {tmp_path / 'version_0'}/test.json, test_clients.csv" in said
     tiny_run(tmp_path, "--ckpt_path", "best", subcommand="validate")
-    assert "accuracy/mean" in capsys.readouterr().out
+    assert "FedPAC: validation accuracy, in %" in capsys.readouterr().out
+    assert (tmp_path / "version_0" / "validate.json").is_file()
 
 
 def test_without_validation_parts(tmp_path):
