@@ -125,3 +125,16 @@ def test_fedbn_keeps_batch_normalization_on_the_client():
     own = {name for name in one if not torch.equal(one[name], two[name])}
     expected = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
     assert expected <= own <= expected | {"body.1.num_batches_tracked"}
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedPer], ids=lambda method: method.__name__)
+def test_running_statistics_of_a_users_module_stay_where_the_run_says_so(method):
+    from _helpers.toy import own_model
+
+    federation, _ = run_project(
+        method, 1, module=Net(norm=True), data=None, num_clients=3, head="fc", batch_norm="own_statistics"
+    )
+    one, two = (own_model(federation, client).module.state_dict() for client in (0, 1))
+    own = {name for name in one if name.startswith("body.") and not torch.equal(one[name], two[name])}
+    expected = {f"body.1.{name}" for name in ("running_mean", "running_var")}
+    assert expected <= own <= expected | {"body.1.num_batches_tracked"}
