@@ -67,7 +67,7 @@ def seconds(variant: str, rounds: int, cores: list[int]) -> float:
 @contextmanager
 def busy(core: int) -> Iterator[None]:
     """Context manager beside which a process spins on one core."""
-    program = "while True: pass"
+    program = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
     process = subprocess.Popen([sys.executable, "-c", program], preexec_fn=lambda: os.sched_setaffinity(0, [core]))
     try:
         yield

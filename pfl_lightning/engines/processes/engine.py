@@ -50,7 +50,7 @@ class ProcessEngine(WorkerEngine):
             raise ConfigurationError("ProcessEngine needs Linux or macOS; use RayEngine")
 
     def connect(self, data: FederatedData, environment: FitEnvironment, threads: int) -> WorkerHost:
-        """Return what starts the workers; see :meth:`WorkerEngine.connect`.
+        """Return what starts workers of so many threads on this machine.
 
         Raises:
             ConfigurationError: The outer Trainer is not on the CPU.

@@ -61,7 +61,7 @@ class RayEngine(WorkerEngine):
         self.runtime_env = runtime_env
 
     def connect(self, data: FederatedData, environment: FitEnvironment, threads: int) -> WorkerHost:
-        """Connect to Ray, or start it; see :meth:`WorkerEngine.connect`.
+        """Connect to Ray, or start it, for workers of so many threads.
 
         Raises:
             ConfigurationError: Ray is not installed, or no cluster answers at the address.
