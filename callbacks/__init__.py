@@ -16,6 +16,7 @@ from pfl_lightning.callbacks.inspection import (
     UnitAttribution,
 )
 from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.callbacks.progress import RoundProgress
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.round import Traffic
 
@@ -33,6 +34,7 @@ __all__ = [
     "PartitionPicture",
     "RepresentationMeasures",
     "ResultsWriter",
+    "RoundProgress",
     "RunSettings",
     "Traffic",
     "UnitAttribution",

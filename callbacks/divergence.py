@@ -108,8 +108,8 @@ class DivergenceGuard:
             self.reported = True
             tries = "; ".join(remedies(federation))
             warnings.warn(
-                f"round {round}: the training diverges: {what}. Try {tries}. FederatedLoop(stop_on_divergence=True) "
-                "ends such runs",
+                f"round {round + 1}: the training diverges: {what}. Try {tries}. "
+                "FederatedLoop(stop_on_divergence=True) ends such runs",
                 stacklevel=2,
             )
 

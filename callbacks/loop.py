@@ -80,6 +80,7 @@ class FederatedLoop(ProjectCallback):
         """Count from the first round."""
         self.traffic, self.guard = Traffic(), DivergenceGuard()
         self.rounds, self.seconds = 0, 0.0
+        self.loss = math.nan  # mean training loss of the last round
         self.undone = 0  # rounds in a row
         self._start = 0.0
         self._in_round, self._aggregated, self._goes_on = False, True, True
@@ -128,7 +129,7 @@ class FederatedLoop(ProjectCallback):
             places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
             if places and not 0 <= min(places) <= max(places) < len(clients):
                 raise ConfigurationError(
-                    f"round {round}: sample_cohort returned {places}, expected places among the {len(clients)} "
+                    f"round {round + 1}: sample_cohort returned {places}, expected places among the {len(clients)} "
                     "participating clients, from 0, which need not be their numbers where some clients are novel"
                 )
             return [clients[place] for place in places]
@@ -188,7 +189,7 @@ class FederatedLoop(ProjectCallback):
         self.undone = 0 if growth.fault is None else self.undone + 1
         if self.undone >= MOST_UNDONE:
             raise FederationError(
-                f"round {trainer.current_epoch}: {self.undone} rounds in a row had to be undone; the last: "
+                f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
                 f"{growth.fault}. Lower the learning rate, clip the gradient, or look for clients with very large "
                 "updates"
             )
@@ -201,6 +202,7 @@ class FederatedLoop(ProjectCallback):
         self.seconds += time.perf_counter() - self._start
         self._aggregated = True
         metrics = self._round.metrics()
+        self.loss = metrics.get("train/loss", math.nan)
         shown = {name for result in self._round.results for name in result.shown}
         for name, value in metrics.items():
             pl_module.log(name, value, name in shown, logger=False, on_step=False, on_epoch=True, batch_size=1)

@@ -1,46 +1,38 @@
-"""What a run leaves behind: results.json, clients.csv, partition.npz."""
+"""What a run leaves behind: results.json, clients.csv, partition.npz; test.json and validate.json of evaluations."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
+from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files
 from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.callbacks.result_rows import (
+    ChosenRound,
+    HistoryEntry,
+    accuracies,
+    as_text,
+    from_first_format,
+    mean_of,
+)
+from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
-from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
+from pfl_lightning.metrics import AccuracySummary, summarize
 from pfl_lightning.state.files import explain_full_disk, replace_file
 from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
 __all__ = ["ResultsWriter"]
 
-Accuracies = Mapping[int, float]
 CHOICES = ("last", "validation_selected", "best_test")
-
-
-def accuracies(scores: Mapping[int, EvalMetrics]) -> dict[int, float]:
-    """Every client's accuracy; not of models that have none, such as those of a regression."""
-    return {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
-
-
-@dataclass
-class _Chosen:
-    """A round that was chosen by some rule, and every client's accuracies in it."""
-
-    round: int
-    criterion: float
-    validation: dict[int, float]
-    test: dict[int, float]
 
 
 class ResultsWriter(L.Callback):
@@ -49,8 +41,13 @@ class ResultsWriter(L.Callback):
     After a kill that leaves no time for it they are written when the run is resumed, even if no round is left to play.
 
     Three choices are kept apart: the last evaluated round; the round of the highest mean validation accuracy (what one
-    may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are test
-    accuracies in [0, 1], of the clients that were evaluated; the others have empty fields in ``clients.csv``.
+    may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are in [0, 1], of
+    the clients that were evaluated; the others have empty fields in ``clients.csv``. Rounds count from 1. Where a
+    method trains no head, what is called accuracy is a nearest-neighbor score: ``evaluated`` says so. The form is that
+    of ``results.schema.json``, which lies beside this module.
+
+    A test and a validation outside of a fit leave ``test.json`` and ``validate.json`` of the same form, with
+    ``test_clients.csv`` and ``validate_clients.csv``.
 
     The folder is locked during a fit: of two processes that would overwrite each other's results the second is refused.
 
@@ -61,37 +58,60 @@ class ResultsWriter(L.Callback):
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
-        self.chosen: dict[str, _Chosen] = {}
-        self.history: list[dict[str, float]] = []
+        self._begin()
         self._playing = self._finished = False
         self._lock: RunLock | None = None
+
+    def _begin(self) -> None:
+        self.chosen: dict[str, ChosenRound] = {}
+        self.history: list[HistoryEntry] = []
+        self._counted: tuple[float, int, int] | None = (0.0, 0, 0)  # seconds and bytes of the rounds in the history
 
     # ------------------------------------------------------------------ after every round
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look whether this round is the choice of one of the rules."""
-        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
-            return
+        """Look whether this round is the choice of one of the rules; outside of a fit, write what was found."""
         assert isinstance(pl_module, Federation)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return self._write_evaluation(trainer, pl_module, "validation")
+        if trainer.sanity_checking:
+            return None
         validation, test = accuracies(pl_module.validation_scores), accuracies(pl_module.test_scores)
-        round, judged = trainer.current_epoch, pl_module.validation_scores.keys() | pl_module.test_scores.keys()
-        entry = {"round": float(round), "clients": float(len(judged))}
-        if test:
-            entry["test_accuracy"] = summarize(list(test), list(test.values())).mean
-            self.chosen["last"] = _Chosen(round, float(round), validation, test)
-            self._choose("best_test", entry["test_accuracy"], round, validation, test)
-        if validation:
-            entry["accuracy"] = summarize(list(validation), list(validation.values())).mean
-            if test:
-                self._choose("validation_selected", entry["accuracy"], round, validation, test)
-        self.history = [row for row in self.history if row["round"] < round] + [entry]
+        judged = pl_module.validation_scores.keys() | pl_module.test_scores.keys()
+        means = mean_of(test) if test else None, mean_of(validation) if validation else None
+        entry = self._add(trainer, len(judged), *means)
+        if test or validation:
+            self.chosen["last"] = ChosenRound(entry.round, float(entry.round), validation, test)
+        for name, mean in zip(("best_test", "validation_selected"), means, strict=True):
+            best = self.chosen.get(name)
+            if mean is not None and (best is None or mean > best.criterion):  # the first of equal rounds
+                self.chosen[name] = ChosenRound(entry.round, mean, validation, test)
+        return None
 
-    def _choose(
-        self, name: str, criterion: float, round: int, validation: dict[int, float], test: dict[int, float]
-    ) -> None:
-        best = self.chosen.get(name)
-        if best is None or criterion > best.criterion:  # the first of equal rounds
-            self.chosen[name] = _Chosen(round, criterion, validation, test)
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note a round that was not evaluated, too."""
+        if not self.history or self.history[-1].round != trainer.current_epoch + 1:
+            self._add(trainer, 0)
+
+    def _add(
+        self, trainer: L.Trainer, clients: int, test: float | None = None, validation: float | None = None
+    ) -> HistoryEntry:
+        """Add the current round to the history."""
+        loop, round = _loop(trainer), trainer.current_epoch + 1
+        now = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
+        before, self._counted = self._counted or now, now
+        seconds, up, down = (total - counted for total, counted in zip(now, before, strict=True))
+        if self.history and self.history[-1].round == round:  # evaluated in the middle of the round, too
+            again = self.history[-1]
+            seconds, up, down = (
+                seconds + (again.seconds or 0),
+                up + (again.bytes_up or 0),
+                down + (again.bytes_down or 0),
+            )
+        loss = loop.loss if math.isfinite(loop.loss) else None
+        entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation)
+        self.history = [row for row in self.history if row.round < round] + [entry]
+        return entry
 
     # ------------------------------------------------------------------ at the end
 
@@ -110,6 +130,11 @@ class ResultsWriter(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From now on there may be results to write."""
+        loop = _loop(trainer)
+        if not loop.rounds:
+            self._begin()
+        elif self._counted is None:  # the checkpoint is of a version that did not count them by rounds
+            self._counted = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
         self._playing, self._finished = True, False
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -142,62 +167,62 @@ class ResultsWriter(L.Callback):
         """Where the results go."""
         return Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
 
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write what was found."""
+        assert isinstance(pl_module, Federation)
+        self._write_evaluation(trainer, pl_module, "test")
+
+    def _write_evaluation(self, trainer: L.Trainer, federation: Federation, part: Part) -> None:
+        scores = federation.test_scores if part == "test" else federation.validation_scores
+        # The clients that adapt their models after the training have files of their own.
+        if scores and not federation.is_personalizing and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            loop = next((one for one in trainer.callbacks if isinstance(one, FederatedLoop)), None)  # type: ignore[attr-defined]
+            self._write(trainer, evaluation_files(trainer, federation, loop, part), "make room and evaluate again")
+
     def write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``results.json`` and ``clients.csv``; ``fast_dev_run`` writes nothing."""
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
         assert isinstance(pl_module, Federation)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            text = as_text(self.results(trainer, pl_module))
+            how = "resuming the run from its last checkpoint writes them"
+            self._write(trainer, {"results.json": text, "clients.csv": self._clients(pl_module)}, how)
+
+    def _write(self, trainer: L.Trainer, files: Mapping[str, str], how: str) -> None:
         folder = self.folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            text = json.dumps(self.results(trainer, pl_module), indent=2) + "\n"
-            for name, content in (("results.json", text), ("clients.csv", self._clients(pl_module))):
+            for name, content in files.items():
                 with replace_file(folder / name) as temporary:
                     temporary.write_text(content, newline="")
         except (OSError, DiskFullError) as error:
-            error.add_note(f"the results belong in {folder}; resuming the run from its last checkpoint writes them")
+            error.add_note(f"the results belong in {folder}; {how}")
             raise
 
     def results(self, trainer: L.Trainer, federation: Federation) -> dict[str, Any]:
         """The content of ``results.json``."""
-        loop = _loop(trainer)
-        up, down = loop.traffic.up, loop.traffic.down
+        accuracy = {name: self.chosen[name].as_dict() if name in self.chosen else None for name in CHOICES}
         return {
-            "method": federation.method_name,
+            **run_facts(federation),
             "finished": self._finished,
-            "rounds": loop.rounds,
-            "num_clients": federation.personal.num_clients,
-            "novel_clients": list(federation.data.novel),
-            "evaluated_clients": self.evaluated_clients,
-            "seed": federation.seed,
-            "accuracy": {name: self._summary(name) for name in CHOICES},
-            "bytes": {
-                "up": sum(up.values()),
-                "down": sum(down.values()),
-                "up_by_kind": dict(up),
-                "down_by_kind": dict(down),
-            },
-            "seconds_per_round": loop.seconds / loop.rounds if loop.rounds else None,
-            "history": self.history,
+            **counts(_loop(trainer), federation, self.evaluated_clients),
+            "evaluated": evaluated(federation, has_accuracy=bool(self.chosen)),
+            "accuracy": accuracy,
+            "history": [entry.as_dict() for entry in self.history],
         }
 
     @property
     def evaluated_clients(self) -> int:
         """How many clients the last evaluation had."""
-        return int(self.history[-1]["clients"]) if self.history else 0
+        return next((entry.clients for entry in reversed(self.history) if entry.clients), 0)
 
-    def summaries(self) -> dict[str, AccuracySummary]:
-        """Test accuracies over clients in the chosen rounds, by choice, as far as there are any."""
-        return {
-            name: summarize(list(self.chosen[name].test), list(self.chosen[name].test.values()))
-            for name in CHOICES
-            if name in self.chosen
-        }
+    def summaries(self, part: Part = "test") -> dict[str, AccuracySummary]:
+        """Accuracies over clients in the chosen rounds, by choice, as far as there are any.
 
-    def _summary(self, name: str) -> dict[str, Any] | None:
-        if name not in self.chosen:
-            return None
-        chosen = self.chosen[name]
-        return {"round": chosen.round, **self.summaries()[name].as_dict(), "num_clients": len(chosen.test)}
+        Args:
+            part: Of which parts.
+        """
+        found = {name: getattr(self.chosen[name], part) for name in CHOICES if name in self.chosen}
+        return {name: summarize(list(values), list(values.values())) for name, values in found.items() if values}
 
     def _clients(self, federation: Federation) -> str:
         """The content of ``clients.csv``."""
@@ -210,8 +235,8 @@ class ResultsWriter(L.Callback):
             row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test)]
             for name in CHOICES:
                 chosen = self.chosen.get(name)
-                for accuracies in (chosen.test, chosen.validation) if chosen else ({}, {}):
-                    row.append(accuracies.get(client, ""))
+                for values in (chosen.test, chosen.validation) if chosen else ({}, {}):
+                    row.append(values.get(client, ""))
             writer.writerow(row)
         return text.getvalue()
 
@@ -219,16 +244,18 @@ class ResultsWriter(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything seen so far, for the checkpoint."""
-        chosen = {
-            name: {"round": c.round, "criterion": c.criterion, "validation": dict(c.validation), "test": dict(c.test)}
-            for name, c in self.chosen.items()
-        }
-        return {"chosen": chosen, "history": [dict(entry) for entry in self.history]}
+        chosen = {name: dict(vars(round)) for name, round in self.chosen.items()}
+        history = [dict(vars(entry)) for entry in self.history]
+        return {"format": FORMAT, "chosen": chosen, "history": history, "counted": self._counted}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what was seen before the checkpoint."""
-        self.chosen = {name: _Chosen(**entry) for name, entry in state_dict["chosen"].items()}
-        self.history = [dict(entry) for entry in state_dict["history"]]
+        """Restore what was seen before the checkpoint, which may be of a version whose rounds counted from 0."""
+        known = "format" in state_dict
+        chosen, history = (state_dict["chosen"], state_dict["history"]) if known else from_first_format(state_dict)
+        self.chosen = {name: ChosenRound(**entry) for name, entry in chosen.items()}
+        self.history = [HistoryEntry(**entry) for entry in history]
+        counted = state_dict.get("counted")
+        self._counted = None if counted is None else tuple(counted)
 
 
 def _loop(trainer: L.Trainer) -> FederatedLoop:

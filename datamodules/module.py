@@ -214,6 +214,14 @@ class FederatedDataModule(LightningDataModule, ABC):
         own = self._loaded.fingerprint
         return f"{own}-{crc32(str(self.novel).encode()):08x}" if self.novel else own
 
+    @property
+    def data_fingerprint(self) -> str:
+        """Short hash of the data set, however it is divided: shapes, labels, class names and some of the inputs.
+
+        Of items that a data set makes on demand none are read: their number, their labels and the names count.
+        """
+        return self._loaded.samples.fingerprint
+
     def class_counts(self) -> Ints:
         """Number of training samples of each class at each client, shape (m, C)."""
         return self._loaded.class_counts()

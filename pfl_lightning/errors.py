@@ -31,18 +31,18 @@ class ClientError(FederationError):
 
     Args:
         client: Number of the client.
-        round: Number of the round, from 0.
+        round: Number of the round, from 0; the message counts from 1.
         reason: Reason and remedy.
 
     Example:
         >>> from pfl_lightning.errors import ClientError
         >>> raise ClientError(client=3, round=1, reason="its loss is NaN; lower the learning rate")
         Traceback (most recent call last):
-        pfl_lightning.errors.ClientError: client 3, round 1: its loss is NaN; lower the learning rate
+        pfl_lightning.errors.ClientError: client 3, round 2: its loss is NaN; lower the learning rate
     """
 
     def __init__(self, client: int, round: int, reason: str) -> None:
-        super().__init__(f"client {client}, round {round}: {reason}")
+        super().__init__(f"client {client}, round {round + 1}: {reason}")
         self.client = client
         self.round = round
         self.reason = reason

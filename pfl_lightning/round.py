@@ -38,6 +38,11 @@ class Traffic:
             direction[kind] = direction.get(kind, 0) + size
 
 
+def _from_one(round: object) -> object:
+    """A round's number as people read it, or what a method has put in its place."""
+    return int(round) + 1 if isinstance(round, Integral) else repr(round)
+
+
 @dataclass
 class Round:
     """One communication round: broadcasts, local fits, uploads, aggregation.
@@ -96,8 +101,8 @@ class Round:
         if result is None or result.client != client:
             found = "the cohort is at its end" if result is None else f"client {result.client} is next in the cohort"
             raise FederationError(
-                f"round {self.number}: the outer Trainer asks for client {client}, and {found}; leave the order of the "
-                "data module's loaders as it is"
+                f"round {self.number + 1}: the outer Trainer asks for client {client}, and {found}; leave the order of "
+                "the data module's loaders as it is"
             )
         error = self._collect(result)
         if error is not None:
@@ -125,7 +130,7 @@ class Round:
                 raise InvalidMessageError(result.client, self.number, reason)
             numbers = (update.client, update.round)
             if not all(isinstance(n, Integral) for n in numbers) or numbers != (result.client, self.number):
-                reason = f"the update calls itself that of client {numbers[0]!r}, round {numbers[1]!r}"
+                reason = f"the update calls itself that of client {numbers[0]!r}, round {_from_one(numbers[1])}"
                 raise InvalidMessageError(result.client, self.number, reason)
             for name, tensor in result.personal.items():  # which is finite, as the engine has seen
                 if magnitude(tensor) > max(LARGEST, 1e3 * magnitude(self.clients.stored(result.client)[name])):
@@ -170,7 +175,7 @@ class Round:
         if count < min_clients:
             more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
             raise FederationError(
-                f"round {self.number}: {count} of {len(self.results)} updates can be aggregated, min_clients is "
+                f"round {self.number + 1}: {count} of {len(self.results)} updates can be aggregated, min_clients is "
                 f"{min_clients}. {'; '.join(map(str, errors[:3]))}{more}"
             ) from (errors[0] if errors else None)
         before, self._before, self._last = self._before, None, None
@@ -186,8 +191,8 @@ class Round:
         if growth.fault is not None and before is not None:
             before.restore()
             warnings.warn(
-                f"round {self.number} is undone: {growth.fault}. The server is again as it was before the round; lower "
-                "the learning rate, clip the gradient, or look for clients with very large updates",
+                f"round {self.number + 1} is undone: {growth.fault}. The server is again as it was before the round; "
+                "lower the learning rate, clip the gradient, or look for clients with very large updates",
                 stacklevel=2,
             )
         elif self.number < CHECKED_ROUNDS:

@@ -65,7 +65,7 @@ def test_dropped_batches():
 def test_batch_normalization_cannot_train_on_one_sample(method, options, engine):
     """17 samples are four batches of 4 and one of 1. The remedies that the message names do help."""
     message = (
-        r"client 1, round 0: batch normalization cannot train on a batch of one sample, and the 17 training samples "
+        r"client 1, round 1: batch normalization cannot train on a batch of one sample, and the 17 training samples "
         r"in batches of 4 leave such a batch; set drop_last to true, or choose another batch_size"
     )
     with pytest.raises(ConfigurationError, match=message):

@@ -56,7 +56,7 @@ def test_an_epoch_is_a_round_and_a_batch_is_a_client():
 def test_the_progress_bar_shows_round_client_and_loss():
     diary = Diary()
     run(FIT, 2, cohorts=[[1, 3]], callbacks=[diary])
-    assert [(bar["round"], bar["client"]) for bar in diary.bars] == [(0, 1), (0, 3), (1, 1), (1, 3)]
+    assert [(bar["round"], bar["client"]) for bar in diary.bars] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert all(bar["loss"] > 0 for bar in diary.bars)
     assert len({bar["loss"] for bar in diary.bars}) == 4
     assert {"accuracy", "test_accuracy"} <= diary.bars[-1].keys()
@@ -75,7 +75,7 @@ def test_model_checkpoint_keeps_the_round_with_the_best_accuracy(tmp_path):
     writer = ResultsWriter(str(tmp_path))
     data = Toy()
     run(partial(FedPAC, epochs=1, lr=0.2), 5, data=data, callbacks=[saver, writer], enable_checkpointing=True)
-    accuracies = [row["accuracy"] for row in writer.history]
+    accuracies = [row.validation for row in writer.history]
     assert len(set(accuracies)) > 1
     best = max(range(5), key=lambda k: accuracies[k])
     assert saver.best_model_path == str(tmp_path / f"epoch={best}.ckpt")

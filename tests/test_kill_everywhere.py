@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from _helpers.kill_at import run_in_process
+from _helpers.results import without_seconds
 
 from pfl_lightning.cli.runs import RunFolder
 
@@ -37,8 +38,7 @@ def content(folder):
     names = sorted(path.name for path in run.rglob("*") if path.is_file() and "tfevents" not in path.name)
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     best = torch.load(next((run / "checkpoints").glob("best*")), weights_only=True)
-    results = json.loads((run / "results.json").read_text())
-    del results["seconds_per_round"]
+    results = without_seconds(json.loads((run / "results.json").read_text()))
     tables = [(run / name).read_text() for name in ("clients.csv", "config.yaml")]
     names = [name for name in names if not name.startswith("config-resumed")]
     return names, results, tables[0], list(leaves(state["state_dict"])), list(leaves(best["state_dict"]))

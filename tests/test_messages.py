@@ -206,7 +206,7 @@ BAD = {
 
 @pytest.mark.parametrize(("changes", "reason"), BAD.values(), ids=BAD)
 def test_an_update_that_differs_from_its_declaration_is_refused(changes, reason):
-    with pytest.raises(InvalidMessageError, match=f"client 3, round 7: .*{reason}") as caught:
+    with pytest.raises(InvalidMessageError, match=f"client 3, round 8: .*{reason}") as caught:
         Server().check(declared(**changes))
     assert (caught.value.client, caught.value.round) == (3, 7)
 
@@ -216,7 +216,7 @@ NUMBERS = [float("nan"), float("inf"), 10.0, 10**400, 10**5000, 10**13, -3, "ten
 
 @pytest.mark.parametrize("number", NUMBERS, ids=range(len(NUMBERS)))
 def test_a_number_of_samples_that_is_none_is_refused(number):
-    with pytest.raises(InvalidMessageError, match=r"client 3, round 7: num_samples is .*, expected at least 1"):
+    with pytest.raises(InvalidMessageError, match=r"client 3, round 8: num_samples is .*, expected at least 1"):
         Server().check(declared(num_samples=number))
 
 
@@ -245,7 +245,7 @@ def test_weights_may_be_expected_by_their_shapes_alone():
 
 
 def test_a_field_that_the_server_does_not_want_is_refused():
-    with pytest.raises(InvalidMessageError, match=r"client 3, round 7: Declared\.full is not expected"):
+    with pytest.raises(InvalidMessageError, match=r"client 3, round 8: Declared\.full is not expected"):
         Server(wanted=False).check(declared())
 
 

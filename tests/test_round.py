@@ -45,9 +45,9 @@ def weights(change):
 
 
 LIES = {
-    "another client": (lambda u: replace(u, client=0), "the update calls itself that of client 0, round 0"),
-    "another round": (lambda u: replace(u, round=7), "the update calls itself that of client 2, round 7"),
-    "no client": (lambda u: replace(u, client=None), "the update calls itself that of client None, round 0"),
+    "another client": (lambda u: replace(u, client=0), "the update calls itself that of client 0, round 1"),
+    "another round": (lambda u: replace(u, round=7), "the update calls itself that of client 2, round 8"),
+    "no client": (lambda u: replace(u, client=None), "the update calls itself that of client None, round 1"),
     "a tensor as client": (lambda u: replace(u, client=torch.tensor([2, 2])), "the update calls itself that of client"),
     "nothing": (lambda u: None, "make_update returned NoneType, expected ClientUpdate"),
     "a text": (lambda u: "weights", "make_update returned str, expected ClientUpdate"),
@@ -60,7 +60,7 @@ LIES = {
     "10^400 samples": (lambda u: replace(u, num_samples=10**400), "num_samples is a number of many digits"),
     "weights by number": (lambda u: replace(u, weights={1: torch.ones(1)}), "unexpected ['1']"),
     "weights that are no tensors": (weights(lambda t: t.tolist()), "is a list, expected a tensor"),
-    "no weights": (lambda u: replace(u, weights=None), "client 2, round 0: "),
+    "no weights": (lambda u: replace(u, weights=None), "client 2, round 1: "),
 }
 
 
@@ -70,7 +70,7 @@ def test_a_client_that_lies_is_left_out_and_named(change, reason):
     expected, _ = play(partial(FedAvg, lr=0.05), cohorts=[GOOD])
     assert_same(whole_state(got), whole_state(expected))
     [line] = said
-    assert line.startswith("left out of the aggregation: client 2, round 0: ")
+    assert line.startswith("left out of the aggregation: client 2, round 1: ")
     assert reason in line
 
 
@@ -82,7 +82,7 @@ def test_a_client_that_lies_is_left_out_by_every_engine(lie, engine, monkeypatch
     got, said = play(partial(lying(FedAvg, change), lr=0.05, epochs=1), engine=made[0])
     expected, _ = play(partial(FedAvg, lr=0.05, epochs=1), cohorts=[GOOD], engine=made[1])
     assert_same(whole_state(got), whole_state(expected), atol=1e-6)
-    assert ["client 2, round 0" in line and reason in line for line in said] == [True], said
+    assert ["client 2, round 1" in line and reason in line for line in said] == [True], said
 
 
 STATISTICS = {
@@ -106,7 +106,7 @@ def test_statistics_that_lie_are_left_out(method, change, reason):
     got, said = play(for_toy(lying(method, change), epochs=1), 2, cohorts=[range(CLIENTS), GOOD])
     expected, _ = play(for_toy(method, epochs=1), 2, cohorts=[GOOD])
     assert_same(whole_state(got), whole_state(expected))
-    assert ["client 2, round 0" in line and reason in line for line in said] == [True], said
+    assert ["client 2, round 1" in line and reason in line for line in said] == [True], said
 
 
 def test_absurd_numbers_that_stay_with_the_client_are_refused_alike():
@@ -120,7 +120,7 @@ def test_absurd_numbers_that_stay_with_the_client_are_refused_alike():
     got, said = play(partial(Lying, epochs=1))
     expected, _ = play(partial(FedPer, epochs=1), cohorts=[GOOD])
     assert_same(whole_state(got), whole_state(expected))
-    assert "client 2, round 0: head.bias, which it keeps, holds values of up to 1.0e+30, expected at most" in said[0]
+    assert "client 2, round 1: head.bias, which it keeps, holds values of up to 1.0e+30, expected at most" in said[0]
 
 
 # ---------------------------------------------------------------------- errors in receive
@@ -150,7 +150,7 @@ def test_an_error_in_receive_leaves_the_server_as_it_was(method):
     expected, _ = play(for_toy(method, epochs=1), 2, cohorts=[GOOD])
     assert_same(whole_state(got), whole_state(expected))
     assert said == [
-        "left out of the aggregation: client 2, round 0: the server cannot take its update (ZeroDivisionError: halfway)"
+        "left out of the aggregation: client 2, round 1: the server cannot take its update (ZeroDivisionError: halfway)"
     ]
 
 
@@ -209,23 +209,23 @@ def test_a_round_that_spoils_the_server_is_undone(method, value):
     two, said = play(for_toy(spoiling(method, {1}, value), epochs=1), 2, cohorts=cohorts)
     assert_same(*({n: t for n, t in whole_state(f).items() if n.startswith("server")} for f in (two, one)))
     assert len(said) == 1
-    assert said[0].startswith("round 1 is undone: ")
+    assert said[0].startswith("round 2 is undone: ")
     assert "after the aggregation. The server is again as it was before the round; lower the" in said[0]
     play(for_toy(spoiling(method, {1}, value), epochs=1), 3, cohorts=cohorts)  # and it goes on
 
 
 def test_rounds_that_fail_one_after_the_other_end_the_run():
-    with pytest.raises(FederationError, match=r"round 4: 3 rounds in a row had to be undone; the last: .* holds nan"):
+    with pytest.raises(FederationError, match=r"round 5: 3 rounds in a row had to be undone; the last: .* holds nan"):
         play(partial(spoiling(FedAvg, {2, 3, 4}), epochs=1), 6)
     federation, said = play(partial(spoiling(FedAvg, {0, 1, 3, 4}), epochs=1), 6)
-    assert [line.split(" is undone")[0] for line in said] == ["round 0", "round 1", "round 3", "round 4"]
+    assert [line.split(" is undone")[0] for line in said] == ["round 1", "round 2", "round 4", "round 5"]
     assert federation.trainer.current_epoch == 6
 
 
 def test_an_aggregation_that_fails_is_undone_but_in_the_first_round():
     error = ArithmeticError("no solution")
     _, said = play(partial(spoiling(FedAvg, {1}, error=error), epochs=1), 3)
-    assert "round 1 is undone: the aggregation fails (ArithmeticError: no solution)" in said[0]
+    assert "round 2 is undone: the aggregation fails (ArithmeticError: no solution)" in said[0]
     with pytest.raises(ArithmeticError, match="no solution"):
         play(partial(spoiling(FedAvg, {0}, error=error), epochs=1), 3)
 

@@ -165,6 +165,6 @@ def draw_attribution(found: Attribution, class_name: str, round: int) -> Figure:
     axes = figure.add_subplot()
     image = axes.imshow(ranks, aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
     thin_ticks(axes, "x", [str(client) for client in found.clients])
-    axes.set(xlabel="client", ylabel="feature unit", title=f"attribution ranks, class {class_name}, round {round}")
+    axes.set(xlabel="client", ylabel="feature unit", title=f"attribution ranks, class {class_name}, round {round + 1}")
     figure.colorbar(image, ax=axes, label="rank", fraction=0.046, pad=0.02)
     return figure

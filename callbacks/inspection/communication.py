@@ -96,7 +96,9 @@ class Communication(InspectionCallback):
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw accuracy against bytes, once there is any."""
         if any(point.accuracy is not None for point in self.history):
-            figure = draw_accuracy_by_bytes(self.history, federation.method_name)
+            neighbors = federation.clients.models[0].uses_knn_evaluation()
+            score = "nearest-neighbor score" if neighbors else "accuracy"
+            figure = draw_accuracy_by_bytes(self.history, federation.method_name, score)
             self.recorder.figure("accuracy_by_bytes", figure, round)
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,8 +110,8 @@ class Communication(InspectionCallback):
         self.history, self._loaded = [TrafficPoint(**point) for point in state_dict["history"]], True
 
 
-def draw_accuracy_by_bytes(history: list[TrafficPoint], name: str) -> Figure:
-    """Plot of the accuracy against the bytes up, down and in total."""
+def draw_accuracy_by_bytes(history: list[TrafficPoint], name: str, score: str = "accuracy") -> Figure:
+    """Plot of the accuracy, or of another score, against the bytes up, down and in total."""
     points = [point for point in history if point.accuracy is not None]
     accuracy = [100 * float(point.accuracy or 0) for point in points]
     sizes = {
@@ -124,7 +126,7 @@ def draw_accuracy_by_bytes(history: list[TrafficPoint], name: str) -> Figure:
     for label, values in sizes.items():
         axes.plot([value / 1000**power for value in values], accuracy, marker=".", label=label)
     unit = ("bytes", "kB", "MB", "GB", "TB")[power]
-    axes.set(xlabel=f"{unit} so far", ylabel="mean accuracy in %", title=name)
+    axes.set(xlabel=f"{unit} so far", ylabel=f"mean {score} in %", title=name)
     axes.grid(alpha=0.3)
     axes.legend()
     return figure

@@ -121,7 +121,7 @@ class FeatureEmbedding(InspectionCallback):
             # A client may have been left out since the perplexity was checked.
             perplexity = self.perplexity if (self.perplexity or 0) < len(points.values) else None
             plane = tsne(points.values, perplexity, derive_seed(federation.seed, Purpose.TSNE))
-            figure = draw_points(points, plane, class_names, f"{points.name}, round {round}")
+            figure = draw_points(points, plane, class_names, f"{points.name}, round {round + 1}")
             self.recorder.figure(f"features/{points.name}", figure, round)
             for folder in self.recorder.tensorboard_folders("the Embedding Projector") if self.projector else []:
                 write_embedding(folder, self._embedding(federation, points, class_names))

@@ -59,5 +59,5 @@ def bars(values: dict[int, float], name: str, round: int) -> Figure:
         axes.axhline(float(heights[known].mean()), color="black", linewidth=1, label="mean over clients")
         axes.legend()
     thin_ticks(axes, "x", [str(client) for client in clients])
-    axes.set(xlabel="client", ylabel=name, title=f"{name}, round {round}")
+    axes.set(xlabel="client", ylabel=name, title=f"{name}, round {round + 1}")
     return figure

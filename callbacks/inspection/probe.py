@@ -167,7 +167,7 @@ class Probe:
             broken = [name for name, values in found.items() if not bool(values.isfinite().all())]
             if broken:
                 warnings.warn(
-                    f"client {client}, round {federation.round}: {', '.join(broken)} not finite, left out of the "
+                    f"client {client}, round {federation.round + 1}: {', '.join(broken)} not finite, left out of the "
                     "inspection; lower the learning rate, clip the gradient, or look at this client's data",
                     stacklevel=2,
                 )

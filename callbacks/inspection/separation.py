@@ -81,7 +81,7 @@ class RepresentationMeasures(InspectionCallback):
         for name, by_client in common.items():
             matrix = pairwise_linear_cka(list(by_client.values())).numpy()
             found[f"cka/{name}"] = _mean(matrix[~np.eye(len(matrix), dtype=bool)].tolist())
-            figure, _ = client_map(matrix, list(by_client), f"linear CKA of {name}, round {round}", label="CKA")
+            figure, _ = client_map(matrix, list(by_client), f"linear CKA of {name}, round {round + 1}", label="CKA")
             self.recorder.figure(f"cka_matrix/{name}", figure, round)
         self.recorder.scalars({name: value for name, value in found.items() if np.isfinite(value)}, round)
 

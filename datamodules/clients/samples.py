@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+HASHED = 64
+"""Inputs that are hashed for a fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,25 @@ class Samples:
     def num_unlabeled(self) -> int:
         """Number of unlabeled samples U."""
         return 0 if self.unlabeled_inputs is None else len(self.unlabeled_inputs)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of shapes, class names, all labels, and the inputs at fixed places, 16 hexadecimal digits."""
+        digest = hashlib.sha256(repr(self.class_names).encode())
+        for labels in (self.train_targets, self.test_targets, self.train_domains):
+            digest.update(b"none" if labels is None else labels.cpu().numpy().astype("<i8").tobytes())
+        for inputs in (self.train_inputs, self.test_inputs, self.unlabeled_inputs):
+            digest.update(b"none" if inputs is None else _digest(inputs))
+        return digest.hexdigest()[:16]
+
+
+def _digest(inputs: Tensor) -> bytes:
+    """Shape, type, and the items at evenly spaced places, the first and the last among them."""
+    last, count = max(len(inputs) - 1, 0), min(len(inputs), HASHED)
+    places = torch.linspace(0, last, count, dtype=torch.float64).long()
+    items = inputs[places].contiguous().cpu()
+    content = items.reshape(-1).view(torch.uint8).numpy().tobytes() if items.numel() else b""
+    return repr((tuple(inputs.shape), str(inputs.dtype))).encode() + content
 
 
 def _check_unlabeled(unlabeled: Tensor, inputs: Tensor) -> None:

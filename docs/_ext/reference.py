@@ -40,6 +40,7 @@ MODULES = {
     "pfl_lightning.state.client_states": "Stores of clients' states",
     "pfl_lightning.state.tensors": "Named tensors",
     "pfl_lightning.state.checkpoints": "Checkpoints",
+    "pfl_lightning.report": "Reports of finished runs",
     "pfl_lightning.cli": "Command line",
     "pfl_lightning.study": "Studies",
 }

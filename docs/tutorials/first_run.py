@@ -46,10 +46,11 @@ fedavg, fedpac = run(FedAvg, "runs/fedavg"), run(FedPAC, "runs/fedpac")
 results = json.loads(Path("runs/fedpac/results.json").read_text())
 for choice, accuracy in results["accuracy"].items():
     print(
-        f"{choice}: round {accuracy['round']}, mean {accuracy['mean']:.3f}, worst decile {accuracy['worst_decile']:.3f}"
+        f"{choice}: round {accuracy['round']}, mean {accuracy['test']['mean']:.3f}, "
+        f"worst decile {accuracy['test']['worst_decile']:.3f}"
     )
 print("bytes up, by kind:", results["bytes"]["up_by_kind"])
-print("mean test accuracy by round:", [round(row["test_accuracy"], 3) for row in results["history"]])
+print("mean test accuracy by round:", [round(row["test"]["accuracy"], 3) for row in results["history"]])
 
 # %% clients.csv: one row a client
 with open("runs/fedpac/clients.csv") as file:

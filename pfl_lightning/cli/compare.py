@@ -15,10 +15,16 @@ from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.report.reading import find_runs, read_run
 from pfl_lightning.report.rows import ReportSettings
 from pfl_lightning.report.run import CHOICES, FIGURES
+from pfl_lightning.report.significance import CAVEAT
 from pfl_lightning.report.tables import TextTable
 from pfl_lightning.report.writing import FORMATS, Report
 
 __all__ = ["compare", "tensorboard"]
+
+SHORT_CAVEAT = (
+    "p values are two-sided, with Holm's correction. Seeds are few and clients of a run share a model: the report and "
+    "docs/comparing.md say how far to trust them."
+)
 
 
 def compare(args: Sequence[str]) -> None:
@@ -84,11 +90,11 @@ def _print(report: Report) -> None:
     console = Console()
     for tables in report.main_tables():
         for table in tables:
-            console.print(_fitting(table, table.title or report.caption(), console))
+            console.print(_fitting(table, table.title or report.settings.title, console))
     for table in report.further_tables():
         console.print(_fitting(table, table.title, console))
     for note in report.notes():
-        console.print(note, markup=False, highlight=False, soft_wrap=False)
+        console.print(SHORT_CAVEAT if note == CAVEAT else note, markup=False, highlight=False)
 
 
 def _fitting(table: TextTable, title: str, console: Console) -> Table:

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
 from rich.console import Console
 
-from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter
+from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, RoundProgress
+from pfl_lightning.callbacks.evaluation_file import Part
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.allowed import check_names
+from pfl_lightning.cli.changes import check_seed
 from pfl_lightning.cli.parser import CLIParser, apply_engine_option, expand_engine_option
-from pfl_lightning.cli.personalize import personalization_table, write_personalization
-from pfl_lightning.cli.runs import RunFolder, run_folder
+from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
+from pfl_lightning.cli.runs import RunFolder, run_folder, runs_below
 from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import fit_table
@@ -110,7 +114,7 @@ class FederatedCLI(LightningCLI):
             {
                 "checkpoint.monitor": "accuracy/mean",
                 "checkpoint.mode": "max",
-                "checkpoint.filename": "best-round-{epoch}",
+                "checkpoint.filename": "best-round-{round}",
                 "checkpoint.auto_insert_metric_name": False,
             }
         )
@@ -122,7 +126,7 @@ class FederatedCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         apply_engine_option(config)
-        runs = RunFolder(Path(config.run_dir))
+        runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
         self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":
             self.run_folder = runs.base / "partition"  # nothing is written there
@@ -132,8 +136,7 @@ class FederatedCLI(LightningCLI):
             began = self._slurm.checkpoint_to_go_on_from(runs)
             config.ckpt_path = str(began) if began is not None else config.ckpt_path
         if config.ckpt_path is not None:
-            checkpoint = runs.find_checkpoint(config.ckpt_path)
-            config.ckpt_path, known = str(checkpoint), runs.run_of(checkpoint)
+            known = self._find_checkpoint(runs, config)
         self.run_folder = self._held.enter_context(run_folder(runs, known, lock=self.subcommand == "fit"))
         if config.ckpt_path is None and self.subcommand != "fit":
             does = "exports" if self.subcommand == "export" else "evaluates"
@@ -143,8 +146,21 @@ class FederatedCLI(LightningCLI):
         if self.subcommand != "fit":  # an evaluation needs no state of Communication
             warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
         config.weights_only = True if config.weights_only is None else config.weights_only
+        if self.subcommand in ("test", "validate"):
+            config.verbose = False  # Lightning's table has the names of logged values; the CLI has its own
         if self.subcommand == "export":
             config.output = config.output or str(self.run_folder / "clients")
+
+    def _find_checkpoint(self, runs: RunFolder, config: Namespace) -> Path | None:
+        """Put the checkpoint's path into the config, name it, and return the run that it is from, if it is one here."""
+        options = yaml.safe_load(self._parser(self.subcommand).dump(config, skip_none=False))
+        checkpoint = runs.find_checkpoint(config.ckpt_path, options)
+        if config.ckpt_path in ("last", "best"):
+            print(f"--ckpt_path {config.ckpt_path}: {checkpoint}")
+        config.ckpt_path, known = str(checkpoint), runs.run_of(checkpoint)
+        if known is not None and self.subcommand == "fit":
+            check_seed(known, options)
+        return known
 
     def _parse_ckpt_path(self) -> None:
         """Take no options from a checkpoint: those of the config count, and it is read later, with checks."""
@@ -169,8 +185,9 @@ class FederatedCLI(LightningCLI):
             return super().instantiate_trainer(**kwargs)
         config, folder = self.config[self.subcommand].trainer, self.run_folder
         # Lightning goes on from any checkpoint of SLURM's that it finds there: it must not be another run's.
-        kwargs["default_root_dir"] = config.default_root_dir or str(
-            folder if self.subcommand == "fit" else folder.parent
+        root = str(config.default_root_dir or "")
+        kwargs["default_root_dir"] = (
+            root if "://" in root else str(folder if self.subcommand == "fit" else folder.parent)
         )
         if self.subcommand == "export":
             kwargs["logger"] = False
@@ -179,6 +196,7 @@ class FederatedCLI(LightningCLI):
         kwargs["plugins"] = self._configured("plugins")
         kwargs["callbacks"] = self._configured("callbacks")
         kwargs["callbacks"] += self._inspection(kwargs["callbacks"])
+        kwargs |= self._progress(kwargs["callbacks"], config.enable_progress_bar)
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
@@ -209,6 +227,13 @@ class FederatedCLI(LightningCLI):
         settings = Inspection() if inspect is True else inspect
         config = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
         return settings.callbacks(config, without=[type(callback) for callback in configured])
+
+    def _progress(self, callbacks: list[L.Callback], wanted: bool | None) -> dict[str, Any]:
+        """A line or a row for each round of a fit, and Lightning's progress bar on terminals alone."""
+        if self.subcommand == "fit" and wanted is not False:
+            callbacks += [] if any(isinstance(one, RoundProgress) for one in callbacks) else [RoundProgress()]
+        own_bar = any(isinstance(one, ProgressBar) for one in callbacks)
+        return {"enable_progress_bar": False} if wanted is None and not own_bar and not sys.stdout.isatty() else {}
 
     def _place(self, trainer: L.Trainer, folder: Path) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -250,12 +275,28 @@ class FederatedCLI(LightningCLI):
         """Print the accuracies and where they are saved."""
         settings = self.trainer.personalization  # type: ignore[attr-defined]
         Console().print(personalization_table(self.model, settings))
-        write_personalization(self.model, settings, self.run_folder)
+        loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
+        write_personalization(self.model, settings, self.run_folder, loop.rounds)
         print(f"Results: {self.run_folder}/personalized.json, personalized.csv")
 
     def _personalization(self) -> Personalization | None:
         settings: Personalization | None = self.config_init[self.subcommand].personalize
         return settings
+
+    def after_test(self) -> None:
+        """Print the accuracies and where they are saved."""
+        self._report_evaluation("test", "test")
+
+    def after_validate(self) -> None:
+        """Print the accuracies and where they are saved."""
+        self._report_evaluation("validate", "validation")
+
+    def _report_evaluation(self, name: str, part: Part) -> None:
+        writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
+        folder = writer.folder(self.trainer)
+        if (folder / f"{name}.json").is_file() and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            Console().print(evaluation_table(self.model, part))
+            print(f"Results: {folder}/{name}.json, {name}_clients.csv")
 
     def after_fit(self) -> None:
         """Print the results; then personalize, if the config asks for it."""

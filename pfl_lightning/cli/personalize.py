@@ -1,4 +1,4 @@
-"""Results of ``pfl personalize``: the clients' accuracies after they adapted the trained model."""
+"""Results of evaluations: the clients' accuracies, and those after they adapted the trained model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 from rich.table import Table
 
+from pfl_lightning.callbacks.evaluation_file import Part
+from pfl_lightning.callbacks.run_facts import FORMAT, score_name
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["personalization_table", "write_personalization"]
+__all__ = ["evaluation_table", "personalization_table", "write_personalization"]
 
 WHAT = {
     "linear": "a linear head",
@@ -27,12 +29,13 @@ WHAT = {
 """What is trained, by the value of ``train``."""
 
 
-def _summaries(federation: Federation) -> dict[str, tuple[int, AccuracySummary]]:
+def _summaries(federation: Federation, part: Part = "test") -> dict[str, tuple[int, AccuracySummary]]:
     """Number of clients and summary of those that took part in the training, and of the novel ones."""
     novel = set(federation.data.novel)
+    scores = federation.test_scores if part == "test" else federation.validation_scores
     groups: dict[str, Mapping[int, EvalMetrics]] = {
-        "participating": {c: s for c, s in federation.test_scores.items() if c not in novel},
-        "novel": {c: s for c, s in federation.test_scores.items() if c in novel},
+        "participating": {c: s for c, s in scores.items() if c not in novel},
+        "novel": {c: s for c, s in scores.items() if c in novel},
     }
     return {
         name: (len(scores), summarize(list(scores), [score.accuracy for score in scores.values()]))
@@ -45,25 +48,42 @@ def personalization_table(federation: Federation, personalization: Personalizati
     """Mean, spread and extremes of the test accuracies, in %."""
     what = WHAT[personalization.train] + (", augmented" if personalization.augment else "")
     epochs = f"{personalization.epochs} epoch" + ("s" if personalization.epochs > 1 else "")
-    table = Table(title=f"{federation.method_name}, personalized ({what}, {epochs}): test accuracy, in %")
+    return _table(f"{federation.method_name}, personalized ({what}, {epochs}): test accuracy, in %", federation)
+
+
+def evaluation_table(federation: Federation, part: Part) -> Table:
+    """The same of the models that a test or a validation has evaluated."""
+    return _table(f"{federation.method_name}: {score_name(federation, part)}, in %", federation, part)
+
+
+def _table(title: str, federation: Federation, part: Part = "test") -> Table:
+    table = Table(title=title)
     for column in ("clients", "number", "mean", "std", "variance", "worst decile", "best", "worst"):
         table.add_column(column, justify="left" if column == "clients" else "right")
-    for name, (number, found) in _summaries(federation).items():
+    for name, (number, found) in _summaries(federation, part).items():
         figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
         extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
         table.add_row(name, str(number), *(f"{figure:.2f}" for figure in (*figures, *extremes)))
     return table
 
 
-def write_personalization(federation: Federation, personalization: Personalization, folder: Path) -> None:
-    """Write ``personalized.json`` (accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
+def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> None:
+    """Write ``personalized.json`` (test accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
     Both name the clients whose personalization failed, which are evaluated without it.
+
+    Args:
+        federation: The federation, whose personalized clients were tested.
+        personalization: What they adapted, and how.
+        folder: Folder of the files.
+        rounds: How many rounds the training had, 0 for none.
     """
     content: dict[str, Any] = {
+        "format": FORMAT,
+        "evaluated": {"score": "classifier", "model": "fine_tuned"},
         "method": federation.method_name,
         "seed": federation.seed,
-        "round": federation.round,
+        "round": rounds,
         "personalization": asdict(personalization),
         "not_personalized": federation.finetune_failures,
     }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pfl_lightning.cli.changes import changes, distance, in_words, newest_config, read_config
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.state.files import explain_full_disk
 from pfl_lightning.state.run_lock import RunLock
 
-__all__ = ["RunFolder", "run_folder"]
+__all__ = ["RunFolder", "run_folder", "runs_below"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,13 @@ class RunFolder:
         run = checkpoint.resolve().parent.parent
         return next((version for version in self.versions() if version.resolve() == run), None)
 
-    def find_checkpoint(self, wanted: str) -> Path:
+    def find_checkpoint(self, wanted: str, config: Mapping[str, Any] | None = None) -> Path:
         """The file of a checkpoint.
 
         Args:
-            wanted: A path, ``"last"`` (the newest run's last round) or ``"best"`` (its best validated round).
+            wanted: A path, ``"last"`` (a run's last round) or ``"best"`` (its best validated round). The run is the one
+                whose config is nearest to ``config``; of several the newest.
+            config: The command's config; ``None`` takes the newest run.
 
         Raises:
             CheckpointError: There is none; it says where it looked.
@@ -63,20 +67,46 @@ class RunFolder:
             if not Path(wanted).is_file():
                 raise CheckpointError(f"--ckpt_path: there is no file {wanted}; give a path, 'last' or 'best'")
             return Path(wanted)
-        versions = self.versions()
-        for version in reversed(versions):
+        versions = self.versions()[::-1]
+        apart = {version: (0, 0) if config is None else distance(version, config) for version in versions}
+        versions.sort(key=lambda version: apart[version])  # the newest first of those that are as near
+        for version in versions:
             last = version / "checkpoints" / "last.ckpt"
             found = last if wanted == "last" else _best_next_to(last)
             if found is not None and found.is_file():
-                if version != versions[-1]:
+                if version != versions[0]:
                     warnings.warn(
-                        f"--ckpt_path {wanted}: {versions[-1]} has no such checkpoint; taking {found}", stacklevel=2
+                        f"--ckpt_path {wanted}: {versions[0]} has no such checkpoint; taking {found}", stacklevel=2
+                    )
+                core, _ = apart[version]
+                others = [other for other in versions if other != version and (core or apart[other][0] == core)]
+                if config is not None and apart[version] != (0, 0) and others:
+                    different = in_words(changes(read_config(newest_config(version)), config))
+                    warnings.warn(
+                        f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
+                        f"nearest, {version}, which differs ({different}). Give the path of a checkpoint for another",
+                        stacklevel=2,
                     )
                 return found
         raise CheckpointError(
             f"--ckpt_path {wanted}: no checkpoint in {self.base}/version_*/checkpoints; "
             "run `pfl fit` with the same --run_dir first, or give the path of a checkpoint"
         )
+
+
+def runs_below(run_dir: str, root: str | None) -> Path:
+    """The folder of runs: below the Trainer's ``default_root_dir``, where that is given and a local folder.
+
+    Args:
+        run_dir: The option ``--run_dir``; an absolute path stays as it is.
+        root: The option ``--trainer.default_root_dir``.
+
+    Example:
+        >>> runs_below("runs/digits", "/data").as_posix(), runs_below("runs", None).as_posix()
+        ('/data/runs/digits', 'runs')
+    """
+    below = Path() if root is None or "://" in str(root) else Path(root).expanduser()
+    return below / run_dir
 
 
 def _best_next_to(last: Path) -> Path | None:

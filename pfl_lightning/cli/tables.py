@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rich.table import Table
 
 from pfl_lightning import methods
 from pfl_lightning.callbacks import ResultsWriter
+from pfl_lightning.callbacks.run_facts import score_name
 from pfl_lightning.encoders import describe_encoders
 from pfl_lightning.federation import Federation
 
@@ -38,13 +41,17 @@ def encoders_table() -> Table:
 
 
 def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
-    """Test accuracies over clients in the rounds that were chosen, in %."""
+    """Test accuracies over clients in the rounds that were chosen, in %; without test parts, validation accuracies.
+
+    What a method without a head is evaluated by is called a nearest-neighbor score.
+    """
     some, every = writer.evaluated_clients, federation.num_clients
     clients = f"{every} clients" if some == every else f"{some} of {every} clients"
-    table = Table(title=f"{federation.method_name}: test accuracy over {clients}, in %")
+    part: Literal["test", "validation"] = "test" if writer.summaries("test") else "validation"
+    table = Table(title=f"{federation.method_name}: {score_name(federation, part)} over {clients}, in %")
     for column in ("choice", "round", "mean", "std", "worst decile", "best", "worst"):
         table.add_column(column, justify="left" if column == "choice" else "right")
-    for choice, summary in writer.summaries().items():
+    for choice, summary in writer.summaries(part).items():
         figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
         table.add_row(choice, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
     return table

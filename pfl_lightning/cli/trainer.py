@@ -9,6 +9,8 @@ import lightning as L
 from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.cli.changes import in_words, newest_config, read_config, record_changes
 from pfl_lightning.cli.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.federation import Federation
@@ -93,6 +95,10 @@ class FederatedTrainer(L.Trainer):
             self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, verbose=False)
 
 
+def _loop(trainer: L.Trainer) -> FederatedLoop:
+    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+
+
 class SaveConfig(SaveConfigCallback):
     """Saves the resolved config into the run's folder; a resumed run keeps the first one and adds its own."""
 
@@ -107,10 +113,15 @@ class SaveConfig(SaveConfigCallback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         path, number = self.folder / self.config_filename, 0
+        before = read_config(newest_config(self.folder))
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
         with replace_file(path) as temporary:
             self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile)
+        if before:
+            found = record_changes(self.folder, path, before, _loop(trainer).rounds + 1)
+            if found:
+                print(f"{self.folder} goes on with other options (see changes.json): {in_words(found)}")
         if self.slurm is not None:
             self.slurm.record(self.folder)

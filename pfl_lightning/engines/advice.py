@@ -41,7 +41,7 @@ def explained(
         )
     advice = "choose another batch_size" if phase.plain else "set drop_last to true, or choose another batch_size"
     return ConfigurationError(
-        f"client {context.client}, round {context.round}: batch normalization cannot train on a batch of one "
+        f"client {context.client}, round {context.round + 1}: batch normalization cannot train on a batch of one "
         f"sample, and the {count} training samples in batches of {size} leave such a batch; {advice}"
     )
 
@@ -64,7 +64,7 @@ def _misses_trainer(error: Exception) -> bool:
 def _not_attached(module: nn.Module, context: FitContext) -> ConfigurationError:
     name = type(module).__name__
     return ConfigurationError(
-        f"client {context.client}, round {context.round}: a LightningModule inside {name} uses self.trainer, which "
+        f"client {context.client}, round {context.round + 1}: a LightningModule inside {name} uses self.trainer, which "
         f"Lightning gives to {name} and to modules that are attributes of it, not to modules in lists or dictionaries, "
         f"or inside a plain nn.Module: make it an attribute of {name}, or pass it what it needs"
     )

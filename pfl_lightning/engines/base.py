@@ -109,7 +109,7 @@ class Engine(ABC):
             seconds = time.perf_counter() - start
             return FitResult(context.client, context.round, None, {}, {}, seconds, error)
         except Exception as error:
-            error.add_note(f"in the local fit of client {context.client}, round {context.round}")
+            error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
             raise
         return FitResult(
             context.client,

@@ -62,7 +62,7 @@ def check_unchanged(client: FederatedClient, context: FitContext) -> None:
     name = _first_change(before, sampled(client, client.frozen))
     if name is not None:
         raise ConfigurationError(
-            f"the local fit of client {context.client} in round {context.round} changed {name}, which was frozen "
+            f"the local fit of client {context.client} in round {context.round + 1} changed {name}, which was frozen "
             "(requires_grad=False) when the federation was set up and is one for all clients. Make the module once "
             "more and let it train from the start, or let frozen parameters travel like others: "
             "federate(..., frozen=())"

@@ -79,7 +79,7 @@ class Federation(EvaluationHooks, SavedState):
         if client_state_memory_gb is not None:
             check_number("client_state_memory_gb", client_state_memory_gb)
         self.client_state_memory_gb, self.spill_dir = client_state_memory_gb, spill_dir
-        self._make_client, self._assignment = method, as_assignment(encoder)
+        self.method_factory, self._assignment = method, as_assignment(encoder)
         self.models = nn.ModuleList()
         self.round = 0
         self._current_round = None
@@ -109,7 +109,7 @@ class Federation(EvaluationHooks, SavedState):
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """The clients' modules, one for each architecture, in their first state."""
-        return build_clients(self._assignment, self._make_client, data, self.seed)
+        return build_clients(self._assignment, self.method_factory, data, self.seed)
 
     def _build(self, data: FederatedData) -> None:
         groups = self._assignment.assign(data.num_clients)

@@ -76,6 +76,11 @@ class EngineHooks(FederationRounds):
             if self._stage is not None:  # the engine failed before there was anything to tear down
                 self.stop_engine()
 
+    @property
+    def is_personalizing(self) -> bool:
+        """Whether a test now is one of adapted models, inside of :meth:`personalized`."""
+        return self._personalization is not None
+
     def teardown(self, stage: str) -> None:
         """Stop the engine."""
         self.stop_engine()

@@ -59,8 +59,8 @@ class Evaluation:
         if result is None or result.client != client:
             found = "all have been evaluated" if result is None else f"client {result.client} is next"
             raise FederationError(
-                f"evaluation after round {self.round}: the outer Trainer asks for client {client}, and {found}; leave "
-                "the order of the data module's loaders as it is"
+                f"evaluation after round {self.round + 1}: the outer Trainer asks for client {client}, and {found}; "
+                "leave the order of the data module's loaders as it is"
             )
         if result.finetune_failures is not None:
             warn_if_not_finetuned(result.finetune_failures)

@@ -111,5 +111,5 @@ class FederationRounds(L.LightningModule):
             result = self._current_round.fit_next(client)
             self.round = result.round
             if "loss" in result.losses:
-                progress = {"round": float(result.round), "client": float(client), "loss": result.losses["loss"]}
+                progress = {"round": float(result.round + 1), "client": float(client), "loss": result.losses["loss"]}
                 self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)

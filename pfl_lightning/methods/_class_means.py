@@ -147,7 +147,7 @@ def finite_or_before(new: nn.Linear, before: nn.Linear, round: int) -> nn.Linear
     if all(bool(torch.isfinite(parameter).all()) for parameter in new.parameters()):
         return new
     warnings.warn(
-        f"round {round}: the server's head became non-finite and stays as it was; lower server_lr, "
+        f"round {round + 1}: the server's head became non-finite and stays as it was; lower server_lr, "
         "or look for clients whose class statistics are very large",
         stacklevel=3,
     )

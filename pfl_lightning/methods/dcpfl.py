@@ -253,8 +253,9 @@ class DCPFLAggregator(Aggregator):
             features, labels = sample_class_gaussians(self._pooled, self.virtual_features, generator)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it in passing
             warnings.warn(
-                f"round {self._round}: the head stays without its calibration on virtual features, as a pooled class "
-                f"covariance could not be decomposed ({error}); look for clients whose class statistics are very large",
+                f"round {self._round + 1}: the head stays without its calibration on virtual features, as a pooled "
+                f"class covariance could not be decomposed ({error}); look for clients whose class statistics are very "
+                "large",
                 stacklevel=3,
             )
             return

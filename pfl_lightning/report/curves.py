@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks
@@ -48,11 +48,13 @@ def draw_curves(rows: Sequence[MeasuredRow], settings: ReportSettings) -> Figure
     widths = [3, 3, 2] if with_bytes else [3, 2]
     figure = Figure(figsize=(2 * sum(widths), 3.8 * len(lines)), layout="constrained")
     axes = figure.subplots(len(lines), len(widths), width_ratios=widths, squeeze=False)
+    labels = dict.fromkeys(row.label for _, _, drawn, _ in lines for row in drawn)
+    colors = {label: f"C{number}" for number, label in enumerate(labels)}  # a method has one color everywhere
     for (setting, score, drawn, boxes), panels in zip(lines, axes, strict=True):
-        _draw_curves(panels[0], drawn, by_bytes=False)
+        _draw_curves(panels[0], drawn, colors, by_bytes=False)
         panels[0].set(xlabel="round", ylabel=f"{NAMES[score]}, mean, %", title=_plain(setting))
         if with_bytes:
-            _draw_curves(panels[1], [row for row in drawn if _knows_bytes(row)], by_bytes=True)
+            _draw_curves(panels[1], [row for row in drawn if _knows_bytes(row)], colors, by_bytes=True)
             panels[1].set(xlabel="MB up and down, all clients", ylabel=f"{NAMES[score]}, mean, %")
         _draw_clients(panels[-1], boxes, settings, score)
     return figure
@@ -70,14 +72,15 @@ def _clients(row: MeasuredRow, settings: ReportSettings) -> list[float]:
     return [100 * value for run in row.runs for value in run.evaluation(settings.figure).clients.values()]
 
 
-def _draw_curves(panel: Axes, rows: Sequence[MeasuredRow], by_bytes: bool) -> None:
+def _draw_curves(panel: Axes, rows: Sequence[MeasuredRow], colors: Mapping[str, str], by_bytes: bool) -> None:
     for row in rows:
         rounds, sizes, means, spreads = zip(*learning_curve(row.runs), strict=True)
         where, middle = sizes if by_bytes else rounds, [100 * mean for mean in means]
-        (line,) = panel.plot(where, middle, label=_plain(row.label), marker="o" if len(where) == 1 else None)
+        color, marker = colors[row.label], "o" if len(where) == 1 else None
+        panel.plot(where, middle, label=_plain(row.label), color=color, marker=marker)
         if len(row.runs) > 1:
             low, high = ([100 * (m + sign * s) for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
-            panel.fill_between(where, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+            panel.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
     if rows:
         panel.legend(loc="lower right", fontsize="small")
     panel.grid(alpha=0.3)
@@ -90,7 +93,8 @@ def _draw_clients(panel: Axes, rows: Sequence[MeasuredRow], settings: ReportSett
     panel.boxplot([_clients(row, settings) for row in rows], whis=(0, 100))
     panel.set_xticks(range(1, len(rows) + 1), [_plain(row.label) for row in rows], rotation=20, ha="right")
     kind = NAMES[score].removesuffix("test accuracy")
-    panel.set(ylabel=f"{kind}{FIGURES[settings.figure]} of a client, {settings.choice.replace('_', ' ')} round, %")
+    choice = settings.choice.replace("_", " ")
+    panel.set(ylabel=f"{kind}{FIGURES[settings.figure]}\nof a client, {choice} round, %")
     panel.grid(alpha=0.3, axis="y")
 
 

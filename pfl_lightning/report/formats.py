@@ -122,7 +122,7 @@ def terminal_table(blocks: Sequence[TextTable], title: str) -> Table:
         title: Title of the whole.
     """
     table = Table(title=Text(title))
-    for index, heading in enumerate(blocks[0].headings):
+    for index, heading in enumerate(blocks[0].headings if blocks else ()):
         lines = textwrap.fill(heading, HEADING_WIDTH, break_long_words=False) if index else heading
         justify: JustifyMethod = "right" if index else "left"
         table.add_column(Text(lines), justify=justify, overflow="fold", no_wrap=index > 0)

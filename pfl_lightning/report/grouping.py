@@ -132,11 +132,16 @@ def _fingerprints(run: FinishedRun) -> str:
 def _labels(block: Sequence[Group]) -> list[str]:
     """Names of the rows of a block."""
     firsts = [row[0] for row in block]
-    everywhere = [path for path in differing([run.options for run in firsts]) if _tells(path)]
+    known = [run.options for run in firsts if run.config]  # what a run without a config had is not known
+    everywhere = [path for path in differing(known) if _tells(path)] if known else []
     labels = []
     for run in firsts:
-        same = [other.options for other in firsts if other.method == run.method]
-        paths = list(dict.fromkeys([*differing(same), *everywhere]))
+        same = [other for other in firsts if other.method == run.method]
+        shared = [path for path in run.options if all(path in other.options for other in same)]
+        paths = differing([other.options for other in same])
+        if not all(other.config for other in same):
+            paths = [path for path in paths if path in shared]
+        paths = list(dict.fromkeys([*paths, *everywhere]))
         unfinished = [] if run.finished else ["unfinished"]
         labels.append(", ".join([run.method, *_values(run.options, paths), *unfinished]))
     return [

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["html_page"]
 
 _STYLE = """
-body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222; }
+body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 95rem; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
 table { display: block; overflow-x: auto; }
 caption { text-align: left; font-weight: bold; padding: .3rem 0; white-space: nowrap; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom; }
 img { max-width: 100%; }

@@ -41,8 +41,6 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
         rows: The rows of all settings.
         figure: The figure that is ranked, such as ``"test"``.
     """
-    from scipy import stats
-
     score = next((row.score(figure) for row in rows if row.runs), "")
     means = {
         setting: {
@@ -56,6 +54,8 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
     common = [row for row in dict.fromkeys(row.label for row in rows) if all(row in one for one in means.values())]
     if len(means) < 2 or len(common) < 2:
         return None
+    from scipy import stats
+
     table = np.array([[-means[setting][label] for setting in means] for label in common])
     ranks = stats.rankdata(table, axis=0)
     averages = ranks.mean(axis=1)

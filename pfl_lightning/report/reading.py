@@ -39,7 +39,8 @@ def find_runs(path: Path) -> list[Path]:
         return [path]
     found = sorted((version for version in path.glob("version_*") if _has_results(version)), key=_order)
     if not found:
-        below = {file.parent for name in RESULTS for file in path.rglob(name)}
+        runs = path / "runs" if (path / "runs").is_dir() else path  # not the trials of a study's search
+        below = {file.parent for name in RESULTS for file in runs.rglob(name)}
         found = sorted(below, key=lambda folder: (folder.parent, _order(folder)))
     if not found:
         there = "there is no such folder" if not path.is_dir() else "the folder has neither that nor versions with it"

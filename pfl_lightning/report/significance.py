@@ -166,15 +166,26 @@ def _against(rows: Sequence[MeasuredRow], reference: MeasuredRow, figure: str) -
 
 def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[tuple[FinishedRun, FinishedRun]]:
     """Runs of the same seeds."""
-    by_seed = {(run.seed, run.data_seeds): run for run in others}
-    found = [(run, by_seed.get((run.seed, run.data_seeds))) for run in runs]
+    found = [(run, _partner(run, others)) for run in runs]
     return [(run, other) for run, other in found if other is not None]
 
 
+def _partner(run: FinishedRun, others: Sequence[FinishedRun]) -> FinishedRun | None:
+    """The run of the same seed; of several, that of the same partition."""
+    same = [other for other in others if other.seed == run.seed]
+    alike = [other for other in same if _same_partition(run, other)]
+    return alike[0] if alike else same[0] if len(same) == 1 else None
+
+
+def _same_partition(run: FinishedRun, other: FinishedRun) -> bool:
+    """By their fingerprints; where these are not known, by their seeds."""
+    one, another = run.partition.fingerprint, other.partition.fingerprint
+    return one == another if one and another else run.data_seeds == other.data_seeds
+
+
 def _client_differences(run: FinishedRun, other: FinishedRun, figure: str) -> list[float]:
-    """Differences of the clients that both have, if they are of the same partition as far as that is known."""
-    known = run.partition.fingerprint and other.partition.fingerprint
-    if known and run.partition.fingerprint != other.partition.fingerprint:
+    """Differences of the clients that both have, if they are of the same partition."""
+    if not _same_partition(run, other):
         return []
     ours, theirs = run.evaluation(figure).clients, other.evaluation(figure).clients
     return [ours[client] - theirs[client] for client in sorted(ours.keys() & theirs.keys())]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 
 from pfl_lightning.report.columns import Column, report_columns
 from pfl_lightning.report.csv_files import rows_csv, runs_csv
@@ -25,7 +26,6 @@ from pfl_lightning.report.tables import Shown, TextTable, block_table, ranking_t
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 __all__ = ["FORMATS", "STUDY_NAMES", "Report", "live_table", "write_report"]
 

@@ -8,7 +8,9 @@ from string import Formatter
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
 
 __all__ = ["BestRound"]
 
@@ -23,6 +25,9 @@ class BestRound(ModelCheckpoint):
     A round that is no longer the best is removed when the next round begins. By then ``last.ckpt`` names the new one; a
     kill before that leaves the old one, which the ``last.ckpt`` of the round before names. What a kill leaves over is
     removed when the run is resumed.
+
+    Beside Lightning's names, a file's name may have ``{round}``, which counts from 1 as ``results.json`` does;
+    ``{epoch}`` counts from 0.
     """
 
     _superseded: tuple[str, ...] = ()
@@ -36,6 +41,9 @@ class BestRound(ModelCheckpoint):
         """Save if the round was validated."""
         if self.monitor in trainer.callback_metrics:
             super().on_validation_end(trainer, pl_module)
+
+    def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
+        return {**super()._monitor_candidates(trainer), "round": torch.tensor(trainer.current_epoch + 1)}
 
     def _remove_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
         self._superseded += (filepath,)

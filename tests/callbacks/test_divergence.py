@@ -37,7 +37,7 @@ def federation(method=FedAvg, batch_size=4, engine=None):
 def test_dualfed_with_small_batches_says_what_the_paper_has():
     _, said = play(partial(DualFed, epochs=5, lr=1.0), 3)
     assert len(said) == 1, said
-    assert said[0].startswith("round 0: the training diverges: the mean of train/cross_entropy is ")
+    assert said[0].startswith("round 1: the training diverges: the mean of train/cross_entropy is ")
     assert "batch_size 256, as in the paper: with batches of 4 a round takes up to 64 times as many steps" in said[0]
     assert "contrastive=2 (the paper's for Office-Home) in place of 40; an lr below 1; " in said[0]
     assert "gradient_clip_val=1.0 of the engine. FederatedLoop(stop_on_divergence=True) ends such runs" in said[0]
@@ -75,7 +75,7 @@ def test_the_weights_jump():
 
     _, said = play(partial(Jumps, epochs=1), 4, limit_val_batches=0)
     assert len(said) == 1
-    assert "round 2: the training diverges: weights.head/weight on the server has grown by a factor of" in said[0]
+    assert "round 3: the training diverges: weights.head/weight on the server has grown by a factor of" in said[0]
 
 
 def test_the_accuracy_falls_to_that_of_guessing():
@@ -116,7 +116,7 @@ def test_dead_features_are_seen():
 def test_a_resumed_run_remembers():
     guard, again, of = DivergenceGuard(), DivergenceGuard(), federation()
     guard.exceeded({"train/loss": 2.0}, STILL, of)
-    with pytest.warns(UserWarning, match="round 3: the training diverges: x. Try an lr below 0.01; gradient_clip_val"):
+    with pytest.warns(UserWarning, match="round 4: the training diverges: x. Try an lr below 0.01; gradient_clip_val"):
         guard.report("x", 3, of)
     again.load_state_dict(guard.state_dict())
     assert again.state_dict() == guard.state_dict()

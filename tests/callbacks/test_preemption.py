@@ -61,7 +61,7 @@ def test_a_signal_at_any_moment_finishes_the_round_and_the_job_goes_on_exactly(t
     resumed = fit(tmp_path / "job")
     assert_same(whole_state(resumed), whole_state(whole))
     assert history(tmp_path / "job") == history(tmp_path / "whole")
-    assert history(tmp_path / "job")[0] == [0, 1, 2, 3]
+    assert history(tmp_path / "job")[0] == [1, 2, 3, 4]
 
 
 def test_trainers_of_clients_do_not_go_on_from_the_checkpoint_of_the_job(tmp_path, monkeypatch):

@@ -9,14 +9,18 @@ from functools import partial
 import lightning as L
 import numpy as np
 import pytest
+import torch
 from _helpers import resume
 from _helpers.plain import score
+from _helpers.results import valid
 from _helpers.toy import CLIENTS, LABELS, GivenCohorts, Toy, quiet_trainer, run
 
 from pfl_lightning.callbacks import ResultsWriter
+from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.datamodules import FromFile
 from pfl_lightning.errors import RunLockedError
 from pfl_lightning.methods import FedAvg, FedPAC, FedPer
+from pfl_lightning.phases import Personalization
 from pfl_lightning.state.run_lock import RunLock
 
 COHORTS = [[0, 2, 3], [1, 2], [4], [0, 1, 3]]
@@ -44,7 +48,7 @@ def play(folder, method=METHOD, rounds=4, data=None, **options):
     data = data or Toy()
     watch = Independent(data)
     run(method, rounds, data=data, cohorts=COHORTS, callbacks=[ResultsWriter(str(folder)), watch], **options)
-    return json.loads((folder / "results.json").read_text()), watch.rounds
+    return valid(folder / "results.json"), watch.rounds
 
 
 def check_summary(got, accuracies, round):
@@ -57,8 +61,10 @@ def check_summary(got, accuracies, round):
         "best": values.max(),
         "worst": values.min(),
     }
+    assert got["round"] == round + 1
+    got = got["test"]
     assert {name: got[name] for name in expected} == pytest.approx(expected, abs=1e-6)
-    assert got["round"] == round
+    assert got["variance"] == pytest.approx(values.var(), abs=1e-6)
     assert got["num_clients"] == len(values)
     assert values[got["best_client"]] == values.max()
     assert values[got["worst_client"]] == values.min()
@@ -72,9 +78,10 @@ def test_all_figures(tmp_path):
     chosen = [3, int(np.argmax(means["validation"])), int(np.argmax(means["test"]))]
     for name, round in zip(CHOICES, chosen, strict=True):
         check_summary(results["accuracy"][name], rounds[round]["test"], round)
-    assert [entry["round"] for entry in results["history"]] == [0, 1, 2, 3]
-    assert [entry["accuracy"] for entry in results["history"]] == pytest.approx(means["validation"], abs=1e-6)
-    assert [entry["test_accuracy"] for entry in results["history"]] == pytest.approx(means["test"], abs=1e-6)
+    assert [entry["round"] for entry in results["history"]] == [1, 2, 3, 4]
+    for part in ("validation", "test"):
+        assert [entry[part]["accuracy"] for entry in results["history"]] == pytest.approx(means[part], abs=1e-6)
+        assert results["accuracy"]["last"][part]["mean"] == pytest.approx(means[part][-1], abs=1e-6)
     assert 0 < results["seconds_per_round"] < 60
     for direction in ("up", "down"):
         kinds = results["bytes"][f"{direction}_by_kind"]
@@ -101,9 +108,9 @@ def test_the_three_choices_are_kept_apart(tmp_path):
     callbacks = [_Prescribed(), ResultsWriter(str(tmp_path))]
     run(partial(FedAvg, epochs=1), 4, callbacks=callbacks)
     accuracy = json.loads((tmp_path / "results.json").read_text())["accuracy"]
-    assert [accuracy[name]["round"] for name in CHOICES] == [3, 1, 0]
-    assert [accuracy[name]["mean"] for name in CHOICES] == pytest.approx([0.52, 0.32, 0.82])
-    assert [accuracy[name]["best_client"] for name in CHOICES] == [4, 4, 4]
+    assert [accuracy[name]["round"] for name in CHOICES] == [4, 2, 1]
+    assert [accuracy[name]["test"]["mean"] for name in CHOICES] == pytest.approx([0.52, 0.32, 0.82])
+    assert [accuracy[name]["test"]["best_client"] for name in CHOICES] == [4, 4, 4]
     rows = list(csv.DictReader((tmp_path / "clients.csv").open()))
     assert [int(row["client"]) for row in rows] == list(range(CLIENTS))
     for client, row in enumerate(rows):
@@ -136,6 +143,11 @@ def test_bytes_and_seconds_are_those_of_the_run(tmp_path):
     messages = sum(len(cohort) for cohort in COHORTS)
     assert results["bytes"]["up"] == results["bytes"]["down"] == messages * parameters * 4
     assert results["bytes"]["up_by_kind"] == {"weights": messages * parameters * 4}
+    for direction in ("up", "down"):
+        own = [entry[f"bytes_{direction}"] for entry in results["history"]]
+        assert own == [len(cohort) * parameters * 4 for cohort in COHORTS]
+    assert sum(entry["seconds"] for entry in results["history"]) == pytest.approx(results["seconds"])
+    assert results["seconds"] == pytest.approx(4 * results["seconds_per_round"])
 
 
 def test_the_partition_is_saved_and_can_be_read_back(tmp_path):
@@ -164,8 +176,8 @@ def test_a_run_that_ends_early_leaves_its_results(tmp_path, error, monkeypatch):
         run(partial(FedPer, epochs=1), 4, callbacks=[ResultsWriter(str(tmp_path)), _Stops(error)])
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["rounds"] == 2
-    assert [entry["round"] for entry in results["history"]] == [0, 1]
-    assert results["accuracy"]["last"]["round"] == 1
+    assert [entry["round"] for entry in results["history"]] == [1, 2]
+    assert results["accuracy"]["last"]["round"] == 2
     assert len((tmp_path / "clients.csv").read_text().splitlines()) == CLIENTS + 1
 
 
@@ -185,13 +197,104 @@ def test_results_lie_in_the_folder_of_the_trainer_by_default(tmp_path):
     assert (tmp_path / "results.json").is_file()
 
 
-def test_evaluation_alone_writes_nothing(tmp_path):
-    federation = run(partial(FedAvg, epochs=1))
+@pytest.mark.parametrize(("name", "part"), [("test", "test"), ("validate", "validation")])
+def test_an_evaluation_leaves_files_of_the_same_form(tmp_path, name, part):
+    data = Toy()
+    federation = run(partial(FedAvg, epochs=1), 2, data=data)
     writer = ResultsWriter(str(tmp_path))
     trainer = quiet_trainer(1, GivenCohorts([0]), writer)
-    trainer.test(federation, datamodule=Toy(), verbose=False)
-    assert not list(tmp_path.iterdir())
+    getattr(trainer, name)(federation, datamodule=data, verbose=False)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.json", f"{name}_clients.csv"}
     assert writer.history == []
+    found = valid(tmp_path / f"{name}.json")
+    expected = [score(federation.client_model(client), data, client, part)[0] for client in range(CLIENTS)]
+    assert found["accuracy"]["last"][part]["mean"] == pytest.approx(np.mean(expected))
+    assert found["accuracy"]["last"][{"test": "validation", "validation": "test"}[part]] is None
+    assert (found["finished"], found["evaluated_clients"], "history" in found) == (None, CLIENTS, False)
+    rows = list(csv.DictReader((tmp_path / f"{name}_clients.csv").open()))
+    assert [float(row[f"{part}_accuracy"]) for row in rows] == pytest.approx(expected)
+    assert [int(row["train_samples"]) for row in rows] == [len(LABELS[client]) for client in range(CLIENTS)]
+
+
+def test_an_evaluation_of_adapted_models_is_no_test_of_the_run(tmp_path):
+    data = Toy()
+    federation = run(partial(FedAvg, epochs=1), 1, data=data)
+    trainer = quiet_trainer(1, GivenCohorts([0]), ResultsWriter(str(tmp_path)))
+    with federation.personalized(Personalization(epochs=1)):
+        trainer.test(federation, datamodule=data, verbose=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rounds_without_an_evaluation_are_in_the_history(tmp_path):
+    run(partial(FedAvg, epochs=1), 3, callbacks=[ResultsWriter(str(tmp_path))], check_val_every_n_epoch=2)
+    results = valid(tmp_path / "results.json")
+    assert [(entry["round"], entry["clients"]) for entry in results["history"]] == [(1, 0), (2, CLIENTS), (3, 0)]
+    assert [entry["test"] is None for entry in results["history"]] == [True, False, True]
+    assert all(entry["loss"] > 0 for entry in results["history"])
+    assert sum(entry["bytes_up"] for entry in results["history"]) == results["bytes"]["up"]
+    assert results["evaluated_clients"] == CLIENTS
+    assert results["accuracy"]["last"]["round"] == 2
+
+
+def test_what_a_run_says_of_itself(tmp_path):
+    method = partial(FedPAC, lr=0.3, epochs=2, optimizer=partial(torch.optim.Adam, lr=0.1))
+    run(method, 1, callbacks=[ResultsWriter(str(tmp_path))])
+    results = valid(tmp_path / "results.json")
+    arguments = results["method_arguments"]
+    assert (arguments["lr"], arguments["epochs"], arguments["momentum"]) == (0.3, 2, 0.5)
+    assert arguments["optimizer"] == {"name": "Adam", "arguments": {"lr": 0.1}}
+    assert arguments["alignment"] == 1.0
+    assert not {"encoder", "num_classes", "self"} & arguments.keys()
+    assert results["data"]["name"] == "Toy"
+    assert results["evaluated"] == {"score": "classifier", "model": "aggregated"}
+    assert results["versions"]["torch"] == torch.__version__
+
+
+def test_data_and_partition_are_told_apart(tmp_path):
+    def said(name, data):
+        callbacks = [ResultsWriter(str(tmp_path / name))]
+        run(partial(FedAvg, epochs=1), 1, data=data, callbacks=callbacks, cohorts=[[0, 1]])
+        found = valid(tmp_path / name / "results.json")
+        return found["data"]["fingerprint"], found["partition"]["fingerprint"]
+
+    first = said("a", Toy())
+    assert said("b", Toy()) == first
+    other = said("c", Toy(novel_clients=1))
+    assert other[0] == first[0]
+    assert other[1] != first[1]
+
+    def move(inputs, targets):
+        inputs[-1] += 1
+
+    changed = said("d", Toy(change=move))
+    assert (changed[0] != first[0], changed[1] == first[1]) == (True, True)
+
+
+def test_a_fine_tuned_model_and_a_nearest_neighbor_score_are_named(tmp_path):
+    run(partial(FedAvg, epochs=1, fine_tune="head"), 1, callbacks=[ResultsWriter(str(tmp_path / "tuned"))])
+    assert valid(tmp_path / "tuned" / "results.json")["evaluated"] == {"score": "classifier", "model": "fine_tuned"}
+    federation = run(_NoHead, 1, callbacks=[writer := ResultsWriter(str(tmp_path / "knn"))])
+    assert valid(tmp_path / "knn" / "results.json")["evaluated"]["score"] == "nearest_neighbor"
+    assert fit_table(federation, writer).title.startswith("_NoHead: nearest-neighbor score (test parts) over 5 clients")
+
+
+class _NoHead(FedAvg):
+    evaluation = "knn"
+
+
+def test_a_checkpoint_of_rounds_from_0_goes_on_in_rounds_from_1(tmp_path):
+    """What versions before format 2 have saved."""
+    first = {
+        "history": [{"round": 0.0, "clients": 5.0, "test_accuracy": 0.5, "accuracy": 0.25}],
+        "chosen": {"last": {"round": 0, "criterion": 0.0, "validation": {0: 0.25}, "test": {0: 0.5}}},
+    }
+    writer = ResultsWriter(str(tmp_path))
+    writer.load_state_dict(first)
+    assert [(row.round, row.test, row.validation, row.seconds) for row in writer.history] == [(1, 0.5, 0.25, None)]
+    assert writer.chosen["last"].round == 1
+    again = ResultsWriter()
+    again.load_state_dict(writer.state_dict())
+    assert (again.history, again.chosen) == (writer.history, writer.chosen)
 
 
 def test_a_folder_that_another_process_writes_to_is_refused_and_left_alone(tmp_path, monkeypatch):

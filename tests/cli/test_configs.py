@@ -182,16 +182,19 @@ def test_last_is_the_last_round_however_good(tmp_path):
     """A figure that never improves: the best round is the first one."""
     tiny_run(tmp_path, "--trainer.max_epochs", "3", "--checkpoint.monitor", "train/clients_left_out")
     checkpoints = tmp_path / "version_0" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["best-round-0.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best-round-1.ckpt", "last.ckpt"]
     assert torch.load(checkpoints / "last.ckpt", weights_only=True)["epoch"] == 2
 
 
 def test_validate_and_test_take_the_checkpoint(tmp_path, capsys):
     tiny_run(tmp_path, "--trainer.max_epochs", "2")
     tiny_run(tmp_path, "--ckpt_path", "last", subcommand="test")
-    assert "test_accuracy/mean" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "FedPAC: test accuracy, in %" in said
+    assert f"Results: {tmp_path / 'version_0'}/test.json, test_clients.csv" in said
     tiny_run(tmp_path, "--ckpt_path", "best", subcommand="validate")
-    assert "accuracy/mean" in capsys.readouterr().out
+    assert "FedPAC: validation accuracy, in %" in capsys.readouterr().out
+    assert (tmp_path / "version_0" / "validate.json").is_file()
 
 
 def test_without_validation_parts(tmp_path):

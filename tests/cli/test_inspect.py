@@ -90,8 +90,8 @@ def test_without_a_logger_pictures_lie_in_the_folder_of_the_run(tmp_path):
     main(["fit", "--config", config(tmp_path, {}), "--inspect", "true", "--trainer.logger", "false"])
     folder = tmp_path / "runs" / "version_0" / "inspection"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert names >= {f"{tag}-round-0001.png" for tag in ALL - {"partition"}} | {
-        "partition-round-0000.png",
+    assert names >= {f"{tag}-round-0002.png" for tag in ALL - {"partition"}} | {
+        "partition-round-0001.png",
         "config.txt",
     }
 

@@ -1,5 +1,6 @@
 """What a run of the command line leaves behind, and that nothing of an earlier run is lost."""
 
+import csv
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _helpers.results import valid, without_seconds
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
@@ -59,9 +61,7 @@ def test_a_saved_config_makes_a_new_run_with_the_same_numbers(monkeypatch, tmp_p
     second = tmp_path / "runs" / "version_1"
     assert files(first) == before
     assert {p.name for p in (second / "checkpoints").iterdir()} >= {"last.ckpt"}
-    results = [json.loads((run / "results.json").read_text()) for run in (first, second)]
-    for result in results:
-        del result["seconds_per_round"]
+    results = [without_seconds(valid(run / "results.json")) for run in (first, second)]
     assert results[0] == results[1]
 
 
@@ -80,7 +80,7 @@ def test_everything_lies_in_the_runs_folder_whatever_the_logger(monkeypatch, tmp
             "partition.npz",
             "config.yaml",
             "checkpoints/last.ckpt",
-            "checkpoints/best-round-0.ckpt",
+            "checkpoints/best-round-1.ckpt",
         }
 
 
@@ -99,10 +99,12 @@ def test_best_is_the_best_round_and_not_the_newest_file(monkeypatch, tmp_path):
     fit(monkeypatch, tmp_path, "--checkpoint.save_top_k=-1", rounds=3)
     run = tmp_path / "runs" / "version_0"
     history = json.loads((run / "results.json").read_text())["history"]
-    best = max(history, key=lambda row: row["accuracy"])  # the first of equals, as ModelCheckpoint keeps it
+    best = max(
+        history, key=lambda row: row["validation"]["accuracy"]
+    )  # the first of equals, as ModelCheckpoint keeps it
     for number, path in enumerate(sorted((run / "checkpoints").glob("best*"), reverse=True)):
         os.utime(path, (number, number))
-    assert RunFolder(tmp_path / "runs").find_checkpoint("best").name == f"best-round-{int(best['round'])}.ckpt"
+    assert RunFolder(tmp_path / "runs").find_checkpoint("best").name == f"best-round-{best['round']}.ckpt"
 
 
 def test_an_older_run_is_taken_with_a_warning(monkeypatch, tmp_path):
@@ -111,6 +113,71 @@ def test_an_older_run_is_taken_with_a_warning(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match=r"version_1 has no such checkpoint; taking .*version_0"):
         found = RunFolder(tmp_path / "runs").find_checkpoint("last")
     assert found == tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+def test_last_is_of_the_run_that_has_the_config_and_not_of_a_later_trial(monkeypatch, tmp_path, capsys):
+    fit(monkeypatch, tmp_path, rounds=2)
+    fit(monkeypatch, tmp_path, "--model.method.init_args.lr=0.5", rounds=1)
+    capsys.readouterr()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*ckpt_path")
+        pfl(monkeypatch, "test", f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}", "--ckpt_path=last")
+    run = tmp_path / "runs" / "version_0"
+    assert f"--ckpt_path last: {run}/checkpoints/last.ckpt" in capsys.readouterr().out
+    found = valid(run / "test.json")
+    assert (found["rounds"], found["checkpoint"], found["method_arguments"]["lr"]) == (2, "last.ckpt", 0.02)
+    with (run / "test_clients.csv").open() as file:
+        accuracies = [float(row["test_accuracy"]) for row in csv.DictReader(file)]
+    assert found["accuracy"]["last"]["test"]["mean"] == pytest.approx(sum(accuracies) / 4)
+    results = valid(run / "results.json")
+    assert found["accuracy"]["last"]["test"] == pytest.approx(results["accuracy"]["last"]["test"])
+
+
+def test_a_run_that_goes_on_with_other_options_says_which_and_keeps_them(monkeypatch, tmp_path, capsys):
+    fit(monkeypatch, tmp_path, rounds=1)
+    run = tmp_path / "runs" / "version_0"
+    capsys.readouterr()
+    fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=1)
+    assert "other options" not in capsys.readouterr().out
+    assert not (run / "changes.json").exists()
+    fit(monkeypatch, tmp_path, "--ckpt_path=last", "--model.method.init_args.lr=0.5", rounds=2)
+    said = capsys.readouterr().out
+    assert f"{run} goes on with other options (see changes.json): " in said
+    assert "trainer.max_epochs: 1 -> 2" in said
+    assert "model.method.init_args.lr: 0.02 -> 0.5" in said
+    [entry] = json.loads((run / "changes.json").read_text())
+    assert (entry["config"], entry["from_round"]) == ("config-resumed-2.yaml", 2)
+    assert {"option": "model.method.init_args.lr", "before": 0.02, "now": 0.5} in entry["changes"]
+
+
+def test_another_seed_does_not_go_on_with_a_run(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, rounds=1)
+    before = files(tmp_path / "runs")
+    with pytest.raises(
+        SystemExit, match=r"version_0 has the seed 0, and it is to go on with the seed 1: a run has one"
+    ):
+        fit(monkeypatch, tmp_path, "--ckpt_path=last", "--seed_everything=1")
+    assert files(tmp_path / "runs") == before
+
+
+def test_runs_lie_below_the_trainers_root(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "root"
+    small = [f"--config={CONFIG}", *SMALL, f"--trainer.default_root_dir={root}", "--run_dir=runs/x"]
+    pfl(monkeypatch, "fit", *small, "--trainer.max_epochs=1")
+    run = root / "runs" / "x" / "version_0"
+    assert {"results.json", "config.yaml", "checkpoints"} <= {path.name for path in run.iterdir()}
+    pfl(monkeypatch, "test", *small, "--ckpt_path=last")
+    assert (run / "test.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+
+
+def test_a_log_of_a_fit_has_a_line_a_round_and_no_bar(monkeypatch, tmp_path, capsys):
+    small = [word for word in SMALL if "progress_bar" not in word]
+    pfl(monkeypatch, "fit", f"--config={CONFIG}", *small, f"--run_dir={tmp_path}", "--trainer.max_epochs=2")
+    said = "".join(capsys.readouterr())
+    assert [line[:11] for line in said.splitlines() if line.startswith("round")] == ["round 1/2: ", "round 2/2: "]
+    assert "it/s" not in said
 
 
 def test_no_checkpoint_says_where_it_looked(tmp_path):
@@ -208,7 +275,7 @@ def test_a_run_is_locked_while_it_is_trained_and_can_be_evaluated_meanwhile(monk
 def test_half_written_files_of_a_killed_process_are_removed_but_only_under_the_lock(tmp_path, monkeypatch):
     run = tmp_path / "version_0"
     (run / "checkpoints").mkdir(parents=True)
-    half = [run / ".results.json.tmp", run / "checkpoints" / ".best-round-1.ckpt.tmp"]
+    half = [run / ".results.json.tmp", run / "checkpoints" / ".best-round-2.ckpt.tmp"]
     for path in half:
         path.touch()
     with run_folder(RunFolder(tmp_path), run, lock=False):
@@ -232,7 +299,7 @@ def test_a_damaged_checkpoint_is_one_sentence_with_the_newest_good_one(monkeypat
     fit(monkeypatch, tmp_path, rounds=1)
     folder = tmp_path / "runs" / "version_0" / "checkpoints"
     shutil.copy(folder / "last.ckpt", folder / "kept.ckpt")
-    (folder / "best-round-0.ckpt").unlink()
+    (folder / "best-round-1.ckpt").unlink()
     (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:500])
     sentence = rf"pfl: the checkpoint {folder / 'last.ckpt'} is truncated or damaged.*; the newest good one is "
     with pytest.raises(SystemExit, match=rf"^{sentence}{folder / 'kept.ckpt'}\n"):
@@ -256,5 +323,5 @@ def test_a_full_disk_ends_with_a_sentence_and_the_run_goes_on_once_there_is_room
             fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=2)
     fit(monkeypatch, tmp_path, "--ckpt_path=last", rounds=3)
     run = tmp_path / "runs" / "version_0"
-    assert [row["round"] for row in json.loads((run / "results.json").read_text())["history"]] == [0, 1, 2]
+    assert [row["round"] for row in json.loads((run / "results.json").read_text())["history"]] == [1, 2, 3]
     assert not list(run.rglob("*.tmp"))

@@ -224,7 +224,7 @@ def test_a_loss_that_is_not_finite_leaves_a_client_out():
             return super().training_step(batch, batch_idx) * (float("nan") if bool((batch[1] == 4).any()) else 1.0)
 
     for engine in (SequentialEngine, TrainerEngine):
-        with pytest.warns(UserWarning, match=r"left out of the aggregation: client 3, round 0: the loss is nan"):
+        with pytest.warns(UserWarning, match=r"left out of the aggregation: client 3, round 1: the loss is nan"):
             federation, trainer = run_project(FedAvg, module=Broken(), engine=engine())
         assert trainer.callback_metrics["train/clients_left_out"] == 1
         assert bool(torch.isfinite(federation.global_model().fc.weight).all())

@@ -177,7 +177,7 @@ class Thaws(Frozen):
 
 def test_a_changed_parameter_is_an_error():
     with pytest.raises(
-        ConfigurationError, match=r"fit of client 0 in round 0 changed module\.backbone\.3\..*frozen=\(\)"
+        ConfigurationError, match=r"fit of client 0 in round 1 changed module\.backbone\.3\..*frozen=\(\)"
     ):
         run_project(FedAvg, module=Thaws(), head="fc")
     module = Thaws()

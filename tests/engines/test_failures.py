@@ -63,7 +63,7 @@ def test_a_non_finite_loss_names_client_round_and_step(engine, method):
     assert all(isinstance(error, NonFiniteLossError) for error in loop.errors)
     assert len(messages) == 2
     for round, message in enumerate(messages):
-        assert f"client {BAD}, round {round}: the loss is nan at step " in message
+        assert f"client {BAD}, round {round + 1}: the loss is nan at step " in message
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -108,7 +108,7 @@ def test_the_bad_clients_own_state_is_as_before():
             terms = super().loss_terms(features, labels)
             return {name: term * float("inf") if self.bad else term for name, term in terms.items()}
 
-    with pytest.warns(UserWarning, match="client 2, round 1"):
+    with pytest.warns(UserWarning, match="client 2, round 2"):
         federation = run(partial(TurnsBad, epochs=1), 2, data=data)
     assert torch.equal(federation.personal.get(BAD)["head.weight"], kept)
     assert not torch.equal(federation.personal.get(1)["head.weight"], good_round.personal.get(1)["head.weight"])
@@ -120,7 +120,7 @@ def test_the_run_fails_only_below_the_minimum(min_clients, passes):
     if passes:
         assert play(FedAvg, loop=loop)[0].personal.num_clients == CLIENTS
     else:
-        with pytest.raises(FederationError, match=r"round 0: 4 of 5 updates .* min_clients is 5.*client 2, round 0"):
+        with pytest.raises(FederationError, match=r"round 1: 4 of 5 updates .* min_clients is 5.*client 2, round 1"):
             play(FedAvg, loop=loop)
 
 
@@ -137,7 +137,7 @@ def test_weights_that_became_infinite_are_refused_even_with_a_finite_loss():
             if self.phase.name == "fit":
                 self.head.bias.data[0] = float("inf")
 
-    with pytest.raises(FederationError, match=r"client 0, round 0: head.bias is not finite"):
+    with pytest.raises(FederationError, match=r"client 0, round 1: head.bias is not finite"):
         run(Overflows)
     with pytest.raises(FederationError, match=r"ClientUpdate.weights.head.bias holds 1 non-finite values of 5"):
         run(type("Shared", (Overflows,), {"shared": ("*",)}))
@@ -168,7 +168,7 @@ class _Misshapen(FedAvg):
 )
 def test_a_misshapen_upload_is_left_out(change, message):
     method = partial(type("Bad", (_Misshapen,), {"change": staticmethod(change)}), lr=0.05)
-    with pytest.warns(UserWarning, match=rf"left out of the aggregation: client 2, round 0: .*{message}"):
+    with pytest.warns(UserWarning, match=rf"left out of the aggregation: client 2, round 1: .*{message}"):
         federation = run(method, limit_val_batches=0)
     without = run(partial(FedAvg, lr=0.05), cohorts=[[0, 1, 3, 4]], limit_val_batches=0)
     assert_same(named(federation.client_model(0)), named(without.client_model(0)))
@@ -182,7 +182,7 @@ def test_misshapen_statistics_are_left_out():
             update = super().make_update(context, before)
             return replace(update, centroids=torch.zeros(3, 3)) if context.client == BAD else update
 
-    with pytest.warns(UserWarning, match=r"client 2, round 0: FedPACUpdate.centroids has shape \(3, 3\)"):
+    with pytest.warns(UserWarning, match=r"client 2, round 1: FedPACUpdate.centroids has shape \(3, 3\)"):
         run(Bad)
 
 
@@ -193,7 +193,7 @@ def test_other_errors_stop_the_run_and_say_where():
 
     with pytest.raises(RuntimeError, match="a bug") as caught:
         run(Broken)
-    assert caught.value.__notes__ == ["in the local fit of client 0, round 0"]
+    assert caught.value.__notes__ == ["in the local fit of client 0, round 1"]
 
 
 def test_client_errors_survive_the_way_between_processes():
@@ -201,7 +201,7 @@ def test_client_errors_survive_the_way_between_processes():
 
     for kind in (ClientError, NonFiniteLossError, InvalidMessageError):
         error = pickle.loads(pickle.dumps(kind(3, 4, "why")))
-        assert (type(error), error.client, error.round, str(error)) == (kind, 3, 4, "client 3, round 4: why")
+        assert (type(error), error.client, error.round, str(error)) == (kind, 3, 4, "client 3, round 5: why")
 
 
 def test_a_loader_that_never_ends_is_an_error(monkeypatch):

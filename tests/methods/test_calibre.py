@@ -143,7 +143,7 @@ def test_by_samples_no_divergence_is_uploaded():
 
 def test_batches_smaller_than_the_clusters_are_refused():
     message = (
-        r"client 0, round 0: batches of 4 samples cannot be divided into 5 clusters; use a batch_size of at least 5"
+        r"client 0, round 1: batches of 4 samples cannot be divided into 5 clusters; use a batch_size of at least 5"
     )
     with pytest.raises(ConfigurationError, match=message):
         run(partial(FIT, clusters=5), data=ToyViews(), encoder=flat_encoder)
@@ -195,7 +195,7 @@ def test_an_encoder_that_is_not_finite_is_left_out():
                 torch.nn.init.constant_(self.encoder[1].weight, float("nan"))
             return super().make_update(context, before)
 
-    with pytest.warns(UserWarning, match="client 0, round 0: the encoder's features are not finite"):
+    with pytest.warns(UserWarning, match="client 0, round 1: the encoder's features are not finite"):
         run(partial(Breaks, **SMALL), data=ToyViews(), encoder=flat_encoder, cohorts=[[0, 1]])
 
 

@@ -42,9 +42,9 @@ def test_the_mean_has_the_weights_by_divergence(rates):
 @pytest.mark.parametrize(
     ("divergence", "message"),
     [
-        (-0.5, r"client 1, round 0: CalibreUpdate.divergence is -0.5, expected at least 0"),
-        (float("nan"), r"client 1, round 0: CalibreUpdate.divergence holds 1 non-finite"),
-        ([0.5, 0.5], r"client 1, round 0: CalibreUpdate.divergence has shape \(2,\), expected \(\)"),
+        (-0.5, r"client 1, round 1: CalibreUpdate.divergence is -0.5, expected at least 0"),
+        (float("nan"), r"client 1, round 1: CalibreUpdate.divergence holds 1 non-finite"),
+        ([0.5, 0.5], r"client 1, round 1: CalibreUpdate.divergence has shape \(2,\), expected \(\)"),
     ],
 )
 def test_a_rate_without_meaning_is_refused(divergence, message):

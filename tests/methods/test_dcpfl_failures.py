@@ -43,7 +43,7 @@ def fail_at(monkeypatch, *calls):
 def test_a_client_whose_covariance_cannot_be_decomposed_says_so(monkeypatch):
     client, _ = build()
     fail_at(monkeypatch, 1)
-    expected = r"client 2, round 3: a class covariance .* \(the algorithm failed to converge\); .* \(factors=False\)"
+    expected = r"client 2, round 4: a class covariance .* \(the algorithm failed to converge\); .* \(factors=False\)"
     with pytest.raises(ClientError, match=expected):
         upload(client, 2)
     fail_at(monkeypatch, 0)
@@ -54,7 +54,7 @@ def test_that_client_is_left_out_and_the_others_go_on(monkeypatch):
     """Clients 0, 1 and 3 decompose 2, 3 and 2 matrices: the fifth is the last of client 1."""
     expected = run(partial(DCPFL, epochs=1), cohorts=[[0, 3]])
     fail_at(monkeypatch, 4)
-    with pytest.warns(UserWarning, match="left out of the aggregation: client 1, round 0: a class covariance"):
+    with pytest.warns(UserWarning, match="left out of the aggregation: client 1, round 1: a class covariance"):
         got = run(partial(DCPFL, epochs=1), cohorts=[[0, 1, 3]])
     assert_same(*(dict(of.server.broadcast(0, 1).weights) for of in (got, expected)))
 
@@ -69,7 +69,7 @@ def test_a_server_that_cannot_decompose_leaves_the_calibration_out(monkeypatch):
     before = server.head.weight.clone()
     plain.aggregate()
     fail_at(monkeypatch, 2)
-    with pytest.warns(UserWarning, match=r"round 3: the head stays without its calibration .* failed to converge"):
+    with pytest.warns(UserWarning, match=r"round 4: the head stays without its calibration .* failed to converge"):
         server.aggregate()
     assert_same(server.state_dict(), plain.state_dict())
     assert not torch.equal(server.head.weight, before)
@@ -82,6 +82,6 @@ def test_a_head_that_became_non_finite_is_not_taken_over():
     huge = dataclasses.replace(upload(client, 0), factors=1e30 * upload(client, 0).factors)
     before = server.broadcast(0, ROUND).weights
     server.receive(huge)
-    with pytest.warns(UserWarning, match="round 3: the server's head became non-finite and stays as it was"):
+    with pytest.warns(UserWarning, match="round 4: the server's head became non-finite and stays as it was"):
         server.aggregate()
     assert_same(server.broadcast(0, ROUND).weights, before)

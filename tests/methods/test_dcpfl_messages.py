@@ -201,7 +201,7 @@ def test_a_bad_upload_is_refused_and_leaves_no_trace(factors, change, reason):
     good = [upload(client, number) for number in (0, 2)]
     bad = dataclasses.replace(good[0], **change(good[0]))
     before = state_of(server)
-    with pytest.raises(InvalidMessageError, match=f"client 0, round 3: .*{reason}"):
+    with pytest.raises(InvalidMessageError, match=f"client 0, round 4: .*{reason}"):
         take(server, bad)
     assert_same(state_of(server), before)
     server.aggregate()  # nothing was received

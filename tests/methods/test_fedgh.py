@@ -204,7 +204,7 @@ def test_bad_uploads_are_refused_and_leave_the_server_as_it_was(method, changes,
     for bad_first in (True, False):
         if not bad_first:
             server.receive(upload(0))
-        with pytest.raises(InvalidMessageError, match=rf"client 7, round 3: .*{message}") as caught:
+        with pytest.raises(InvalidMessageError, match=rf"client 7, round 4: .*{message}") as caught:
             server.check(upload(**changes))
         assert (caught.value.client, caught.value.round) == (7, 3)
         assert_same(dict(server.state_dict()), before)

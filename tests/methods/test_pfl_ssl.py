@@ -68,7 +68,7 @@ def break_client_0(inputs, targets):
 def test_a_client_whose_data_are_not_finite_is_left_out(objective, shared, kept):
     """Nothing of its target network, bank or groups reaches the client after it."""
     more = {"encoder": flat_encoder, "cohorts": [[0, 2, 3]]}
-    with pytest.warns(UserWarning, match=r"left out of the aggregation: client 0, round 0: the (loss|projections)"):
+    with pytest.warns(UserWarning, match=r"left out of the aggregation: client 0, round 1: the (loss|projections)"):
         got = run(fit(objective), data=ToyViews(drop_last=True, change=break_client_0), **more)
     expected = run(fit(objective), data=ToyViews(drop_last=True), **more | {"cohorts": [[2, 3]]})
     sent = [dict(federation.server.broadcast(1, 1).weights) for federation in (got, expected)]
@@ -205,7 +205,7 @@ def test_novel_clients_may_have_fewer_samples():
 
 def test_one_sample_in_a_projector_with_batch_normalization():
     """SMoG's predictor sees one view; the other heads see two views of the one sample."""
-    message = r"client 1, round 0: batch normalization cannot train on a batch of one sample.*set drop_last"
+    message = r"client 1, round 1: batch normalization cannot train on a batch of one sample.*set drop_last"
     with pytest.raises(ConfigurationError, match=message):
         run(fit(CASES["smog"][0]), data=ToyViews(), encoder=flat_encoder)
 

@@ -86,6 +86,15 @@ def test_methods_are_named_by_what_else_differs(tmp_path):
     assert larger == ["FedAvg, encoder=small_cnn", "FedPAC, encoder=resnet18"]
 
 
+def test_what_a_run_without_a_config_had_names_no_row(tmp_path):
+    paths = [
+        write_run(tmp_path / "a", config=config(lr=0.3)),
+        write_run(tmp_path / "b"),
+        write_run(tmp_path / "c", "FedPAC", config=config()),
+    ]
+    assert [label for _, label, _ in group(paths)] == ["FedAvg, lr=0.3", "FedAvg, lr=0.1", "FedPAC"]
+
+
 def test_rounds_name_runs_of_one_method(tmp_path):
     paths = [write_run(tmp_path / str(n), curve=[0.5] * n, config=config()) for n in (2, 3)]
     assert [label for _, label, _ in group(paths)] == ["FedAvg, rounds=2", "FedAvg, rounds=3"]

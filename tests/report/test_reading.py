@@ -79,6 +79,7 @@ def test_runs_are_found_by_version_and_below_a_study(tmp_path):
     assert [folder.name for folder in find_runs(tmp_path / "one")] == ["version_9", "version_10"]
     study = tmp_path / "study" / "runs"
     paths = [write_run(study / "few" / row / "seed_0" / "version_0") for row in ("FedAvg", "FedPAC")]
+    write_run(tmp_path / "study" / "search" / "trial_0" / "version_0")  # chosen by its validation: no result
     assert find_runs(tmp_path / "study") == paths
     assert find_runs(paths[0]) == paths[:1]
 

@@ -113,6 +113,21 @@ def test_clients_of_other_partitions_are_no_pairs(tmp_path):
     assert math.isnan(test.p_clients)
 
 
+def test_a_seed_with_several_partitions_is_paired_by_the_partition(tmp_path):
+    found = []
+    for label, value in (("a", 0.1), ("b", 0.5)):
+        folders = []
+        for number in (0, 1) if label == "a" else (1, 0):
+            source = {"name": "Dirichlet", "fingerprint": f"sha256:{number}"}
+            folder = tmp_path / label / str(number)
+            folders.append(write_run(folder, label, [value, value + number / 4], partition=source))
+        found.append(Row(label, "", tuple(folders)))
+    (test,) = compare_with_reference(measure(found, ReportSettings("title")), "test")
+    assert (test.seeds, test.clients) == (2, 4)
+    assert test.difference == pytest.approx(-0.4)
+    assert test.p_clients == pytest.approx(2 / 16)  # all four differences are equal
+
+
 def test_scores_of_another_kind_are_never_compared(tmp_path):
     found = rows(tmp_path, {"a": {0: [0.1, 0.2]}, "b": {0: [0.8, 0.9]}})
     kind = {"score": "nearest_neighbor", "model": "aggregated"}

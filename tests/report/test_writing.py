@@ -216,6 +216,7 @@ def test_a_study_without_any_finished_run_says_so(tmp_path):
     assert "curves.png" not in [path.name for path in written]
     assert "0 of 2 runs are finished" in (tmp_path / "out" / "table.md").read_text()
     assert "0 of 2" in show(live_table(rows, settings()), 100)
+    assert live_table([], settings()).row_count == 0
 
 
 def test_runs_without_accuracies_have_traffic_alone(tmp_path):

@@ -130,7 +130,7 @@ def test_groups_are_not_sought_in_what_is_not_finite():
     network, objective = built(SMALL["smog"])
     with torch.no_grad():
         network[0].weight.fill_(float("nan"))
-    with pytest.raises(ClientError, match=r"client 4, round 2: the projections .* are not finite"):
+    with pytest.raises(ClientError, match=r"client 4, round 3: the projections .* are not finite"):
         objective.before_fit(network, context())
     assert objective.projector.training
 

@@ -60,7 +60,7 @@ def test_validating_after_the_fit_gives_the_figures_of_the_fit():
 
 def test_a_fine_tuning_that_diverges_is_left_out_of_the_evaluation():
     diverging = partial(FedAvg, fine_tune="all", fine_tune_epochs=8, fine_tune_lr=1e6)
-    with pytest.warns(UserWarning, match="evaluated without fine-tuning: client 0, round 0: the loss is"):
+    with pytest.warns(UserWarning, match="evaluated without fine-tuning: client 0, round 1: the loss is"):
         federation = run(diverging, 1)
     assert federation.test_scores == run(FedAvg, 1).test_scores
 

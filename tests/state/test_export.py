@@ -33,7 +33,7 @@ def test_encoder_and_head(tmp_path):
     for client, path in enumerate(written):
         state, about = read(path)
         assert_same(state, dict(federation.client_model(client).state_dict()))
-        assert about == {"method": "FedRep", "round": 1, "client": client, "model": "tiny_encoder"}
+        assert about == {"method": "FedRep", "round": 2, "client": client, "model": "tiny_encoder"}
         plain = nn.ModuleDict({"encoder": tiny_encoder((6,)), "head": nn.Linear(4, 5)})
         plain.load_state_dict(state)
         inputs = torch.randn(3, 6)
@@ -106,7 +106,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     checkpoint = torch.load(tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
     for client in range(3):
         state, about = read(tmp_path / "out" / f"client_{client}.pt")
-        assert about == {"method": "FedPer", "round": 1, "client": client, "model": "mlp"}
+        assert about == {"method": "FedPer", "round": 2, "client": client, "model": "mlp"}
         for name, value in state.items():
             if name.startswith("encoder."):  # FedPer's is the server's
                 assert torch.equal(value, checkpoint["state_dict"][f"server.weights.{name.replace('.', '/')}"]), name

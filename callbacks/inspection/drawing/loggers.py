@@ -58,7 +58,7 @@ def write_image(logger: Logger, tag: str, image: Image, round: int) -> bool:
     client: Any = getattr(logger, "experiment", None) if hasattr(logger, "run_id") else None
     if not hasattr(client, "log_image"):
         return False
-    client.log_image(logger.run_id, image, artifact_file=f"{tag}/round-{round:04d}.png")  # type: ignore[attr-defined]
+    client.log_image(logger.run_id, image, artifact_file=f"{tag}/round-{round + 1:04d}.png")  # type: ignore[attr-defined]
     return True
 
 

@@ -65,7 +65,7 @@ class Recorder:
         if not any(taken):
             from PIL import Image
 
-            Image.fromarray(image).save(self._file(f"{tag}-round-{round:04d}.png", "pictures"))
+            Image.fromarray(image).save(self._file(f"{tag}-round-{round + 1:04d}.png", "pictures"))
 
     def histogram(self, tag: str, values: Sequence[float], edges: NDArray[np.float64], round: int) -> None:
         """Log a histogram; as a figure if no logger accepts histograms."""
@@ -78,7 +78,7 @@ class Recorder:
             figure = new_figure(5, 3)
             axes = figure.add_subplot()
             axes.hist(finite, bins=edges.tolist(), color="#2c7fb8")
-            axes.set(title=f"{tag}, round {round}", ylabel="clients")
+            axes.set(title=f"{tag}, round {round + 1}", ylabel="clients")
             self.figure(tag, figure, round)
 
     def text(self, tag: str, text: str, round: int) -> None:

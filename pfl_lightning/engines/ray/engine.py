@@ -202,7 +202,7 @@ class RayEngine(Engine):
                 self.bytes_sent += payloads.num_bytes - before
                 first = group[0].broadcast
                 others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-                yield Job(payload, method, f"client {first.client}{others}, round {first.round}")
+                yield Job(payload, method, f"client {first.client}{others}, round {first.round + 1}")
 
         for reply in self._pool.run(jobs()):
             assert reply.value is not None

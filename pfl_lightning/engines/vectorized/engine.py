@@ -289,7 +289,7 @@ class VectorizedEngine(VectorizedEvaluation):
             seconds += time.perf_counter() - start
             return FitResult(context.client, context.round, None, {}, {}, seconds, error.with_traceback(None))
         except Exception as error:
-            error.add_note(f"in the local fit of client {context.client}, round {context.round}")
+            error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
             raise
         means = {name: sum(values) / len(values) for name, values in member.losses.items()}
         seconds += time.perf_counter() - start

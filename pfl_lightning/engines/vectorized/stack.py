@@ -88,7 +88,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
     except ClientError as error:
         member.error = error.with_traceback(None)  # whose frames hold the member
     except Exception as error:
-        error.add_note(f"in the local fit of client {context.client}, round {context.round}")
+        error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
         raise
     return member
 

@@ -91,7 +91,7 @@ def test_without_tensorboard_pictures_are_files_in_the_folder_of_the_run(tmp_pat
     with caplog.at_level("INFO"):
         run(QUICK, 3, callbacks=[ClientAccuracy(2), LossComponents(2)], logger=logger, default_root_dir=str(tmp_path))
     folder = tmp_path / "inspection"
-    named = [f"clients/test_accuracy-round-{r:04d}.png" for r in range(3)]
+    named = [f"clients/test_accuracy-round-{r:04d}.png" for r in (1, 2, 3)]
     assert set(named) <= set(pictures(folder))
     with Image.open(folder / named[0]) as image:
         assert image.size == (500, 300)
@@ -103,7 +103,7 @@ def test_without_tensorboard_pictures_are_files_in_the_folder_of_the_run(tmp_pat
 
 def test_a_user_defined_folder(tmp_path):
     run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "a" / "b"))], default_root_dir=str(tmp_path / "c"))
-    assert pictures(tmp_path) == [f"a/b/clients/{name}accuracy-round-0000.png" for name in ("", "test_")]
+    assert pictures(tmp_path) == [f"a/b/clients/{name}accuracy-round-0001.png" for name in ("", "test_")]
 
 
 def test_fast_dev_run_leaves_nothing_behind(tmp_path):
@@ -148,7 +148,7 @@ def test_loggers_that_take_pictures_get_them(tmp_path):
     assert wandb.numbers[0]["clients/test_accuracy"] == (300, 500, 3)
     (identity, image), named = mlflow.experiment.calls[1]
     assert (identity, image.shape) == ("run 7", (300, 500, 3))
-    assert named == {"artifact_file": "clients/test_accuracy/round-0000.png"}
+    assert named == {"artifact_file": "clients/test_accuracy/round-0001.png"}
     assert not pictures(tmp_path)
     for logger in loggers:
         assert 0 <= logger.numbers[0]["test_accuracy/lower"] <= logger.numbers[0]["test_accuracy/upper"] <= 1

@@ -86,7 +86,7 @@ def test_without_tensorboard_there_is_no_projector(tmp_path, caplog):
     with caplog.at_level("INFO"):
         run(QUICK, 2, callbacks=[FeatureEmbedding(1)], logger=logger)
     files = sorted(path.name for path in (tmp_path / "inspection").rglob("*.*"))
-    assert files == ["features-round-0000.png", "features-round-0001.png"]
+    assert files == ["features-round-0001.png", "features-round-0002.png"]
     assert caplog.text.count("the Embedding Projector is skipped") == 1
 
 

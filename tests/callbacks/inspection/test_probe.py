@@ -140,7 +140,7 @@ def test_a_client_whose_features_are_not_finite_is_named_and_left_out():
         range(CLIENTS)
     )  # the head is not looked at
     federation.server.weights.as_state()["encoder.0.weight"].fill_(float("inf"))
-    with pytest.warns(UserWarning, match="client 0, round 0: features not finite, left out of the inspection"):
+    with pytest.warns(UserWarning, match="client 0, round 1: features not finite, left out of the inspection"):
         assert list(probe.representations(federation)) == []
 
 

@@ -94,7 +94,7 @@ def test_a_dead_worker_costs_time_alone(deaths, workers, expected, monkeypatch, 
 
 def test_a_payload_on_which_every_worker_dies_ends_the_run(monkeypatch):
     engine, _ = fake_ray_engine(monkeypatch, 1, [1, 2, 3])
-    with pytest.raises(FederationError, match=r"client 0, round 0: 3 workers in turn have died on it.*fewer workers"):
+    with pytest.raises(FederationError, match=r"client 0, round 1: 3 workers in turn have died on it.*fewer workers"):
         run(FIT, 1, engine=engine)
     assert engine._pool is None
 
@@ -148,7 +148,7 @@ def test_an_error_in_a_worker_is_raised_here(monkeypatch):
         run(FIT, 1, engine=engine)
     assert "in a worker process" in str(caught.value.__cause__)
     assert "ray_helpers.py" in str(caught.value.__cause__)
-    assert "in the local fit of client 2, round 0" in caught.value.__notes__
+    assert "in the local fit of client 2, round 1" in caught.value.__notes__
     assert engine._pool is None
 
 
@@ -157,7 +157,7 @@ def test_a_client_that_diverges_is_left_out_as_under_fabric_fit(monkeypatch):
         inputs[20] = torch.inf
 
     def go(engine):
-        with pytest.warns(UserWarning, match="left out of the aggregation: client 1, round 0: the encoder's features"):
+        with pytest.warns(UserWarning, match="left out of the aggregation: client 1, round 1: the encoder's features"):
             return run(FIT, 1, engine=engine, data=Toy(change=garbage), limit_val_batches=0)
 
     assert_same(whole_state(go(fake_ray_engine(monkeypatch, 2)[0])), whole_state(go(SequentialEngine())))

@@ -36,7 +36,7 @@ def test_a_client_whose_fine_tuning_diverges_is_evaluated_without_it(fine_tune, 
     got, expected = (evaluate(federation, engine) for engine in (VectorizedEngine(forward=forward), SequentialEngine()))
     assert_scores_agree(got, expected)
     assert [result.client for result in got if result.finetune_failures is not None] == [BAD]
-    assert str(got[BAD].finetune_failures).startswith("client 2, round 0: the loss is nan at step ")
+    assert str(got[BAD].finetune_failures).startswith("client 2, round 1: the loss is nan at step ")
     federation.clients.models[0].fine_tune = None
     untuned = evaluate(federation, SequentialEngine(), [BAD])
     assert got[BAD].test.loss == pytest.approx(untuned[0].test.loss, abs=1e-5)
@@ -44,7 +44,7 @@ def test_a_client_whose_fine_tuning_diverges_is_evaluated_without_it(fine_tune, 
 
 def test_the_user_is_warned_of_it():
     fit = partial(FedBABU, lr=0.02)
-    with pytest.warns(UserWarning, match="evaluated without fine-tuning: client 2, round 0: the loss is nan at step"):
+    with pytest.warns(UserWarning, match="evaluated without fine-tuning: client 2, round 1: the loss is nan at step"):
         run(fit, data=poisoned(0), cohorts=[[0, 1, 3]], engine=VectorizedEngine())
 
 
@@ -71,7 +71,7 @@ def test_batches_of_one_sample_under_normalization_are_named(said):
     federation = trained(fit, encoder=normed_encoder, data=Toy(batch_size=9))
     federation.data.batch_size = 8
     for engine in (VectorizedEngine(), SequentialEngine()):
-        with pytest.raises(ConfigurationError, match="client 1, round 0: batch normalization cannot train on a batch"):
+        with pytest.raises(ConfigurationError, match="client 1, round 1: batch normalization cannot train on a batch"):
             evaluate(federation, engine)
     assert said() == []
 

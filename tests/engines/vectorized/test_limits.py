@@ -139,11 +139,11 @@ def test_a_bug_is_raised_as_it_is():
 
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
         run(Broken, engine=VectorizedEngine())
-    assert caught.value.__notes__ == ["in the local fit of client 0, round 0"]
+    assert caught.value.__notes__ == ["in the local fit of client 0, round 1"]
 
 
 def test_batches_of_one_sample_under_normalization_are_named(said):
-    with pytest.raises(ConfigurationError, match="client 1, round 0: batch normalization cannot train on a batch of"):
+    with pytest.raises(ConfigurationError, match="client 1, round 1: batch normalization cannot train on a batch of"):
         run(FedAvg, cohorts=[[1, 0]], encoder=normed_encoder, data=Toy(batch_size=8), engine=VectorizedEngine())
     assert said() == []
 
@@ -167,7 +167,7 @@ def test_a_client_with_a_non_finite_loss_leaves_the_others_alone():
         inputs[first + 3] = math.nan
 
     def go(engine):
-        with pytest.warns(UserWarning, match=r"left out of the aggregation: client 2, round 0: the loss is nan at st"):
+        with pytest.warns(UserWarning, match=r"left out of the aggregation: client 2, round 1: the loss is nan at st"):
             return run(partial(FedRep, lr=0.05), data=Toy(change=poison), cohorts=ALL, engine=engine)
 
     got, expected = go(VectorizedEngine()), go(SequentialEngine())

@@ -1,0 +1,75 @@
+"""What a test and a validation outside of a fit leave behind: the form of results.json, and a row for each client."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+
+from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.callbacks.result_rows import accuracies, as_text, summary_of
+from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
+from pfl_lightning.federation import Federation
+
+__all__ = ["Part", "evaluation_files"]
+
+Part = Literal["test", "validation"]
+"""Which of a client's parts were evaluated."""
+
+
+def evaluation_files(
+    trainer: L.Trainer, federation: Federation, loop: FederatedLoop | None, part: Part
+) -> dict[str, str]:
+    """Content of ``test.json`` and ``test_clients.csv``, or of those of a validation, by name.
+
+    Args:
+        trainer: The Trainer of the evaluation.
+        federation: The federation, which has been evaluated.
+        loop: What has counted the rounds of the training; ``None`` where that is not known.
+        part: Which parts were evaluated.
+    """
+    name = {"test": "test", "validation": "validate"}[part]
+    text = as_text(_content(trainer, federation, loop, part))
+    return {f"{name}.json": text, f"{name}_clients.csv": _rows(federation, part)}
+
+
+def _content(trainer: L.Trainer, federation: Federation, loop: FederatedLoop | None, part: Part) -> dict[str, Any]:
+    novel = set(federation.data.novel)
+    found = {name: accuracies(scores) for name, scores in _scores(federation).items()}
+    last: dict[str, Any] = {"round": loop.rounds if loop is not None else None}
+    for name, values in found.items():
+        last[name] = summary_of({client: value for client, value in values.items() if client not in novel})
+        if novel:
+            last[f"novel_{name}"] = summary_of({client: value for client, value in values.items() if client in novel})
+    checkpoint = trainer.ckpt_path
+    return {
+        **run_facts(federation),
+        "finished": None,
+        **counts(loop, federation, len(_scores(federation)[part])),
+        "evaluated": evaluated(federation, has_accuracy=any(found.values())),
+        "checkpoint": Path(checkpoint).name if checkpoint else None,
+        "accuracy": {"last": last, "validation_selected": None, "best_test": None},
+    }
+
+
+def _scores(federation: Federation) -> dict[Part, Any]:
+    return {"test": federation.test_scores, "validation": federation.validation_scores}
+
+
+def _rows(federation: Federation, part: Part) -> str:
+    """A row for each client, with what a user's module has logged."""
+    scores, novel = _scores(federation)[part], set(federation.data.novel)
+    logged = sorted({name for score in scores.values() for name in score.logged})
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    columns = [f"{part}_samples", f"{part}_accuracy", f"{part}_loss"]
+    writer.writerow(["client", "novel", "train_samples", *columns, *logged])
+    for client, score in scores.items():
+        samples = len(federation.data.client_data(client).train)
+        figures = (score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))
+        row = ["" if figure != figure else figure for figure in figures]  # NaN is an empty field
+        writer.writerow([client, int(client in novel), samples, score.num_samples, *row])
+    return text.getvalue()

@@ -1,0 +1,177 @@
+"""What a run says of itself: its method's arguments, its data and partition, versions, and what was evaluated."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+
+from pfl_lightning.callbacks.loop import FederatedLoop
+from pfl_lightning.federation import Federation
+
+__all__ = ["as_json", "counts", "evaluated", "method_arguments", "run_facts", "score_name"]
+
+FORMAT = 2
+"""Number of the format of ``results.json``; see docs/results_format.md."""
+
+NOT_ARGUMENTS = {"self", "encoder", "num_classes", "head", "factory", "frozen"}
+"""Parameters of a client's class that are no hyper-parameters, or whose values are modules."""
+
+OWN_TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
+"""Arguments that say nothing of a client whose user's LightningModule makes its optimizers itself."""
+
+DEPTH = 6
+"""Levels of nested arguments that are written out."""
+
+
+def run_facts(federation: Federation) -> dict[str, Any]:
+    """What identifies a run, by the names of ``results.json``."""
+    data: Any = federation.data
+    rule = type(getattr(data, "partition", None))
+    return {
+        "format": FORMAT,
+        "method": federation.method_name,
+        "method_arguments": method_arguments(federation),
+        "data": {"name": type(data).__name__, "fingerprint": _hash(getattr(data, "data_fingerprint", None))},
+        "partition": {
+            "name": None if rule is type(None) else rule.__name__.lstrip("_"),
+            "fingerprint": _hash(federation.data.fingerprint),
+        },
+        "versions": versions(),
+        "seed": federation.seed,
+    }
+
+
+def counts(loop: FederatedLoop | None, federation: Federation, evaluated_clients: int) -> dict[str, Any]:
+    """Rounds, clients, bytes and seconds of a run, by the names of ``results.json``.
+
+    Args:
+        loop: What has counted them; ``None`` where that is not known.
+        federation: The federation.
+        evaluated_clients: How many clients were evaluated.
+    """
+    up, down = (loop.traffic.up, loop.traffic.down) if loop is not None else ({}, {})
+    rounds, seconds = (loop.rounds, loop.seconds) if loop is not None else (None, None)
+    return {
+        "rounds": rounds,
+        "num_clients": federation.num_clients,
+        "novel_clients": list(federation.data.novel),
+        "evaluated_clients": evaluated_clients,
+        "bytes": {
+            "up": sum(up.values()),
+            "down": sum(down.values()),
+            "up_by_kind": dict(up),
+            "down_by_kind": dict(down),
+        },
+        "seconds": seconds,
+        "seconds_per_round": seconds / rounds if rounds and seconds is not None else None,
+    }
+
+
+def evaluated(federation: Federation, *, has_accuracy: bool = True) -> dict[str, str]:
+    """What kind of score an evaluation gives now, and of which model.
+
+    Args:
+        federation: The federation.
+        has_accuracy: Whether the clients' scores had accuracies.
+    """
+    client: Any = federation.models[0]
+    own = client.step_module is client  # and no user's LightningModule
+    score = "classifier" if own or has_accuracy else "metric"
+    model = "fine_tuned" if client.personalization_phases() else str(client.eval_model)
+    return {"score": "nearest_neighbor" if client.uses_knn_evaluation() else score, "model": model}
+
+
+def score_name(federation: Federation, part: str) -> str:
+    """What people read above the scores of a part, such as ``"test accuracy"``.
+
+    Args:
+        federation: The federation.
+        part: ``"test"`` or ``"validation"``.
+    """
+    client: Any = federation.models[0]
+    return f"nearest-neighbor score ({part} parts)" if client.uses_knn_evaluation() else f"{part} accuracy"
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the figures depend on."""
+    from pfl_lightning import __version__
+
+    found = {"pfl_lightning": __version__, "torch": torch.__version__, "lightning": L.__version__}
+    return {**found, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def method_arguments(federation: Federation) -> dict[str, Any]:
+    """The hyper-parameters of the clients, defaults included, in a form that JSON has.
+
+    Functions and classes are called by their names, partials by theirs with their arguments, other objects by their
+    class.
+    """
+    client: Any = federation.models[0]
+    given: dict[str, Any] = {}
+    made: Any = federation.method_factory
+    while isinstance(made, partial):
+        given = {**made.keywords, **given}
+        made = made.func
+    unused = set() if client.step_module is client else OWN_TRAINING - given.keys()
+    return {
+        name: as_json(given.get(name, vars(client).get(name, default)))
+        for name, default in sorted(_parameters(type(client)).items())
+        if name not in unused
+    }
+
+
+def _parameters(made: type) -> dict[str, Any]:
+    """Parameters of a class and, where it passes options on, of its bases, with their defaults."""
+    found: dict[str, Any] = {}
+    for base in made.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        for parameter in own:
+            named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            if named and parameter.name not in NOT_ARGUMENTS:
+                default = None if parameter.default is parameter.empty else parameter.default
+                found.setdefault(parameter.name, default)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
+            break
+    return found
+
+
+def as_json(value: Any, depth: int = DEPTH) -> Any:
+    """A value in a form that JSON has; numbers that are not finite become words."""
+    if value is None or isinstance(value, bool | int | str):
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth == 0:
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return {str(key): as_json(entry, depth - 1) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        entries = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+        return [as_json(entry, depth - 1) for entry in entries]
+    if isinstance(value, partial):
+        return {"name": as_json(value.func), "arguments": as_json(value.keywords, depth - 1)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_json(asdict(value), depth - 1)
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+        return as_json(value.item())
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else type(value).__name__
+
+
+def _hash(found: str | None) -> str | None:
+    return None if found is None else f"sha256:{found}"

@@ -1,0 +1,146 @@
+"""What differs between the config of a command and that of a run: which run is meant, and what a resumption changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state.files import replace_file
+
+__all__ = ["Change", "changes", "check_seed", "distance", "in_words", "newest_config", "read_config", "record_changes"]
+
+COMPARED = ("seed_everything", "model", "data", "loop", "personalize", "trainer", "inspect", "results", "checkpoint")
+"""Options that make a run; the others say what a command does with it."""
+
+CORE = ("seed_everything", "model", "data", "loop")
+"""Those without which it is another run."""
+
+CHANGES = "changes.json"
+SHOWN = 6
+"""Options that a sentence names; the file has all."""
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Change:
+    """An option that has another value.
+
+    Attributes:
+        option: Its path, such as ``trainer.max_epochs``.
+        before: Its value in the run so far; ``None`` where it was not there.
+        now: Its value now.
+    """
+
+    option: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        """Both values, shortened."""
+        texts = (json.dumps(value, default=str) for value in (self.before, self.now))
+        before, now = (text if len(text) <= 60 else f"{text[:57]}..." for text in texts)
+        return f"{self.option}: {before} -> {now}"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a saved config; empty if it cannot be read."""
+    try:
+        found = yaml.load(path.read_text(), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def first_config(run: Path) -> Path:
+    """The config that a run began with."""
+    return run / "config.yaml"
+
+
+def newest_config(run: Path) -> Path:
+    """The config that a run was resumed with last, or else that it began with."""
+    number = 0
+    while (run / f"config-resumed-{number + 1}.yaml").is_file():
+        number += 1
+    return run / f"config-resumed-{number}.yaml" if number else first_config(run)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Options that make a run and differ, in the order of the config."""
+    old, new = ({name: config.get(name) for name in COMPARED} for config in (before, now))
+    values, others = dict(_flat(new, "")), dict(_flat(old, ""))
+    names = list(dict.fromkeys([*values, *others]))
+    found = (Change(name, others.get(name), values.get(name)) for name in names)
+    return [change for change in found if change.before != change.now]
+
+
+def _flat(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for key, entry in value.items() for pair in _flat(entry, f"{path}.{key}" if path else str(key))]
+    return [(path, value)]
+
+
+def distance(run: Path, config: Mapping[str, Any]) -> tuple[int, int]:
+    """How far a run's config is from another: options without which it is another run, and those of the Trainer.
+
+    The nearer one counts of the config that the run began with and the one that it was resumed with last.
+    """
+    found = []
+    for path in {first_config(run), newest_config(run)}:
+        saved = read_config(path)
+        different = [change.option.split(".")[0] for change in changes(saved, config)]
+        core = sum(group in CORE for group in different)
+        found.append((core, different.count("trainer")) if saved else (10**6, 0))
+    return min(found)
+
+
+def check_seed(run: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run under another seed.
+
+    Raises:
+        ConfigurationError: Names both seeds.
+    """
+    before, now = (_seed(options) for options in (read_config(first_config(run)), config))
+    if before is not None and now is not None and before != now:
+        raise ConfigurationError(
+            f"the run {run} has the seed {before}, and it is to go on with the seed {now}: a run has one seed. Give "
+            f"--seed_everything {before}, or start a run of its own (without --ckpt_path)"
+        )
+
+
+def _seed(config: Mapping[str, Any]) -> int | None:
+    model = config.get("model")
+    own = model.get("seed") if isinstance(model, dict) else None
+    seed = config.get("seed_everything") if own is None else own
+    return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
+
+def record_changes(run: Path, saved: Path, before: Mapping[str, Any], round: int) -> list[Change]:
+    """Write into ``changes.json`` of a run's folder what its resumption has changed, if anything.
+
+    Args:
+        run: The run's folder.
+        saved: The config that it goes on with, as it was saved.
+        before: The config that it had before.
+        round: The next round, from 1.
+    """
+    found = changes(before, read_config(saved))
+    if found:
+        path = run / CHANGES
+        known = json.loads(path.read_text()) if path.is_file() else []
+        known.append({"config": saved.name, "from_round": round, "changes": [vars(change) for change in found]})
+        with replace_file(path) as temporary:
+            temporary.write_text(json.dumps(known, indent=2, default=str) + "\n")
+    return found
+
+
+def in_words(found: list[Change]) -> str:
+    """Changes in a sentence."""
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(map(str, found[:SHOWN])) + more

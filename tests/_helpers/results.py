@@ -1,0 +1,26 @@
+"""Files of results: what they must satisfy, and what two of them have in common."""
+
+import json
+from importlib.resources import files
+
+import jsonschema
+
+SCHEMA = json.loads((files("pfl_lightning.callbacks") / "results.schema.json").read_text())
+
+
+def valid(path):
+    """The content of a file that satisfies the schema which ships with the package."""
+
+    def refuse(name):
+        raise AssertionError(f"{path} has {name}, which is no JSON")
+
+    content = json.loads(path.read_text(), parse_constant=refuse)
+    jsonschema.validate(content, SCHEMA, jsonschema.Draft202012Validator)
+    return content
+
+
+def without_seconds(content):
+    """What does not depend on how fast the machine is."""
+    if isinstance(content, dict):
+        return {key: without_seconds(entry) for key, entry in content.items() if not key.startswith("seconds")}
+    return [without_seconds(entry) for entry in content] if isinstance(content, list) else content
