@@ -145,12 +145,12 @@ studies=(
   "fedclassavg-readings $cifar10" "calibre-x $cifar10" "fedclassavg-table4 $cifar10" "dcpfl-table2-cifar100 $cifar100"
   "fedpac-table1-100-clients $cifar10" "calibre-fig4 $cifar10" "dualfed-table4 $pacs"
 )
-for pass in 1 2; do # first at most 40 % of what is left for each, then all of it for those that were cut off
+for pass in 1 2; do # first at most 40 % of what is left for each, 3 minutes at least; then all for those cut off
   for entry in "${studies[@]}"; do
     read -r name images <<< "$entry"
     if [[ $pass == 2 && -f $output/logs/$name.done ]]; then continue; fi
     most=$(left)
-    if [[ $pass == 1 ]]; then most=$((most * 2 / 5)); fi
+    if [[ $pass == 1 ]]; then most=$((most > 450 ? most * 2 / 5 : most < 180 ? most : 180)); fi
     if study "$name" "$images" "$most"; then touch "$output/logs/$name.done"; fi
     if (($(left) < 10)); then break 2; fi
   done
