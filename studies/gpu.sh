@@ -59,6 +59,7 @@ step() {
 note() { printf '{"step": "%s", "exit_code": %s, "seconds": %s}\n' "$1" "$2" "$3" >> "$output/steps.jsonl"; }
 
 summarize() {
+  local log table
   {
     printf '# GPU: %s, scale %s, %s\n\n' "$device" "$scale" "$(date +%F)"
     printf 'Exit code 124: cut off by the clock, and goes on next time; null: no time was left.\n\n```\n'
@@ -66,9 +67,11 @@ summarize() {
     printf '```\n\n## Machine\n\n```\n'
     cat "$output/logs/machine.log"
     printf '```\n'
-    for log in "$output"/logs/engines*.log "$output"/logs/tests.log; do
-      [[ -f $log ]] && printf '\n## %s\n\n%s\n' "$(basename "$log" .log)" "$(tail -n 60 "$log")"
+    for log in "$output"/logs/engines*.log; do # the tables and notes, without what Lightning says
+      [[ -f $log ]] && printf '\n## %s\n\n%s\n' "$(basename "$log" .log)" "$(grep -E '^(\||- |[0-9]{4}-)' "$log")"
     done
+    log=$output/logs/tests.log
+    if [[ -f $log ]]; then printf '\n## tests\n\n```\n%s\n```\n' "$(tail -n 25 "$log")"; fi
     for table in "$output"/studies/*/table.md; do
       [[ -f $table ]] && printf '\n## %s\n\n%s\n' "$(basename "$(dirname "$table")")" "$(cat "$table")"
     done
