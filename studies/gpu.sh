@@ -59,6 +59,7 @@ step() {
 note() { printf '{"step": "%s", "exit_code": %s, "seconds": %s}\n' "$1" "$2" "$3" >> "$output/steps.jsonl"; }
 
 summarize() {
+  local log table
   {
     printf '# GPU: %s, scale %s, %s\n\n' "$device" "$scale" "$(date +%F)"
     printf 'Exit code 124: cut off by the clock, and goes on next time; null: no time was left.\n\n```\n'
@@ -66,9 +67,11 @@ summarize() {
     printf '```\n\n## Machine\n\n```\n'
     cat "$output/logs/machine.log"
     printf '```\n'
-    for log in "$output"/logs/engines*.log "$output"/logs/tests.log; do
-      [[ -f $log ]] && printf '\n## %s\n\n%s\n' "$(basename "$log" .log)" "$(tail -n 60 "$log")"
+    for log in "$output"/logs/engines*.log; do # the tables and notes, without what Lightning says
+      [[ -f $log ]] && printf '\n## %s\n\n%s\n' "$(basename "$log" .log)" "$(grep -E '^(\||- |[0-9]{4}-)' "$log")"
     done
+    log=$output/logs/tests.log
+    if [[ -f $log ]]; then printf '\n## tests\n\n```\n%s\n```\n' "$(tail -n 25 "$log")"; fi
     for table in "$output"/studies/*/table.md; do
       [[ -f $table ]] && printf '\n## %s\n\n%s\n' "$(basename "$(dirname "$table")")" "$(cat "$table")"
     done
@@ -145,12 +148,12 @@ studies=(
   "fedclassavg-readings $cifar10" "calibre-x $cifar10" "fedclassavg-table4 $cifar10" "dcpfl-table2-cifar100 $cifar100"
   "fedpac-table1-100-clients $cifar10" "calibre-fig4 $cifar10" "dualfed-table4 $pacs"
 )
-for pass in 1 2; do # first at most 40 % of what is left for each, then all of it for those that were cut off
+for pass in 1 2; do # first at most 40 % of what is left for each, 3 minutes at least; then all for those cut off
   for entry in "${studies[@]}"; do
     read -r name images <<< "$entry"
     if [[ $pass == 2 && -f $output/logs/$name.done ]]; then continue; fi
     most=$(left)
-    if [[ $pass == 1 ]]; then most=$((most * 2 / 5)); fi
+    if [[ $pass == 1 ]]; then most=$((most > 450 ? most * 2 / 5 : most < 180 ? most : 180)); fi
     if study "$name" "$images" "$most"; then touch "$output/logs/$name.done"; fi
     if (($(left) < 10)); then break 2; fi
   done

@@ -104,9 +104,9 @@ def check(cells):
     check_configs(plan_runs(study_of("digits"), cells, Path("runs"))[: len(cells)])
 
 
-@pytest.mark.parametrize("name", ["digits", "fedpac-table2", "dcpfl-table2", "fedclassavg-table4"])
+@pytest.mark.parametrize("name", ["digits", "dcpfl-table2"])
 def test_options_are_those_of_pfl_fit(name):
-    check(cells_of(name, "reduced" if name != "digits" else ""))
+    check(cells_of(name, "paper"))
 
 
 @pytest.mark.slow
