@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -23,6 +22,7 @@ __all__ = ["LinearProbe", "PersonalizationStage"]
 class LinearProbe(FederatedClient):
     """A new linear head on the features of a trained encoder, which stays as it is (Calibre, stage 2)."""
 
+    feature_based = True
     shared: tuple[str, ...] = ()
     heads = ("head.*",)
 
@@ -54,13 +54,13 @@ class PersonalizationStage:
         self.modules: list[FederatedClient]
         if self._linear:
             with torch_seed(derive_seed(seed, Purpose.PERSONALIZE_HEAD)):
-                probes = [LinearProbe(copy.deepcopy(model.encoder), model.num_classes) for model in clients.models]
+                probes = [model.with_new_head(LinearProbe) for model in clients.models]
             self.modules = [
                 cast(FederatedClient, convert(probe.to(model.device)))
                 for probe, model in zip(probes, clients.models, strict=True)
             ]
             self._heads = [
-                {f"head.{name}": value.clone() for name, value in probe.head.state_dict().items()}
+                {f"{probe.head_prefix}{name}": value.clone() for name, value in probe.head.state_dict().items()}
                 for probe in self.modules
             ]
         else:
@@ -94,7 +94,7 @@ class PersonalizationStage:
         if architecture in self._encoders:
             return self._encoders[architecture]
         load_own_state(model, task)
-        state = {f"encoder.{name}": value.clone() for name, value in model.encoder.state_dict().items()}
-        if not any(name.startswith("encoder.") for name in model.kept_names()):
+        state = {name: value.clone() for name, value in model.encoder_state().items()}
+        if state.keys().isdisjoint(model.kept_names()):
             self._encoders[architecture] = state
         return state

@@ -14,10 +14,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pfl_lightning.client import FitContext
+from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource, TwoViews
-from pfl_lightning.drop_in.client.head import head_layer
+from pfl_lightning.drop_in.client.head import head_layer, renew
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.module_options import TRAINING, refuse_options
 from pfl_lightning.drop_in.client.roles import Roles
@@ -125,6 +125,28 @@ class FeatureModuleClient(ModuleClient):
         """The head once more, without dropout."""
         head = cast(nn.Module, super().copy_head())
         return head if isinstance(head, nn.Linear) else head.eval()
+
+    def with_new_head(self, method: Any) -> FederatedClient:
+        """A client of another method on a copy of the module, whose head has new values."""
+        from pfl_lightning.drop_in.client.made_class import client_class
+
+        module = self.copy_network()
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in self._never_trained)
+        module.train()
+        for name in self._kept_in_evaluation:
+            module.get_submodule(name).eval()
+        renew(module.get_submodule(self.head_name), self.head_name)
+        made: Any = client_class(method)
+        parts = {"factory": self._factory, "frozen": self._frozen_patterns, "source": self.source}
+        client = cast(ModuleClient, made(module, self.num_classes, head=self._roles, **parts))
+        client.local = self.local
+        return client
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """The state of the module without its head."""
+        state = self.state_dict()
+        return {name: state[name] for name in self.match(state, ("encoder.*",)) if name.startswith("module.")}
 
     def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:
         """Features (n, d) of all training items in evaluation mode, and classes (n,), by passes over their batches."""

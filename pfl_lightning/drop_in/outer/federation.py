@@ -242,10 +242,12 @@ class ModuleFederation(UserStages):
         Raises:
             ConfigurationError: A linear head on features is asked for.
         """
-        if personalization.train == "linear":
+        if personalization.train == "linear" and not self._given.parts.on_features:
+            name, method = type(self._given.module).__name__, self._given.parts.client_type.__name__
             raise ConfigurationError(
-                "personalize.train 'linear' puts a new head on the features of an encoder, which a user's "
-                "LightningModule does not show: use 'head' or 'all'"
+                f"personalize.train 'linear' puts a new head on features, and {method} looks for none in {name}: use "
+                "'head', which goes on with the head that is there, or 'all', or train by a method on features, such "
+                "as federate(module, data, FedPAC, features=...)"
             )
         model = self.clients.models[0] if self.is_set_up else None
         if personalization.train == "head" and isinstance(model, ModuleClient):
