@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -19,7 +18,7 @@ from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource, TwoViews
 from pfl_lightning.drop_in.client.head import head_layer, renew
 from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.client.module_options import TRAINING, refuse_options
+from pfl_lightning.drop_in.client.module_options import TRAINING
 from pfl_lightning.drop_in.client.roles import Roles
 from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
 from pfl_lightning.drop_in.features.passes import FeaturePass, hooks_on_each_view
@@ -28,35 +27,7 @@ from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["FeatureMethod", "FeatureModuleClient"]
-
-MODULES_OWN = {"head_lr": None, "head_relu": False}
-"""Options of methods that are left to the module: its head's rate unless one is given, and its layers as they are."""
-
-
-class FeatureMethod(ModuleClient):
-    """Stands before the method among a client's bases: steps and forward passes are the module's, whatever it says."""
-
-    _entered: Tensor | None = None
-
-    def __init__(self, encoder: nn.Module, num_classes: int, **options: Any) -> None:
-        refuse_options(type(self), options, only=TRAINING)
-        if options.get("head_relu"):
-            raise ConfigurationError(
-                "head_relu: the layers of a user's LightningModule stay as they are; features= names the layer whose "
-                "output are the features, such as the one before a ReLU"
-            )
-        known = inspect.signature(type(self).method.__init__).parameters
-        own = {name: value for name, value in MODULES_OWN.items() if name in known}
-        super().__init__(encoder, num_classes, **{**own, **options})
-
-    def head_input(self, features: Tensor) -> Tensor:
-        """What enters the head; in and after a step of the module what has entered it, which is computed once."""
-        return super().head_input(features) if self._entered is None else self._entered
-
-    forward = ModuleClient.forward
-    training_step = ModuleClient.training_step  # type: ignore[assignment]
-    steps_on_features = ModuleClient.steps_on_features
+__all__ = ["FeatureModuleClient"]
 
 
 class FeatureModuleClient(ModuleClient):
