@@ -113,6 +113,14 @@ class FromLoaders(ItemDataModule):
         shapes = {name: replace(found, loaders=()) for name, found in self._stages.items()}
         return {**super().__getstate__(), "datamodule": own, "_stages": shapes}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the wrapped data module keeps in checkpoints."""
+        return dict(self.datamodule.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the wrapped data module what it had kept."""
+        self.datamodule.load_state_dict(state_dict)
+
     def prepare_data(self) -> None:
         """Prepare the wrapped data module."""
         self.datamodule.prepare_data()

@@ -96,6 +96,16 @@ class FromSilos(ItemDataModule):
         silos = [for_another_process(silo, self._ready is not None) for silo in self.silos]
         return {**super().__getstate__(), "silos": silos}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the data modules keep in checkpoints, by their numbers."""
+        found = {str(client): silo.state_dict() for client, silo in enumerate(self.silos)}
+        return {client: state for client, state in found.items() if state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the data modules what they had kept."""
+        for client, state in state_dict.items():
+            self.silos[int(client)].load_state_dict(state)
+
     def prepare_data(self) -> None:
         """Prepare the data modules."""
         for silo in self.silos:

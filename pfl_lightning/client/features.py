@@ -54,6 +54,20 @@ class FeatureAccess(L.LightningModule):
         """The head once more, for a server that trains it; it does not train by itself."""
         return copy.deepcopy(self.head).requires_grad_(False)
 
+    def with_new_head(self, method: Any) -> Any:
+        """A client of another method with a new head, on a copy of the encoder.
+
+        All of the copy trains that was not frozen from the start, whatever trained last.
+        """
+        encoder = copy.deepcopy(self.encoder)
+        for name, parameter in encoder.named_parameters():
+            parameter.requires_grad_(f"encoder.{name}" not in self.frozen)
+        return method(encoder, self.num_classes)
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """What of the client's state is the encoder that :meth:`with_new_head` copies, by its names there."""
+        return {f"encoder.{name}": value for name, value in self.encoder.state_dict().items()}
+
     def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:
         """Features (n, d) of all samples at the current encoder, not augmented, without gradient; and labels (n,)."""
         return data.features(self.encoder)

@@ -6,13 +6,13 @@ Where to look:
 - ``forms/``: what both forms need. ``project_callback`` and ``callback_form`` are ``FederatedLoop(method=...)``, with
   ``trainer_data`` (internals of Lightning), ``later_loaders``, ``prediction`` and ``cli_optimizers``. Data and
   arguments: ``given_data``, ``checks``.
-- ``outer/``: the federation, and what its Trainer has. ``federation``; ``trainer_checks`` and ``handed_options`` (its
-  options), ``outer_hooks`` and ``local_callbacks`` (its callbacks), ``user_stages`` (setup, checkpoints, predict),
-  ``shown_model`` (the global model behind ``pl_module``).
+- ``outer/``: the federation, and what its Trainer has. ``federation``, ``logs_over_clients``; ``trainer_checks`` and
+  ``handed_options`` (its options), ``outer_hooks`` and ``local_callbacks`` (its callbacks), ``user_stages`` (setup,
+  checkpoints, predict), ``shown_model`` (the global model behind ``pl_module``).
 - ``client/``: a client. ``module_client``, with ``made_class`` (of a method) and ``module_options``, ``network_parts``,
   ``roles`` and ``head``, ``tracing`` (which layer is the head), ``parts`` (what a method needs of a module),
   ``copies``, ``transient``, ``frozen``.
-- ``features/``: methods on features. ``feature_client``, ``passes``, ``capture``.
+- ``features/``: methods on features. ``feature_client``, ``feature_method``, ``passes``, ``capture``.
 - ``fits/``: a local fit and an evaluation. ``module_trainer``, ``module_evaluation``, ``hooks`` and ``loggers``,
   ``validation``, ``continuity`` (from round to round), ``optimizers``, ``logs``, ``counters``, ``patching``.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -24,6 +23,7 @@ __all__ = ["LinearProbe", "PersonalizationStage"]
 class LinearProbe(FederatedClient):
     """A new linear head on the features of a trained encoder (Calibre, stage 2)."""
 
+    feature_based = True
     shared: tuple[str, ...] = ()
     heads = ("head.*",)
 
@@ -58,13 +58,13 @@ class PersonalizationStage:
         self.modules: list[FederatedClient]
         if self._new_head:
             with torch_seed(derive_seed(seed, Purpose.PERSONALIZE_HEAD)):
-                probes = [LinearProbe(_own_encoder(model), model.num_classes) for model in clients.models]
+                probes = [model.with_new_head(LinearProbe) for model in clients.models]
             self.modules = [
                 cast(FederatedClient, convert(probe.to(model.device)))
                 for probe, model in zip(probes, clients.models, strict=True)
             ]
             self._heads = [
-                {f"head.{name}": value.clone() for name, value in probe.head.state_dict().items()}
+                {f"{probe.head_prefix}{name}": value.clone() for name, value in probe.head.state_dict().items()}
                 for probe in self.modules
             ]
         else:
@@ -101,15 +101,7 @@ class PersonalizationStage:
         if architecture in self._encoders:
             return self._encoders[architecture]
         load_own_state(model, task)
-        state = {f"encoder.{name}": value.clone() for name, value in model.encoder.state_dict().items()}
-        if not any(name.startswith("encoder.") for name in model.kept_names()):
+        state = {name: value.clone() for name, value in model.encoder_state().items()}
+        if state.keys().isdisjoint(model.kept_names()):
             self._encoders[architecture] = state
         return state
-
-
-def _own_encoder(model: FederatedClient) -> nn.Module:
-    """A copy of the encoder in which all trains that was not frozen from the start, whatever trained last."""
-    encoder: nn.Module = copy.deepcopy(model.encoder)
-    for name, parameter in encoder.named_parameters():
-        parameter.requires_grad_(f"encoder.{name}" not in model.frozen)
-    return encoder

@@ -7,7 +7,7 @@ from torch import nn
 from pfl_lightning.drop_in.client.roles import Roles
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["head_layer", "input_width", "number_of_scores"]
+__all__ = ["head_layer", "input_width", "number_of_scores", "renew"]
 
 
 def head_layer(module: nn.Module, roles: Roles) -> str:
@@ -41,6 +41,23 @@ def number_of_scores(head: nn.Module) -> int | None:
     """Number of scores that a head gives; ``None`` where it has no linear layer."""
     linear = _linear(head)
     return linear[-1].out_features if linear else None
+
+
+def renew(head: nn.Module, name: str) -> None:
+    """Give a head new random values, as when its layers were made.
+
+    Raises:
+        ConfigurationError: A layer with parameters does not say how.
+    """
+    for place, layer in head.named_modules():
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+        elif next(layer.parameters(recurse=False), None) is not None:
+            raise ConfigurationError(
+                f"personalize.train 'linear' starts with a new head, and {type(layer).__name__} at "
+                f"{'.'.join(filter(None, (name, place)))!r} has no reset_parameters that would make it new: use "
+                "'head', which goes on with the trained one"
+            )
 
 
 def _linear(head: nn.Module) -> list[nn.Linear]:

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.features.feature_client import FeatureMethod, FeatureModuleClient
+from pfl_lightning.drop_in.features.feature_client import FeatureModuleClient
+from pfl_lightning.drop_in.features.feature_method import FeatureMethod
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["blank_client", "client_class"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
@@ -18,7 +18,7 @@ from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
-from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts, bare_name
+from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.continuity import GoesOn
@@ -28,18 +28,11 @@ from pfl_lightning.drop_in.fits.logs import LogRecord
 from pfl_lightning.drop_in.fits.optimizers import at_learning_rate
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written
-from pfl_lightning.phases import Phase
-from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["HeadNeeded", "ModuleClient"]
-
-
-class HeadNeeded(ConfigurationError):
-    """A method sets the head apart, and it is not known which layers are the head."""
+__all__ = ["ModuleClient"]
 
 
 class ModuleClient(NetworkParts, GoesOn):
@@ -131,39 +124,7 @@ class ModuleClient(NetworkParts, GoesOn):
         other.__setstate__(copy.deepcopy(state, memo))
         return cast(ModuleClient, other)
 
-    # ------------------------------------------------------------------ names and roles
-
-    def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-        """The names whose roles fit; without a head the encoder is everything."""
-        known = list(names)
-        roles = [self._role(name) for name in known]
-        if not self._roles:
-            if ("encoder.*" in patterns) != ("head.*" in patterns):
-                raise HeadNeeded(
-                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and it has none: name "
-                    "the last layers by head="
-                )
-            patterns = [pattern for pattern in patterns if pattern != "head.*"]
-        fitting = set(matching(tuple(roles), tuple(patterns)))
-        return [name for name, role in zip(known, roles, strict=True) if role in fitting]
-
-    def _role(self, name: str) -> str:
-        return self._roles.of(name.removeprefix("module.")) if name.startswith("module.") else name
-
-    def trained_names(self, phase: Phase) -> set[str]:
-        """Names of the parameters that train in a phase; not those that the module's author has frozen."""
-        found = super().trained_names(phase)
-        return {name for name in found if bare_name(name) not in self._never_trained}
-
-    def shared_names(self) -> list[str]:
-        """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
-
-        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client. So do
-        buffers that are not finite at the start, such as a threshold that is yet to be set.
-        """
-        counters, state = norm_names(self, affine=False), self.state_dict()
-        known = [name for name in super().shared_names() if name not in self.unset]
-        return [name for name in known if state[name].is_floating_point() or name in counters]
+    # ------------------------------------------------------------------ modes
 
     def train(self, mode: bool = True) -> ModuleClient:
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import lightning as L
@@ -11,8 +11,11 @@ from torch import nn
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.client.frozen import chosen_names
 from pfl_lightning.drop_in.client.roles import Roles
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.phases import Phase
+from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["NETWORKS", "NetworkParts", "bare_name"]
+__all__ = ["NETWORKS", "HeadNeeded", "NetworkParts", "bare_name"]
 
 NETWORKS = ("module.", "global_model.")
 """What names of the user's parameters have in front, in the client's state."""
@@ -23,12 +26,21 @@ def bare_name(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in NETWORKS if name.startswith(prefix)), name)
 
 
+class HeadNeeded(ConfigurationError):
+    """A method sets the head apart, and it is not known which layers are the head."""
+
+
 class NetworkParts(FederatedClient):
     """The networks of a client that trains a user's module, and what of them never changes."""
 
     _roles: Roles
     _frozen_patterns: Sequence[str] | None
     _kept_in_evaluation: Sequence[str]
+    _never_trained: set[str]
+    module: L.LightningModule
+
+    unset: frozenset[str]
+    """Names of buffers that are not finite at the start."""
 
     def networks(self) -> list[L.LightningModule]:
         """The module, and the second one of a method that has two."""
@@ -60,3 +72,37 @@ class NetworkParts(FederatedClient):
                 parameters = list(layer.parameters())
                 if parameters and not any(parameter.requires_grad for parameter in parameters):
                     yield layer
+
+    # ------------------------------------------------------------------ names and roles
+
+    def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+        """The names whose roles fit; without a head the encoder is everything."""
+        known = list(names)
+        roles = [self._role(name) for name in known]
+        if not self._roles:
+            if ("encoder.*" in patterns) != ("head.*" in patterns):
+                raise HeadNeeded(
+                    f"{type(self).__name__} sets the head of {type(self.module).__name__} apart, and it has none: name "
+                    "the last layers by head="
+                )
+            patterns = [pattern for pattern in patterns if pattern != "head.*"]
+        fitting = set(matching(tuple(roles), tuple(patterns)))
+        return [name for name, role in zip(known, roles, strict=True) if role in fitting]
+
+    def _role(self, name: str) -> str:
+        return self._roles.of(name.removeprefix("module.")) if name.startswith("module.") else name
+
+    def trained_names(self, phase: Phase) -> set[str]:
+        """Names of the parameters that train in a phase; not those that the module's author has frozen."""
+        found = super().trained_names(phase)
+        return {name for name in found if bare_name(name) not in self._never_trained}
+
+    def shared_names(self) -> list[str]:
+        """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
+
+        These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client. So do
+        buffers that are not finite at the start, such as a threshold that is yet to be set.
+        """
+        counters, state = norm_names(self, affine=False), self.state_dict()
+        known = [name for name in super().shared_names() if name not in self.unset]
+        return [name for name in known if state[name].is_floating_point() or name in counters]

@@ -13,7 +13,8 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.frozen import frozen_parameters
 from pfl_lightning.drop_in.client.head import head_layer, input_width, number_of_scores
-from pfl_lightning.drop_in.client.module_client import HeadNeeded, ModuleClient
+from pfl_lightning.drop_in.client.module_client import ModuleClient
+from pfl_lightning.drop_in.client.network_parts import HeadNeeded
 from pfl_lightning.drop_in.client.roles import check_layers, find_roles, likely_head, traced_head
 from pfl_lightning.drop_in.client.tracing import Trace, trace_batch
 from pfl_lightning.drop_in.features.capture import FeatureSource

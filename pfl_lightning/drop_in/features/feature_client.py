@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -14,12 +13,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pfl_lightning.client import FitContext
+from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource, TwoViews
-from pfl_lightning.drop_in.client.head import head_layer
+from pfl_lightning.drop_in.client.head import head_layer, renew
 from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.client.module_options import TRAINING, refuse_options
+from pfl_lightning.drop_in.client.module_options import TRAINING
 from pfl_lightning.drop_in.client.roles import Roles
 from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
 from pfl_lightning.drop_in.features.passes import FeaturePass, hooks_on_each_view
@@ -28,35 +27,7 @@ from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["FeatureMethod", "FeatureModuleClient"]
-
-MODULES_OWN = {"head_lr": None, "head_relu": False}
-"""Options of methods that are left to the module: its head's rate unless one is given, and its layers as they are."""
-
-
-class FeatureMethod(ModuleClient):
-    """Stands before the method among a client's bases: steps and forward passes are the module's, whatever it says."""
-
-    _entered: Tensor | None = None
-
-    def __init__(self, encoder: nn.Module, num_classes: int, **options: Any) -> None:
-        refuse_options(type(self), options, only=TRAINING)
-        if options.get("head_relu"):
-            raise ConfigurationError(
-                "head_relu: the layers of a user's LightningModule stay as they are; features= names the layer whose "
-                "output are the features, such as the one before a ReLU"
-            )
-        known = inspect.signature(type(self).method.__init__).parameters
-        own = {name: value for name, value in MODULES_OWN.items() if name in known}
-        super().__init__(encoder, num_classes, **{**own, **options})
-
-    def head_input(self, features: Tensor) -> Tensor:
-        """What enters the head; in and after a step of the module what has entered it, which is computed once."""
-        return super().head_input(features) if self._entered is None else self._entered
-
-    forward = ModuleClient.forward
-    training_step = ModuleClient.training_step  # type: ignore[assignment]
-    steps_on_features = ModuleClient.steps_on_features
+__all__ = ["FeatureModuleClient"]
 
 
 class FeatureModuleClient(ModuleClient):
@@ -125,6 +96,28 @@ class FeatureModuleClient(ModuleClient):
         """The head once more, without dropout."""
         head = cast(nn.Module, super().copy_head())
         return head if isinstance(head, nn.Linear) else head.eval()
+
+    def with_new_head(self, method: Any) -> FederatedClient:
+        """A client of another method on a copy of the module, whose head has new values."""
+        from pfl_lightning.drop_in.client.made_class import client_class
+
+        module = self.copy_network()
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in self._never_trained)
+        module.train()
+        for name in self._kept_in_evaluation:
+            module.get_submodule(name).eval()
+        renew(module.get_submodule(self.head_name), self.head_name)
+        made: Any = client_class(method)
+        parts = {"factory": self._factory, "frozen": self._frozen_patterns, "source": self.source}
+        client = cast(ModuleClient, made(module, self.num_classes, head=self._roles, **parts))
+        client.local = self.local
+        return client
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """The state of the module without its head."""
+        state = self.state_dict()
+        return {name: state[name] for name in self.match(state, ("encoder.*",)) if name.startswith("module.")}
 
     def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:
         """Features (n, d) of all training items in evaluation mode, and classes (n,), by passes over their batches."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import lightning as L
-import numpy as np
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
@@ -27,16 +24,14 @@ from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.fits.continuity import Continuity
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
-from pfl_lightning.drop_in.fits.module_evaluation import as_test_name
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
 from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
+from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
-from pfl_lightning.drop_in.outer.user_stages import UserStages
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.carried import CarriedStates
@@ -64,7 +59,7 @@ class _Given:
     frozen: Sequence[str] | None
 
 
-class ModuleFederation(UserStages):
+class ModuleFederation(LogsOverClients):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
@@ -242,70 +237,15 @@ class ModuleFederation(UserStages):
         Raises:
             ConfigurationError: A linear head on features is asked for.
         """
-        if personalization.new_head:
+        if personalization.new_head and not self._given.parts.on_features:
+            name, method = type(self._given.module).__name__, self._given.parts.client_type.__name__
             raise ConfigurationError(
-                f"personalize.train {personalization.train!r} puts a new head on the features of an encoder, which a "
-                "user's LightningModule does not show: use 'head' or 'all'"
+                f"personalize.train {personalization.train!r} puts a new head on features, and {method} looks for none in {name}: use "
+                "'head', which goes on with the head that is there, or 'all', or train by a method on features, such "
+                "as federate(module, data, FedPAC, features=...)"
             )
         model = self.clients.models[0] if self.is_set_up else None
         if personalization.train == "head" and isinstance(model, ModuleClient):
             self._given.parts.find_missing_head(model, self.data)
         with super().personalized(personalization):
             yield
-
-    # ------------------------------------------------------------------ what is logged
-
-    def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
-        """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
-        before = "novel_" if prefix.startswith("novel_") else ""
-        values = {f"{before}{name}": value for name, value in self._over_all_samples(scores).items()}
-        accuracies = {client: s.accuracy for client, s in scores.items() if not math.isnan(s.accuracy)}
-        if accuracies:
-            summary = summarize(list(accuracies), list(accuracies.values()))
-            values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
-        for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
-            values[key] = self._best_so_far(key, how, values[key])
-        name = self._monitored(prefix)
-        own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
-        if len(own):
-            found = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
-            values |= {f"{before}{name}/{what}": float(value) for what, value in found.items()}
-        if not values:
-            warnings.warn(
-                f"{type(self._given.module).__name__} logs nothing in its validation or test step, and its forward "
-                "does not give class scores for batches (inputs, classes): nothing is known of the clients' models",
-                stacklevel=2,
-            )
-        return values
-
-    def _best_so_far(self, name: str, how: str, value: float) -> float:
-        """The best of the rounds up to now, of what a MaxMetric or a MinMetric of the module gave in this one."""
-        if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.sanity_checking:
-            return value
-        best = max if how == "max" else min
-        self._best[name] = best(self._best.get(name, value), value)
-        return self._best[name]
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """As of every federation, and the best values so far."""
-        return {**super().get_extra_state(), "best": dict(self._best)}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-        super().set_extra_state(state)
-        self._best = dict(state.get("best", {}))
-
-    @staticmethod
-    def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
-        """Means over clients weighted by their samples, which for a mean over samples is the mean over all samples."""
-        found = {}
-        for name in sorted({name for score in scores.values() for name in score.logged}):
-            own = [score for score in scores.values() if name in score.logged]
-            weights = [score.samples_of(name) for score in own]
-            found[name] = float(np.average([score.logged[name] for score in own], weights=weights))
-        return found
-
-    def _monitored(self, prefix: str) -> str | None:
-        if self.monitor is None or not prefix.endswith("test_"):
-            return self.monitor
-        return as_test_name(self.monitor)

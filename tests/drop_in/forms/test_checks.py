@@ -230,9 +230,10 @@ def test_a_loss_that_is_not_finite_leaves_a_client_out():
         assert bool(torch.isfinite(federation.global_model().fc.weight).all())
 
 
-def test_a_linear_head_on_features_needs_an_encoder():
+def test_a_linear_head_on_features_needs_features():
     federation, trainer = run_project(FedAvg)
-    with pytest.raises(FederationError, match=r"linear.*head.*all"), federation.personalized(Personalization("linear")):
+    told = pytest.raises(FederationError, match=r"'linear' .* FedAvg looks for none in Net: use 'head'.*features=")
+    with told, federation.personalized(Personalization("linear")):
         trainer.test(federation, datamodule=trainer.datamodule, verbose=False)
 
 

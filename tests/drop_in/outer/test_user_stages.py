@@ -236,3 +236,33 @@ def test_predictions_of_a_checkpoint_on_the_project_s_own_data(tmp_path):
     found = quiet_trainer(1).predict(again, datamodule=data, ckpt_path=path, weights_only=True)
     assert torch.cat([classes for classes, _ in found]).tolist() == expected
     assert "predict_dataloader" not in vars(data)
+
+
+class Counted(Data):
+    """Keeps a count in checkpoints."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.count = state_dict["count"]
+
+
+@pytest.mark.parametrize("silos", [False, True])
+def test_the_state_of_data_modules_is_in_checkpoints(silos, tmp_path):
+    def given(first: int, second: int) -> Any:
+        own = [Counted(first), Counted(second)]
+        federation, data = federate(Net(), own if silos else own[0], FedAvg, seed=1, num_clients=None if silos else 2)
+        return own, federation, data
+
+    _, federation, data = given(3, 5)
+    trainer = quiet_trainer(1)
+    trainer.fit(federation, datamodule=data)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    own, federation, data = given(0, 0)
+    quiet_trainer(2).fit(federation, datamodule=data, ckpt_path=tmp_path / "first.ckpt")
+    assert [each.count for each in own] == ([3, 5] if silos else [3, 0])

@@ -1,0 +1,82 @@
+"""What the modules of clients logged in their evaluations, as values of the federation."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pfl_lightning.drop_in.fits.module_evaluation import as_test_name
+from pfl_lightning.drop_in.outer.user_stages import UserStages
+from pfl_lightning.metrics import EvalMetrics, summarize
+
+__all__ = ["LogsOverClients"]
+
+
+class LogsOverClients(UserStages):
+    """Brings together what the clients' modules logged; a best value of a module is the best of all rounds."""
+
+    monitor: str | None
+    """The value of which mean, deviation, least and greatest over the clients are logged."""
+
+    _best: dict[str, float]
+    """The best so far, by name, of what a MaxMetric or a MinMetric of the module gave."""
+
+    def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
+        """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
+        before = "novel_" if prefix.startswith("novel_") else ""
+        values = {f"{before}{name}": value for name, value in self._over_all_samples(scores).items()}
+        accuracies = {client: s.accuracy for client, s in scores.items() if not math.isnan(s.accuracy)}
+        if accuracies:
+            summary = summarize(list(accuracies), list(accuracies.values()))
+            values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+        for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
+            values[key] = self._best_so_far(key, how, values[key])
+        name = self._monitored(prefix)
+        own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
+        if len(own):
+            found = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
+            values |= {f"{before}{name}/{what}": float(value) for what, value in found.items()}
+        if not values:
+            warnings.warn(
+                f"{type(self.given_module).__name__} logs nothing in its validation or test step, and its forward "
+                "does not give class scores for batches (inputs, classes): nothing is known of the clients' models",
+                stacklevel=2,
+            )
+        return values
+
+    def _best_so_far(self, name: str, how: str, value: float) -> float:
+        """The best of the rounds up to now, of what a MaxMetric or a MinMetric of the module gave in this one."""
+        if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.sanity_checking:
+            return value
+        best = max if how == "max" else min
+        self._best[name] = best(self._best.get(name, value), value)
+        return self._best[name]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """As of every federation, and the best values so far."""
+        return {**super().get_extra_state(), "best": dict(self._best)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        super().set_extra_state(state)
+        self._best = dict(state.get("best", {}))
+
+    @staticmethod
+    def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
+        """Means over clients weighted by their samples, which for a mean over samples is the mean over all samples."""
+        found = {}
+        for name in sorted({name for score in scores.values() for name in score.logged}):
+            own = [score for score in scores.values() if name in score.logged]
+            weights = [score.samples_of(name) for score in own]
+            found[name] = float(np.average([score.logged[name] for score in own], weights=weights))
+        return found
+
+    def _monitored(self, prefix: str) -> str | None:
+        if self.monitor is None or not prefix.endswith("test_"):
+            return self.monitor
+        return as_test_name(self.monitor)
