@@ -34,5 +34,6 @@ OTHER_COMMANDS = {
     "methods": Command("pfl_lightning.cli.methods:print_methods", "list methods, objectives and encoders"),
     "compare": Command("pfl_lightning.cli.compare:compare", "compare finished runs: a table and learning curves"),
     "tensorboard": Command("pfl_lightning.cli.compare:tensorboard", "show runs in TensorBoard"),
+    "completion": Command("pfl_lightning.cli.completion:completion", "print a script for completion by the shell"),
 }
 """Subcommands that need no Trainer."""
