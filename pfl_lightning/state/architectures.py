@@ -104,7 +104,7 @@ def _copy_of(encoder: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
         with torch.no_grad():
             features = copy.deepcopy(encoder).eval()(torch.zeros(1, *input_shape))
         if isinstance(features, Tensor) and features.ndim == 2:
-            copied.out_features = features.shape[1]
+            copied.out_features = features.shape[1]  # type: ignore[assignment]
     return copied
 
 
