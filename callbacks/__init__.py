@@ -18,6 +18,7 @@ from pfl_lightning.callbacks.inspection import (
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.progress import RoundProgress
 from pfl_lightning.callbacks.results import ResultsWriter
+from pfl_lightning.callbacks.results_table import results_table
 from pfl_lightning.round import Traffic
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "Traffic",
     "UnitAttribution",
     "architecture_table",
+    "results_table",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,38 +11,51 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from pfl_lightning.data import LABEL_KEYS
 from pfl_lightning.datamodules.adapters.labels import names_of_classes
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
 from pfl_lightning.datamodules.memory import checked_length
 from pfl_lightning.datamodules.pictures import to_bytes
 
+INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
+"""Keys of the input in items that are dictionaries."""
 
-def read_datasets(train: Dataset[Any], test: Dataset[Any] | None, class_names: Sequence[str] | None) -> Samples:
+Keys = tuple[str, str]
+"""Keys of the input and of the class."""
+
+
+def read_datasets(
+    train: Dataset[Any], test: Dataset[Any] | None, class_names: Sequence[str] | None, keys: Keys | None = None
+) -> Samples:
     """Read a training and a test Dataset into tensors.
 
     Args:
         train: The training set.
         test: The test set, if there is one.
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
+        keys: See :func:`read_dataset`.
 
     Returns:
         The samples; without test samples if ``test`` is None.
     """
-    inputs, targets = read_dataset(train, "training set")
-    test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set")
+    inputs, targets = read_dataset(train, "training set", keys=keys)
+    test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set", keys=keys)
     sets = [found.numpy() for found in (targets, test_targets) if found is not None]
     names = names_of_classes(class_names, train, sets)
     return Samples(inputs, targets, names, test_inputs, test_targets)
 
 
-def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> tuple[Tensor, Tensor]:
+def read_dataset(
+    dataset: Dataset[Any], what: str, *, labeled: bool = True, keys: Keys | None = None
+) -> tuple[Tensor, Tensor]:
     """Read a map-style Dataset into tensors.
 
     Args:
         dataset: The data set.
         what: Its name in errors.
         labeled: Whether an item is a pair (input, class); otherwise an input, or a tuple that begins with one.
+        keys: Keys of the input and of the class in items that are dictionaries; None for the usual names.
 
     Returns:
         Inputs of shape (N, ...), pictures as unsigned bytes (N, C, H, W), and int64 classes of shape (N,), -1 without
@@ -73,7 +86,7 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> t
         except Exception as error:  # of the user's own code, which may not say which file it has read
             error.add_note(f"while item {place} of the {what} was read")
             raise
-        value, target = read(item, f"item {place} of the {what}")
+        value, target = read(_plain(item, keys, labeled, f"item {place} of the {what}"), f"item {place} of the {what}")
         if place == 0:
             checked_length(items, what, value.nbytes)
         if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):
@@ -84,7 +97,10 @@ def read_dataset(dataset: Dataset[Any], what: str, *, labeled: bool = True) -> t
             )
         inputs.append(value)
         targets.append(target)
-    if any(not _same(read(items[place], what)[0], inputs[place]) for place in range(min(8, len(items)))):
+    if any(
+        not _same(read(_plain(items[place], keys, labeled, what), what)[0], inputs[place])
+        for place in range(min(8, len(items)))
+    ):
         warnings.warn(
             f"the {what} gives a different input each time it is read: a random transform in it is frozen, as items "
             "are read once. Remove the transform and set augment, which draws again for every batch",
@@ -112,6 +128,20 @@ def _broken(inputs: Tensor) -> list[int]:
 def _same(one: Tensor, two: Tensor) -> bool:
     """True if two inputs are equal, with NaN equal to NaN."""
     return one.shape == two.shape and bool(((one == two) | (one.isnan() & two.isnan())).all())
+
+
+def _plain(item: Any, keys: Keys | None, labeled: bool, where: str) -> Any:
+    """A dictionary as a pair (input, class), or as the input alone; other items as they are."""
+    if not isinstance(item, Mapping):
+        return item
+    wanted = [(key,) for key in keys] if keys else [INPUT_KEYS, LABEL_KEYS]
+    found = [[key for key in names if key in item] for names in wanted[: 2 if labeled else 1]]
+    if any(len(names) != 1 for names in found):
+        raise TypeError(
+            f"{where} has the entries {[*item]}: say which are the input and the class, such as keys=('image', 'label')"
+        )
+    values = [item[names[0]] for names in found]
+    return tuple(values) if labeled else values[0]
 
 
 def _read_item(item: Any, where: str) -> tuple[Tensor, int]:

@@ -20,9 +20,9 @@ from pfl_lightning.older_package import as_lightning
 class FromDatasets(FederatedDataModule):
     """Training Dataset, and optionally a test and an unlabeled Dataset, read once into tensors.
 
-    An item is a pair (input, class). The input is a picture, a tensor or an array, all of one shape (images as
-    channels, height, width; pictures are converted to this order). The class is a whole number from 0. Transforms
-    inside the data set run once, when it is read.
+    An item is a pair (input, class), or a dictionary with both, as those of Hugging Face's ``datasets``. The input is a
+    picture, a tensor or an array, all of one shape (images as channels, height, width; pictures are converted to this
+    order). The class is a whole number from 0. Transforms inside the data set run once, when it is read.
 
     Only self-supervised methods use unlabeled samples, and only for training.
 
@@ -33,6 +33,8 @@ class FromDatasets(FederatedDataModule):
         test: The test set, map-style; None to hold out test samples from the training set.
         unlabeled: Unlabeled samples, map-style: an item is an input, or a tuple that begins with one.
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
+        keys: Keys of the input and of the class in items that are dictionaries, such as ``("img", "fine_label")``; None
+            for the usual names (``image``, ``img``, ``pixel_values``, ...; ``label``, ``labels``, ``target``, ...).
         kwargs: See :class:`FederatedDataModule`.
 
     Example:
@@ -56,9 +58,11 @@ class FromDatasets(FederatedDataModule):
         test: Dataset[Any] | None = None,
         unlabeled: Dataset[Any] | None = None,
         class_names: Sequence[str] | None = None,
+        keys: tuple[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
+        self.keys = keys
         self.train = train
         self.test = test
         self.unlabeled = unlabeled
@@ -76,10 +80,10 @@ class FromDatasets(FederatedDataModule):
             TypeError: If a data set is not map-style, or an item has an unexpected type.
             ValueError: If items differ in shape.
         """
-        samples = read_datasets(self.train, self.test, self.given_names)
+        samples = read_datasets(self.train, self.test, self.given_names, self.keys)
         if self.unlabeled is None:
             return samples
-        inputs, _ = read_dataset(self.unlabeled, "unlabeled set", labeled=False)
+        inputs, _ = read_dataset(self.unlabeled, "unlabeled set", labeled=False, keys=self.keys)
         return replace(samples, unlabeled_inputs=inputs)
 
 

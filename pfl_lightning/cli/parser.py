@@ -16,7 +16,7 @@ from pfl_lightning.cli.messages import shorten
 from pfl_lightning.cli.suggestions import hint, nearest
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["CLIParser", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
+__all__ = ["CLIParser", "all_options", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
 
 
 CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
@@ -116,7 +116,7 @@ class CLIParser(LightningArgumentParser):
                 formatter.start_section(group.title)
                 formatter.add_arguments(chosen)
                 formatter.end_section()
-        near = nearest(topic, {option.partition(".")[0] for option in _options(self)})
+        near = nearest(topic, {option.partition(".")[0] for option in all_options(self)})
         return formatter.format_help() or f"no options --{topic}: try --help {near or 'all'}\n"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -124,7 +124,7 @@ class CLIParser(LightningArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         short = shorten(message)
-        message = "\n".join(filter(None, (short, hint(message, short, _options(self)))))
+        message = "\n".join(filter(None, (short, hint(message, short, all_options(self)))))
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help all)\n")
         self.exit(2)
 
@@ -133,10 +133,10 @@ def _is_below(option: str, topic: str) -> bool:
     return f"{option.lstrip('-')}.".startswith(f"{topic}.")
 
 
-def _options(parser: Any) -> Iterator[str]:
+def all_options(parser: Any) -> Iterator[str]:
     """Options of a parser and of its subcommands, without dashes."""
     for action in parser._actions:
         yield from (option.lstrip("-") for option in action.option_strings if option.startswith("--"))
         if isinstance(action.choices, dict):  # the subcommands
             for subcommand in action.choices.values():
-                yield from _options(subcommand)
+                yield from all_options(subcommand)

@@ -13,7 +13,7 @@ from typing import Any
 from pfl_lightning import datamodules, engines, methods, self_supervised
 from pfl_lightning.encoders import encoder_names
 
-__all__ = ["hint", "nearest", "nearest_options"]
+__all__ = ["hint", "known_names", "nearest", "nearest_options"]
 
 OTHER_NAMES = {
     "clients": "data.partition.num_clients",
@@ -144,7 +144,7 @@ def _choice(short: str) -> str | None:
 def _attribute(short: str) -> str | None:
     """A name that a module of another package does not have."""
     found = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", short)
-    if not found or short.partition(": ")[0] in _known():
+    if not found or short.partition(": ")[0] in known_names():
         return None
     names = [name for name in dir(pkgutil.resolve_name(found[1])) if not name.startswith("_")]
     near = nearest(found[2], names)
@@ -165,7 +165,7 @@ def _class(short: str) -> str:
     """Known names for the option that the error is about."""
     asked = re.search(r"([\w.]+)\.help: ", short)
     option = asked[1] if asked else short.partition(": ")[0]
-    kind, names = _known().get(option, lambda: ("", ()))()
+    kind, names = known_names().get(option, lambda: ("", ()))()
     given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
     near = nearest(given[1].rpartition(".")[2], names) if given else ""
     if option == "trainer.callbacks":  # there are too many to list
@@ -189,7 +189,7 @@ def _callbacks() -> list[str]:
     return found
 
 
-def _known() -> Mapping[str, Callable[[], tuple[str, Sequence[str]]]]:
+def known_names() -> Mapping[str, Callable[[], tuple[str, Sequence[str]]]]:
     """What can be named for an option, and the names."""
     partitions = lambda: ("partitions", _subclasses(datamodules, datamodules.Partitioner))  # noqa: E731
     return {

@@ -13,6 +13,11 @@
 ====================  ==================================================================
 """
 
+import warnings
+
 from pfl_lightning.federation.base import Federation
+
+# Of Lightning's own code, about torch: nobody who runs a federation can do anything about it.
+warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
 
 __all__ = ["Federation"]

@@ -47,8 +47,9 @@ class Federation(EvaluationHooks, SavedState):
     Args:
         method: Makes the client from an encoder and the number of classes: a class of :mod:`pfl_lightning.methods`, or
             ``functools.partial`` of one with its hyper-parameters.
-        encoder: Name of a registered encoder, or what makes one from the shape of a sample; a list of them, assigned to
-            the clients round-robin; or an assignment of :mod:`pfl_lightning.encoders` (by share, by client).
+        encoder: Name of a registered encoder, or what makes one from the shape of a sample; a module, of which every
+            client has a copy that begins with its weights; a list of them, assigned to the clients round-robin; or an
+            assignment of :mod:`pfl_lightning.encoders` (by share, by client).
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.SequentialEngine`.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set, or 0.
         client_state_memory_gb: What clients have stored rests in memory, unless that of all clients together would

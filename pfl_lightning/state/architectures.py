@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -85,6 +86,8 @@ def build_clients(
 
 def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> nn.Module:
     try:
+        if isinstance(make, nn.Module):
+            return _copy_of(make, input_shape)
         return build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
     except (OverflowError, RuntimeError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
@@ -92,6 +95,17 @@ def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> 
             f"the encoder {encoder_label(make)} could not be made for inputs of shape {input_shape}: {reason}; an "
             "encoder is a class or function that takes input_shape and gives a module with out_features"
         ) from error
+
+
+def _copy_of(encoder: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
+    """A copy that begins with the module's weights, with the width of its features where it does not say it."""
+    copied = copy.deepcopy(encoder)
+    if not isinstance(getattr(copied, "out_features", None), int):
+        with torch.no_grad():
+            features = copy.deepcopy(encoder).eval()(torch.zeros(1, *input_shape))
+        if isinstance(features, Tensor) and features.ndim == 2:
+            copied.out_features = features.shape[1]  # type: ignore[assignment]
+    return copied
 
 
 @torch.no_grad()

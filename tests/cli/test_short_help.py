@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser
 
 from pfl_lightning.cli import FederatedCLI, main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
-from pfl_lightning.cli.parser import _options
+from pfl_lightning.cli.parser import all_options
 from pfl_lightning.cli.short_help import short_help
 from pfl_lightning.cli.suggestions import OF_CLASSES, OTHER_NAMES
 from pfl_lightning.datamodules import IID, Digits
@@ -31,7 +31,7 @@ def options():
         patch.setattr(FederatedCLI, "parse_arguments", lambda self, parser, args: keep(self, args))
         with pytest.raises(SystemExit):
             FederatedCLI(args=["fit"])
-    return {name: {*_options(parser)} for name, parser in parsers.items()}
+    return {name: {*all_options(parser)} for name, parser in parsers.items()}
 
 
 @pytest.mark.parametrize("command", TRAINER_COMMANDS)
@@ -52,7 +52,7 @@ def test_options_of_classes_exist(options):
     parser = ArgumentParser()
     for cls, name in ((FedPAC, "model.method"), (Digits, "data"), (IID, "data.partition")):
         parser.add_class_arguments(cls, name, fail_untyped=False, skip={"partition"} if cls is Digits else set())
-    known = {*_options(parser), "data.partition", "data.root"}
+    known = {*all_options(parser), "data.partition", "data.root"}
     assert {*OF_CLASSES} <= known
     assert {*OTHER_NAMES.values()} <= known | options["fit"]
 

@@ -3,11 +3,13 @@
 import ast
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import OTHER_COMMANDS
 from pfl_lightning.cli.federated_cli import FederatedCLI
 from pfl_lightning.cli.parser import expand_engine_option
@@ -68,6 +70,10 @@ def test_command(parser, words, monkeypatch):
     """Options exist, their values fit, and so does the config."""
     monkeypatch.chdir(ROOT)
     name, *options = words
+    if any(word.endswith(("--help", ".help")) for word in options):
+        with pytest.raises(SystemExit, match="0"):
+            sys.exit(main(list(words)) or 0)
+        return
     if name in ("study", "reproduce"):
         assert parse_arguments(study_parser(name, "FILE", "", estimate=False), options).study or not options
         return
