@@ -76,7 +76,7 @@ _MODULES = frozenset(
     (
         *("callbacks", "checks", "cli", "client", "data", "datamodules", "drop_in", "encoders", "engines", "errors"),
         *("federation", "functional", "messages", "methods", "metrics", "options", "phases", "round", "seeding"),
-        *("self_supervised", "server", "state"),
+        *("report", "self_supervised", "server", "state", "study"),
     )
 )
 """Modules that need no import statement of their own."""

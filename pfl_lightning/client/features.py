@@ -37,6 +37,7 @@ class FeatureAccess(L.LightningModule):
 
     head: Any
     encoder: Any
+    frozen: Any
     num_classes: int
 
     @property
