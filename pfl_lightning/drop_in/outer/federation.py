@@ -241,8 +241,8 @@ class ModuleFederation(LogsOverClients):
             name, method = type(self._given.module).__name__, self._given.parts.client_type.__name__
             raise ConfigurationError(
                 f"personalize.train {personalization.train!r} puts a new head on features, and {method} looks for "
-                f"none in {name}: use 'head', which goes on with the head that is there, or 'all', or train by a method on features, such "
-                "as federate(module, data, FedPAC, features=...)"
+                f"none in {name}: use 'head', which goes on with the head that is there, or 'all', or train by a "
+                "method on features, such as federate(module, data, FedPAC, features=...)"
             )
         model = self.clients.models[0] if self.is_set_up else None
         if personalization.train == "head" and isinstance(model, ModuleClient):
