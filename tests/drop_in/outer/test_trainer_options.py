@@ -260,7 +260,7 @@ def test_a_timer_ends_every_federation_after_a_round():
         ({"max_steps": 7}, r"engine, FederatedLoop\(..., engine=TrainerEngine\(max_steps=7\)\)"),
         ({"callbacks": [ThroughputMonitor(len)]}, r"FederatedLoop\(..., local_callbacks=\[ThroughputMonitor"),
     ],
-    ids=str,
+    ids=["overfit_batches", "max_steps", "callback"],
 )
 def test_messages_name_the_form_that_the_project_has(options, message):
     own = options.pop("callbacks", [])
