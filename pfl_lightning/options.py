@@ -8,12 +8,10 @@ options from one of the smaller classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import nn
-
-from pfl_lightning.client.declarations import BatchNorm
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -32,6 +30,7 @@ else:
 
 
 __all__ = [
+    "BatchNorm",
     "ClientOptions",
     "EvaluationOptions",
     "FitOptions",
@@ -41,6 +40,9 @@ __all__ = [
     "TrainingOptions",
     "Unpack",
 ]
+
+BatchNorm = Literal["shared", "own_statistics", "own"]
+"""Whether layers of batch normalization travel, keep their running statistics on the client, or stay there whole."""
 
 
 class SGDOptions(TypedDict, total=False):

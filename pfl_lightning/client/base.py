@@ -15,12 +15,13 @@ from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 from pfl_lightning.client.context import Batch, Citation, FitContext
-from pfl_lightning.client.declarations import BatchNorm, DeclaredParts, PhaseLosses
+from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.options import BatchNorm
 from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.state.tensors import load_state, select_state
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, cast
 
 import lightning as L
 from torch import Tensor, nn
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.options import BatchNorm
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["BatchNorm", "DeclaredParts", "PhaseLosses"]
-
-BatchNorm = Literal["shared", "own_statistics", "own"]
+__all__ = ["DeclaredParts", "PhaseLosses"]
 
 
 class DeclaredParts(L.LightningModule):

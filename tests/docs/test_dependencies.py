@@ -22,7 +22,7 @@ ALLOWED = {
     "client": BASES | {"functional", "state"},
     "server": BASES | {"functional", "state", "client"},
     "self_supervised": BASES | {"functional", "state", "client", "server"},
-    "methods": BASES | {"functional", "state", "client", "server", "self_supervised"},
+    "methods": BASES | {"functional", "state", "client", "server", "self_supervised", "encoders"},
     "engines": BASES | {"functional", "state", "client", "server"},
 }
 # The others, and what they may not import.

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.client.declarations import BatchNorm
 from pfl_lightning.data import FitData, SplitSource
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
@@ -31,6 +30,7 @@ from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written
+from pfl_lightning.options import BatchNorm
 
 __all__ = ["ModuleClient"]
 
