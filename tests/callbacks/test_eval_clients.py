@@ -117,9 +117,9 @@ def test_results_say_how_many_and_invent_nothing(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["num_clients"], results["evaluated_clients"]) == (CLIENTS, 3)
     assert [entry["clients"] for entry in results["history"]] == [3, 3]
-    assert {choice["num_clients"] for choice in results["accuracy"].values()} == {3}
+    assert {choice["test"]["num_clients"] for choice in results["accuracy"].values()} == {3}
     expected = {client: score(federation.client_model(client), data, client, "test")[0] for client in SOME}
-    last = results["accuracy"]["last"]
+    last = results["accuracy"]["last"]["test"]
     assert last["mean"] == pytest.approx(np.mean(list(expected.values())), abs=1e-6)
     assert {last["best_client"], last["worst_client"]} <= set(SOME)
     rows = list(csv.DictReader((tmp_path / "clients.csv").open()))

@@ -50,7 +50,7 @@ def test_options(complete):
 
 
 def test_names(complete):
-    assert complete("pfl fit --engine", "") == {"sequential", "vectorized", "ray", "trainer"}
+    assert complete("pfl fit --engine", "") == {"sequential", "vectorized", "processes", "ray", "trainer"}
     assert "FedPAC" in complete("pfl fit --model.method", "Fed")
     assert complete("pfl fit --data", "Dig") == {"Digits"}
 
