@@ -76,7 +76,7 @@ def encoder_names() -> tuple[str, ...]:
 
     Example:
         >>> [name for name in encoder_names() if name.startswith("resnet18")]
-        ['resnet18', 'resnet18_512', 'resnet18_small']
+        ['resnet18', 'resnet18_512', 'resnet18_projector', 'resnet18_small']
     """
     return tuple(sorted(_ENCODERS))
 

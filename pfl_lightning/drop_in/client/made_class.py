@@ -37,7 +37,8 @@ def client_class(method: type[FederatedClient]) -> type[ModuleClient]:
         return _made[method]
     bases = (method, ModuleClient) if method.model_agnostic else (FeatureMethod, method, FeatureModuleClient)
     kind: Any = type(method)
-    own = {"__module__": method.__module__, "method": method}
+    private = f"_made.{method.__qualname__}"  # jsonargparse offers what is private to nobody: one FedAvg is enough
+    own = {"__module__": method.__module__, "__qualname__": private, "method": method}
     _made[method] = cast(type[ModuleClient], _kind_of_class(kind)(method.__name__, bases, own))
     return _made[method]
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
 from pfl_lightning.callbacks.divergence import has_dead_features
+from pfl_lightning.encoders import projector as projector_module
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DCPFL, Calibre, DualFed, FedAvg, FedClassAvg, FedGH, FedPAC, FedProto, FedRoD
 from pfl_lightning.methods import dualfed as dualfed_module
@@ -63,7 +64,7 @@ def same_layers(monkeypatch):
 
     names = ("Module", "Sequential", "ReLU", "BatchNorm1d")
     layers = SimpleNamespace(Linear=Linear, **{name: getattr(torch.nn, name) for name in names})
-    for method in (fedrod_module, dualfed_module):
+    for method in (fedrod_module, dualfed_module, projector_module):
         monkeypatch.setattr(method, "nn", layers)
 
 
