@@ -75,6 +75,7 @@ def test_killed_in_the_middle_of_a_round_and_resumed(tmp_path, whole):
     assert_same(content(tmp_path / "killed"), whole)
 
 
+@pytest.mark.slow
 def test_preempted_in_the_middle_of_a_round_and_started_again(tmp_path, whole, monkeypatch):
     """A job of SLURM: its signal, ``scontrol requeue``, SIGTERM, and the same command once more."""
     signal_in_round = [

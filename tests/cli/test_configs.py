@@ -79,8 +79,11 @@ def flags(options, prefix=""):
     return [str(word) for name, value in options.items() for word in (f"--{prefix}{name}", value)]
 
 
-SLOW = ("script_convergent_cifar10", "script_fair_cifar10", "calibre_stl10", "calibre_cifar10_dirichlet")
-"""Configs that are like others, and take over 10 s each."""
+SLOW = (
+    *("script_convergent_cifar10", "script_fair_cifar10", "calibre_stl10", "calibre_cifar10_dirichlet"),
+    *("calibre_cifar100", "pfl_simclr_cifar10"),
+)
+"""Configs that are like others, and take about 10 s each."""
 
 
 @pytest.mark.parametrize(

@@ -165,10 +165,10 @@ async def look(address, wanted, profile, seconds=90):
     [
         ("timeseries", ["accuracy", "test_accuracy", "train", "bytes", "version_0"]),
         ("images", ["combination_weights", "partition", "accuracy_by_bytes"]),
-        ("histograms", ["clients/test_accuracy"]),
-        ("custom_scalars", ["communication", "combination", "representations"]),
+        pytest.param("histograms", ["clients/test_accuracy"], marks=pytest.mark.slow),
+        pytest.param("custom_scalars", ["communication", "combination", "representations"], marks=pytest.mark.slow),
         ("hparams", ["method/lr", "num_clients", "final/last"]),
-        ("text", ["config/text_summary"]),
+        pytest.param("text", ["config/text_summary"], marks=pytest.mark.slow),
     ],
 )
 def test_a_browser_shows_the_run(server, tmp_path, tab, wanted):

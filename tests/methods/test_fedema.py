@@ -146,6 +146,7 @@ def test_four_rounds_equal_the_restatement(options):
             assert_same(kept, dict(net), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_options_mix_as_they_say():
     """What the restatement, and so the method, has mixed in its five fits that were not a client's first."""
     mus = {name: play_both(options)[1].mus for name, options in OPTIONS.items()}

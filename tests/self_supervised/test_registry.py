@@ -64,6 +64,7 @@ def test_without_lightly_a_client_says_what_to_install():
             method(tiny_encoder((6,)), 5)
 
 
+@pytest.mark.slow
 def test_the_package_is_imported_without_lightly():
     """Run in a new process, where nothing has imported lightly yet."""
     program = """

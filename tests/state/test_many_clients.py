@@ -187,6 +187,7 @@ for place in ("disk", "memory"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 def test_memory_that_written_rows_take(tmp_path):
     """Sixty rows of a megabyte are written, saved and loaded; anonymous memory is what cannot be given up."""

@@ -104,7 +104,7 @@ def check(cells):
     check_configs(plan_runs(study_of("digits"), cells, Path("runs"))[: len(cells)])
 
 
-@pytest.mark.parametrize("name", ["digits", "dcpfl-table2"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("dcpfl-table2", marks=pytest.mark.slow)])
 def test_options_are_those_of_pfl_fit(name):
     check(cells_of(name, "paper"))
 
@@ -114,6 +114,7 @@ def test_the_options_of_all_studies_are_those_of_pfl_fit():
     check(every_config())
 
 
+@pytest.mark.slow
 def test_the_newcomers_study_runs_to_its_table(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_DEBUG", "1")
     words = [

@@ -59,6 +59,7 @@ def left_behind(descendants):
     return lambda: len(descendants())
 
 
+@pytest.mark.slow
 def test_two_processes_one_of_which_dies_give_what_fabric_fit_gives(tmp_path, caplog, left_behind):
     engine = RayEngine(workers=2, start_timeout=400.0, engine=DiesOnce(tmp_path, client=2))
     got = run(FIT, 3, encoder=ENCODERS, engine=engine)

@@ -70,6 +70,7 @@ def test_compiled_steps_agree(method, early):
     assert_same(got, plain(partial(method, lr=0.005, epochs=2), **options), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_steps_agree_in_double_precision_and_under_autocast(early):
     for precision, atol in (("64-true", 1e-9), ("bf16-mixed", 1e-3)):
         engine, got = trained(partial(FedPAC, lr=0.01), precision=precision)
@@ -78,6 +79,7 @@ def test_compiled_steps_agree_in_double_precision_and_under_autocast(early):
         assert_same(got, plain(partial(FedPAC, lr=0.01), precision=precision), atol=atol)
 
 
+@pytest.mark.slow
 def test_inductor_agrees(monkeypatch):
     """The one test that compiles: the whole stack with whole batches."""
     try:
@@ -102,6 +104,7 @@ def test_graphs_serve_all_rounds(early):
     assert number_of_graphs(copy.deepcopy(engine)) == 0
 
 
+@pytest.mark.slow
 def test_graphs_end_with_their_module(early):
     engine = VectorizedEngine(forward="vmap", compile=True)
     federation = run(partial(FedPAC, lr=0.01), 2, engine=engine)
