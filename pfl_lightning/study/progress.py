@@ -19,7 +19,7 @@ class Progress:
         seconds_per_round: Mean over the rounds of this process, evaluations included.
         test: Mean test accuracy of the last evaluated round, in [0, 1].
         validation: Mean validation accuracy of the last evaluated round.
-        best_validation: The highest mean validation accuracy of a round of this process.
+        best_validation: The highest mean validation accuracy of a round, those before a resume included.
     """
 
     round: int

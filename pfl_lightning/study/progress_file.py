@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.study.progress import Progress
+from pfl_lightning.study.progress import Progress, read_progress
 
 __all__ = ["ProgressFile"]
 
@@ -31,8 +31,10 @@ class ProgressFile(L.Callback):
         self._best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock; a run that goes on takes over the best round so far."""
         self._began, self._played = time.monotonic(), 0
+        before = read_progress(Path(self.path)) if trainer.current_epoch else None
+        self._best = before.best_validation if before is not None else None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the file; a full disk is left to those who write more."""

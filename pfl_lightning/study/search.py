@@ -124,6 +124,8 @@ class _Searcher:
             if search.prune
             else optuna.pruners.NopPruner(),
         )
+        failed = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.FAIL,))
+        self._failed_before = len(failed)  # earlier calls' failures are made up for
 
     def run(self, processes: int) -> None:
         """Run all trials that are left."""
@@ -194,7 +196,7 @@ class _Searcher:
         import optuna
 
         number = len(self.study.get_trials(deepcopy=False))
-        if number >= self.search.trials:
+        if number - self._failed_before >= self.search.trials:
             return None
         # A sampler for each trial: one that went on from its seed would draw the first trials again after a resume.
         seed = int(hashlib.sha256(f"{self.search.seed} {number}".encode()).hexdigest()[:8], 16)
@@ -256,8 +258,12 @@ class _Searcher:
         ]
         complete = [row for row in rows if row.accuracy is not None and row.state == "complete"]
         if not complete:
-            log = self._folder_of(0) / "log.txt"
-            raise ConfigurationError(f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})")
+            newest = max((row.number for row in rows if row.state == "fail"), default=0)
+            log = self._folder_of(newest) / "log.txt"
+            raise ConfigurationError(
+                f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nMend the cause and give the same "
+                "command again"
+            )
         best = max(complete, key=lambda row: (row.accuracy or 0.0, -row.number))
         _write_json(self.folder / "search.json", best, rows)
         _write_table(self.folder / "search.md", best, rows, list(self.search.space))
