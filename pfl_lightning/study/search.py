@@ -23,6 +23,7 @@ from pfl_lightning.state.files import replace_file
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.options import Config, option_of, with_option
 from pfl_lightning.study.processes import Command, LocalStarter, Process, end_all, last_lines
+from pfl_lightning.study.state import flat_options
 from pfl_lightning.study.study import Dimension, Search
 from pfl_lightning.study.trials import run_trial
 
@@ -109,7 +110,7 @@ class _Searcher:
         self.search, self.choice, self.threads = search, choice, threads
         self.config = _of_trials(config)
         self.folder = folder
-        self.name = _digest(search, self.config)
+        self.name = _digest(search, self.config, choice)
         self.starter = _Starter()
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # of drawing a trial
@@ -329,10 +330,11 @@ def _of_trials(config: Config) -> dict[str, Any]:
     return with_option(kept, "trainer.callbacks+", callback)
 
 
-def _digest(search: Search, config: Config) -> str:
-    """What tells searches apart that lie in one folder; more trials are the same search."""
+def _digest(search: Search, config: Config, choice: str) -> str:
+    """What tells searches apart that lie in one folder; more trials, or data elsewhere, are the same search."""
     space = {path: vars(one) for path, one in search.space.items()}
-    text = json.dumps([space, search.seed, search.prune, config], sort_keys=True, default=str)
+    asked = [space, search.seed, search.prune, flat_options(config), choice == "last"]
+    text = json.dumps(asked, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
