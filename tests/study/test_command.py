@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -294,3 +296,19 @@ def test_a_restart_leaves_runs_of_another_command_alone(tmp_path, play, place):
     assert "FedPer, seed 0 is being run by another command: stop it first" in code
     assert commands == []
     assert not (tmp_path / "runs" / "studies" / "tiny" / "replaced").exists()
+
+
+def test_a_number_of_tries_is_not_negative(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "tiny.yaml", "--retry", "-1"])
+    assert "argument --retry: must be at least 0, got -1" in capsys.readouterr().err
+
+
+def test_the_gpu_script_says_that_it_needs_the_repository(tmp_path):
+    """It ships with the studies."""
+    folder = tmp_path / "pfl_lightning" / "studies"
+    folder.mkdir(parents=True)
+    shutil.copy(Path(pfl_lightning.__file__).parent / "studies" / "gpu.sh", folder)
+    ended = subprocess.run(["bash", str(folder / "gpu.sh"), "1"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "call it in a checkout" in ended.stderr
