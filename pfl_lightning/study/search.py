@@ -8,10 +8,9 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
-from pfl_lightning.state.files import replace_file
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.options import Config, option_of, with_option
 from pfl_lightning.study.processes import Command, LocalStarter, Process, end_all, last_lines
+from pfl_lightning.study.search_report import TriedOptions, write_json, write_table
 from pfl_lightning.study.state import flat_options
 from pfl_lightning.study.study import Dimension, Search
 from pfl_lightning.study.trials import run_trial
@@ -254,7 +253,7 @@ class _Searcher:
         """Write what was found; the best options."""
         trials = self.study.get_trials(deepcopy=False)
         rows = [
-            _Trial(one.number, one.state.name.lower(), one.value, self._options(one.params), _rounds(one))
+            TriedOptions(one.number, one.state.name.lower(), one.value, self._options(one.params), _rounds(one))
             for one in trials
         ]
         complete = [row for row in rows if row.accuracy is not None and row.state == "complete"]
@@ -266,58 +265,13 @@ class _Searcher:
                 "command again"
             )
         best = max(complete, key=lambda row: (row.accuracy or 0.0, -row.number))
-        _write_json(self.folder / "search.json", best, rows)
-        _write_table(self.folder / "search.md", best, rows, list(self.search.space))
+        write_json(self.folder / "search.json", best, rows)
+        write_table(self.folder / "search.md", best, rows, list(self.search.space))
         return dict(best.options)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A trial as it is reported.
-
-    Attributes:
-        number: Its number, from 0.
-        state: ``"complete"``, ``"pruned"``, ``"fail"`` or ``"running"``.
-        accuracy: Mean validation accuracy in [0, 1], of a complete one.
-        options: Values by path of option.
-        rounds: The last evaluated round.
-    """
-
-    number: int
-    state: str
-    accuracy: float | None
-    options: Mapping[str, Any]
-    rounds: int
 
 
 def _rounds(trial: optuna.trial.FrozenTrial) -> int:
     return max(trial.intermediate_values, default=0)
-
-
-def _write_json(path: Path, best: _Trial, rows: Sequence[_Trial]) -> None:
-    content = {"objective": "mean validation accuracy", "best": vars(best), "trials": [vars(row) for row in rows]}
-    with replace_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _write_table(path: Path, best: _Trial, rows: Sequence[_Trial], options: Sequence[str]) -> None:
-    ordered = sorted(rows, key=lambda row: (row.accuracy is None or row.state != "complete", -(row.accuracy or 0.0)))
-    lines = [
-        f"Chosen by mean validation accuracy: trial {best.number}. Test parts were not evaluated.\n",
-        f"| trial | {' | '.join(options)} | validation accuracy | last evaluated round | |",
-        f"|---|{'---|' * len(options)}---|---|---|",
-    ]
-    for row in ordered:
-        values = " | ".join(_text(row.options.get(path, "")) for path in options)
-        shown = f"{100 * row.accuracy:.2f}" if row.accuracy is not None and row.state == "complete" else "-"
-        note = "chosen" if row is best else "" if row.state == "complete" else row.state
-        lines.append(f"| {row.number} | {values} | {shown} | {row.rounds or '-'} | {note} |")
-    with replace_file(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n")
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------------- configs and processes of trials
