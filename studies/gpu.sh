@@ -13,6 +13,10 @@
 # the studies' folders. docs/results.md is made from these.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+if [[ ! -f pyproject.toml || ! -d benchmarks || ! -d tests ]]; then
+  echo "studies/gpu.sh: it needs the tests and benchmarks of the repository: call it in a checkout" >&2
+  exit 2
+fi
 
 minutes='' device=gpu scale=paper
 while (($#)); do
@@ -49,7 +53,7 @@ step() {
     return 1
   fi
   echo "=== $name (at most $most s): $*"
-  timeout --signal=TERM --kill-after=60 "$most" "$@" > "$output/logs/$name.log" 2>&1 < /dev/null || code=$?
+  timeout --signal=TERM --kill-after=90 "$most" "$@" > "$output/logs/$name.log" 2>&1 < /dev/null || code=$?
   tail -n 3 "$output/logs/$name.log"
   note "$name" "$code" $((SECONDS - began))
   summarize

@@ -89,7 +89,8 @@ def latex_table(blocks: Sequence[TextTable], caption: str) -> str:
 
 
 def _latex_line(cells: object) -> str:
-    return " & ".join(cells) + r" \\"  # type: ignore[arg-type]
+    line = " & ".join(cells) + r" \\"  # type: ignore[arg-type]
+    return f"{{[}}{line[1:]}" if line.startswith("[") else line  # behind the line above it would be a length
 
 
 def _latex_cell(cell: Cell) -> str:

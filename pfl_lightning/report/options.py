@@ -13,6 +13,9 @@ SETTINGS = (
 )
 """Settings that runs of one configuration share; their seeds may differ."""
 
+CLIPPING = "norm"
+"""How engines clip unless they are told otherwise."""
+
 PLACES = ("seed", "root", "cache_dir")
 """Options below these that make no difference to what is compared."""
 
@@ -39,7 +42,19 @@ def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, 
         value = _at(config, name)
         if value is not None:
             found |= flatten(name, value)
-    return found | {"model.method": method}
+    return found | _clipping(_at(config, "model.engine")) | {"model.method": method}
+
+
+def _clipping(engine: Any) -> dict[str, Any]:
+    """What clips gradients; the command line moves the Trainer's options to the engine, or to that of its workers."""
+    arguments = engine.get("init_args") if isinstance(engine, Mapping) else None
+    if not isinstance(arguments, Mapping):
+        return {}
+    value, algorithm = arguments.get("gradient_clip_val"), arguments.get("gradient_clip_algorithm")
+    found = {} if value is None else {"trainer.gradient_clip_val": value}
+    if found and algorithm not in (None, CLIPPING):
+        found["trainer.gradient_clip_algorithm"] = algorithm
+    return _clipping(arguments.get("engine")) | found
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:

@@ -19,6 +19,9 @@ from pfl_lightning.report.run import CHOICES, Evaluation, FinishedRun, HistoryEn
 
 __all__ = ["find_runs", "read_run"]
 
+ASIDE = ("search", "probe", "replaced")
+"""Folders of a study, beside its runs, that no table is made of."""
+
 NEWEST = 2
 """The newest form of results.json that is read here."""
 
@@ -39,8 +42,8 @@ def find_runs(path: Path) -> list[Path]:
         return [path]
     found = sorted((version for version in path.glob("version_*") if _has_results(version)), key=_order)
     if not found:
-        runs = path / "runs" if (path / "runs").is_dir() else path  # not the trials of a study's search
-        below = {file.parent for name in RESULTS for file in runs.rglob(name)}
+        below = {file.parent for name in RESULTS for file in path.rglob(name)}
+        below = {folder for folder in below if not _is_aside(folder, path)}
         found = sorted(below, key=lambda folder: (folder.parent, _order(folder)))
     if not found:
         there = "there is no such folder" if not path.is_dir() else "the folder has neither that nor versions with it"
@@ -49,6 +52,17 @@ def find_runs(path: Path) -> list[Path]:
             "ResultsWriter does among a Trainer's callbacks"
         )
     return found
+
+
+def _is_aside(folder: Path, top: Path) -> bool:
+    """Whether a folder below another one is no run of a table: set aside, or a study's trial, probe or older run."""
+    while folder != top:
+        if folder.name.startswith("set_aside_"):
+            return True
+        if folder.name in ASIDE and (folder.parent / "runs").is_dir():
+            return True
+        folder = folder.parent
+    return False
 
 
 def _has_results(folder: Path) -> bool:
@@ -214,7 +228,8 @@ def _client_accuracies(path: Path, column: str, novel: str | None = None) -> dic
         return {}
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
-    return {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
+    found = {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
+    return {client: accuracy for client, accuracy in found.items() if math.isfinite(accuracy)}
 
 
 def _entry(entry: Mapping[str, Any]) -> HistoryEntry:

@@ -171,10 +171,14 @@ def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[t
 
 
 def _partner(run: FinishedRun, others: Sequence[FinishedRun]) -> FinishedRun | None:
-    """The run of the same seed; of several, that of the same partition."""
+    """The run of the same seeds; otherwise that of the same first seed, of several that of the same partition."""
+    exact = [other for other in others if other.seeds == run.seeds]
+    if len(exact) == 1:
+        return exact[0]
     same = [other for other in others if other.seed == run.seed]
     alike = [other for other in same if _same_partition(run, other)]
-    return alike[0] if alike else same[0] if len(same) == 1 else None
+    chosen = alike or same
+    return chosen[0] if len(chosen) == 1 else None
 
 
 def _same_partition(run: FinishedRun, other: FinishedRun) -> bool:

@@ -85,7 +85,7 @@ def block_table(title: str, rows: Sequence[MeasuredRow], shown: Shown) -> TextTa
         headings.append(column.heading)
         for line, cell in zip(lines, _marked(rows, column), strict=True):
             line.append(cell)
-        if shown.published and column is headlines[-1]:
+        if shown.published and headlines and column is headlines[-1]:
             headings += ["published, %", "difference"]
             for line, row in zip(lines, rows, strict=True):
                 line += _published(row, headlines)

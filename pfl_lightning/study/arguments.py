@@ -76,7 +76,7 @@ def study_parser(command: str, what: str, description: str, *, estimate: bool) -
     parser.add_argument("--output", type=Path, help="folder of the study (runs/studies/NAME[-SCALE])")
     parser.add_argument("--processes", type=_positive, help="runs at once (cores / threads; at most 4 on a GPU)")
     parser.add_argument("--threads", type=_positive, default=1, help="threads of each run (1)")
-    parser.add_argument("--retry", type=int, default=0, help="tries of a run after it has failed (0)")
+    parser.add_argument("--retry", type=_whole, default=0, help="tries of a run after it has failed (0)")
     parser.add_argument("--restart", action="store_true", help="move runs of changed options aside and run them again")
     parser.add_argument("--check", action="store_true", help="check every config and print the plan")
     parser.add_argument("--report-only", action="store_true", help="write the tables of what is done")
@@ -130,6 +130,13 @@ def _refuse_unknown(name: str, known: list[str]) -> None:
     near = difflib.get_close_matches(name, [*known, *(f"--{option}" for option in OF_A_RUN)], n=1)
     hint = instead.get(name) or (f"did you mean {near[0]}?" if near else "the options are in --help")
     raise ConfigurationError(f"unknown option {name}: {hint}")
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {number}")
+    return number
 
 
 def _positive(text: str) -> int:

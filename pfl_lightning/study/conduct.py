@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, RunLockedError
+from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.arguments import StudyArguments
 from pfl_lightning.study.display import Display
 from pfl_lightning.study.estimate import probe
@@ -21,9 +22,9 @@ from pfl_lightning.study.options import Config, option_of
 from pfl_lightning.study.plan import Run, plan_cells, plan_runs
 from pfl_lightning.study.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runner import Outcome, Runner
-from pfl_lightning.study.searches import searched_cells
+from pfl_lightning.study.searches import searched_cells, with_some_values
 from pfl_lightning.study.signals import StoppedError, stopping_signals
-from pfl_lightning.study.state import RunState, changed_options, state_of
+from pfl_lightning.study.state import RunState, changed_options, is_in_use, state_of
 from pfl_lightning.study.study import Search, Study
 from pfl_lightning.study.tables import print_tables
 from pfl_lightning.study.times import Times, duration
@@ -60,13 +61,14 @@ class Conductor:
 
     def report(self) -> None:
         """Write the tables of what is done."""
-        print_tables(self.study, self.runs, self.output, self.console)
+        waiting = plan_runs(self.study, self.waiting, self.output)
+        print_tables(self.study, self.runs, self.output, self.console, waiting)
 
     def check(self) -> None:
         """Check every config, and print the plan."""
         from pfl_lightning.study.check import check_configs
 
-        check_configs([*self.runs, *plan_runs(self.study, self.waiting, self.output)])
+        check_configs([*self.runs, *self._tried()])
         self._say_plan()
         for run in self.runs:
             state = state_of(run)
@@ -108,22 +110,37 @@ class Conductor:
     # ------------------------------------------------------------------ the steps of a run
 
     def _check_new(self) -> None:
-        """Check the configs of cells that nothing has been run of."""
-        new = [run for run in self.runs if state_of(run) is RunState.NEW and not run.config_file.is_file()]
-        new += plan_runs(self.study, self.waiting, self.output)
+        """Check the configs of cells that nothing has been run of, or that are run again."""
+        new = [run for run in self.runs if self._is_unchecked(run)] + self._tried()
         if new:
             from pfl_lightning.study.check import check_configs
 
             check_configs(new)
 
+    def _is_unchecked(self, run: Run) -> bool:
+        if state_of(run) is RunState.CHANGED:  # its folder is moved aside only for a config that fits
+            return self.arguments.restart
+        return state_of(run) is RunState.NEW and (not run.config_file.is_file() or bool(changed_options(run)))
+
+    def _tried(self) -> list[Run]:
+        """Runs of the rows that wait for a search, with a value of each option that is searched."""
+        return plan_runs(self.study, [with_some_values(self.study.search, cell) for cell in self.waiting], self.output)
+
     def _search(self) -> None:
         """Search options of the cells that need it."""
         if self.waiting:
-            self._say(f"searching options of {', '.join(cell.name for cell in self.waiting)}")
+            self._say(f"searching options of {', '.join(cell.name for cell in self.waiting)}: {self._trials()}")
             self.cells, self.waiting = searched_cells(
                 self.study, plan_cells(self.study, self.arguments.words), self.output, self._search_cell
             )
             self.runs = plan_runs(self.study, self.cells, self.output)
+
+    def _trials(self) -> str:
+        """How much a search is."""
+        rounds = dict.fromkeys(str(option_of(cell.config, "trainer.max_epochs", "?")) for cell in self.waiting)
+        number = len(self.waiting) * self.study.search.trials if self.study.search is not None else 0
+        untimed = "; their time is not in the estimate" if self.arguments.estimate else ""
+        return f"{number} trials of {' or '.join(rounds)} rounds each come first{untimed}"
 
     def _search_cell(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
         from pfl_lightning.study.search import search_options
@@ -133,23 +150,38 @@ class Conductor:
             config,
             folder,
             choice=self.study.choice,
-            processes=self.processes,
+            processes=min(self.processes, max(cores() // self.arguments.threads, 1))
+            if self.arguments.ray
+            else self.processes,
             threads=self.arguments.threads,
         )
         return found
 
     def _handle_changed(self) -> None:
-        """Move runs of other options aside, or refuse to go on."""
+        """Move runs made with different options aside, or refuse to go on."""
         changed = {run.folder: (run, changed_options(run)) for run in self.runs if state_of(run) is RunState.CHANGED}
         if not changed:
             return
         if not self.arguments.restart:
             raise ConfigurationError(_refusal(self.output, list(changed.values())))
+        self._refuse_running([run for run, _ in changed.values()])
         aside = self.output / "replaced" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
         for folder in changed:
             (aside / folder.relative_to(self.output)).parent.mkdir(parents=True, exist_ok=True)
             folder.rename(aside / folder.relative_to(self.output))
-        self._say(f"{len(changed)} runs of other options are now in {aside}")
+        self._say(f"{len(changed)} runs made with different options are now in {aside}")
+
+    @staticmethod
+    def _refuse_running(runs: Sequence[Run]) -> None:
+        """Refuse to move folders that another process writes to."""
+        for run in runs:
+            try:
+                RunLock(run.folder).release()
+                running = is_in_use(run)
+            except RunLockedError:
+                running = True
+            if running:
+                raise ConfigurationError(f"{run.name} is being run by another command: stop it first")
 
     def _estimate(self, runs: Sequence[Run], times: Times) -> Outcome:
         """Say how long runs will take."""
@@ -215,7 +247,7 @@ class Conductor:
         counts = Counter(state_of(run).value for run in self.runs)
         parts = ", ".join(f"{number} {state}" for state, number in counts.items())
         text = f"{self.study.title}: {len(self.runs)} runs in {self.output} ({parts})"
-        self._say(text + (f"; {len(self.waiting)} cells to search" if self.waiting else ""))
+        self._say(text + (f"; {len(self.waiting)} rows to search" if self.waiting else ""))
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
@@ -228,7 +260,7 @@ def _refusal(output: Path, changed: Sequence[tuple[Run, Mapping[str, tuple[Any, 
         by_option.setdefault(_changes(options), []).append(run.name)
     lines = [f"{_few(names)}{options}" for options, names in by_option.items()]
     return (
-        f"{output} has {len(changed)} runs of other options:\n" + "\n".join(lines) + "\n"
+        f"{output} has {len(changed)} runs made with different options:\n" + "\n".join(lines) + "\n"
         "Run them again with --restart, which keeps the old ones in another folder, or give another --output"
     )
 

@@ -77,7 +77,7 @@ class Display:
         progress = read_progress(run.progress_file)
         if progress is not None:
             self.times.learn(run, progress)
-        accuracy = f", accuracy {_percent(_accuracy(progress))}" if _accuracy(progress) is not None else ""
+        accuracy = f", {_score(progress)} {_percent(_accuracy(progress))}" if _accuracy(progress) is not None else ""
         self._say(f"{run.name} done{accuracy} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
@@ -151,10 +151,12 @@ class Display:
         progress = {run.name: read_progress(run.progress_file) for run in playing or done}
         found = [accuracy for one in progress.values() if (accuracy := _accuracy(one)) is not None]
         left = self.times.left([run for run in runs if self._is_open(run)], self.processes)
+        kinds = {kind for one in progress.values() if (kind := _score(one)) != "accuracy"}
+        note = f" ({', '.join(sorted(kinds))})" if kinds else ""
         return (
             f"{len(done)}/{len(runs)}" + (f", {failed} failed" if failed else ""),
             "\n".join(_round(run, progress[run.name]) for run in playing),
-            _percent(sum(found) / len(found)) if found else "",
+            f"{_percent(sum(found) / len(found))}{note}" if found else "",
             duration(left) if left else "",
         )
 
@@ -168,6 +170,12 @@ def _accuracy(progress: Progress | None) -> float | None:
     if progress is None:
         return None
     return progress.test if progress.test is not None else progress.validation
+
+
+def _score(progress: Progress | None) -> str:
+    """What the accuracy is one of."""
+    names = {"nearest_neighbor": "nearest-neighbor score"}
+    return names.get(progress.score, "accuracy") if progress is not None else "accuracy"
 
 
 def _percent(accuracy: float | None) -> str:

@@ -11,7 +11,8 @@ from pfl_lightning.study.options import option_of, with_option
 from pfl_lightning.study.plan import Run
 from pfl_lightning.study.processes import Starter
 from pfl_lightning.study.progress import read_progress
-from pfl_lightning.study.runner import Outcome, Runner
+from pfl_lightning.study.runner import Outcome, Runner, start_over
+from pfl_lightning.study.state import changed_options, is_in_use
 from pfl_lightning.study.times import CellTime, Times
 
 __all__ = ["probe"]
@@ -36,6 +37,9 @@ def probe(
     firsts = {id(run.cell): run for run in reversed(runs) if str(run.cell.path) not in times.cells}
     watcher = _Watcher(times, output / "probe" / "times.json")
     probes = [_short(run, output / "probe" / run.cell.path) for run in reversed(firsts.values())]
+    for run in probes:
+        if changed_options(run) and not is_in_use(run):
+            start_over(run)
     return Runner(starter, watcher, processes=processes, threads=threads).play(probes)
 
 

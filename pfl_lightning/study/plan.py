@@ -18,6 +18,8 @@ from pfl_lightning.study.yaml_file import read_yaml, value_of
 
 __all__ = ["Cell", "Run", "apply_words", "plan_cells", "plan_runs", "seeded"]
 
+_MISSING = object()
+
 SEED_OPTIONS = ("seed_everything", "data.init_args.seed", "data.init_args.partition.init_args.seed")
 """Options that take the seed; those of the data where a config has them."""
 
@@ -100,8 +102,10 @@ def plan_cells(study: Study, words: Sequence[tuple[str, str]] = ()) -> list[Cell
         words: Further options of every run, as pairs of path and text.
 
     Raises:
-        ConfigurationError: Two cells would share a folder, or a published figure has no row.
+        ConfigurationError: Two cells would share a folder, a published figure has no row, or the command line has an
+            option of the grid or of the search.
     """
+    _check_words(study, words)
     cells: list[Cell] = []
     for setting, of_setting in study.settings.items():
         for method, of_method in study.methods.items():
@@ -157,6 +161,24 @@ def apply_words(config: Config, words: Sequence[tuple[str, str]]) -> dict[str, A
         else:
             found = with_option(found, path, value_of(text))
     return found
+
+
+def _check_words(study: Study, words: Sequence[tuple[str, str]]) -> None:
+    searched = tuple(study.search.space) if study.search is not None else ()
+    for word, text in words:
+        content = read_yaml(Path(text), "--config") if word == "config" else {}
+        for what, paths in (("grid", tuple(study.grid)), ("search", searched)):
+            for path in paths:
+                if _short(word) == _short(path) or option_of(content, path, _MISSING) is not _MISSING:
+                    said = f"--{word}" if word != "config" else f"{path} of --config {text}"
+                    raise ConfigurationError(
+                        f"{said} is an option of the study's {what}: change the study file instead"
+                    )
+
+
+def _short(path: str) -> str:
+    """A path without what may be left out."""
+    return ".".join(key for key in path.removesuffix("+").split(".") if key != "init_args")
 
 
 def _grid_points(grid: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:

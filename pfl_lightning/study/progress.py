@@ -19,7 +19,8 @@ class Progress:
         seconds_per_round: Mean over the rounds of this process, evaluations included.
         test: Mean test accuracy of the last evaluated round, in [0, 1].
         validation: Mean validation accuracy of the last evaluated round.
-        best_validation: The highest mean validation accuracy of a round of this process.
+        best_validation: The highest mean validation accuracy of a round, those before a resume included.
+        score: What was evaluated: ``"classifier"``, ``"nearest_neighbor"`` or ``"metric"``.
     """
 
     round: int
@@ -28,6 +29,7 @@ class Progress:
     test: float | None = None
     validation: float | None = None
     best_validation: float | None = None
+    score: str = "classifier"
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import lightning as L
 
+from pfl_lightning.callbacks.run_facts import evaluated
+from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.study.progress import Progress
+from pfl_lightning.study.progress import Progress, read_progress
 
 __all__ = ["ProgressFile"]
 
@@ -29,10 +31,14 @@ class ProgressFile(L.Callback):
         self._began = 0.0
         self._played = 0
         self._best: float | None = None
+        self._score = "classifier"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock; a run that goes on takes over the best round so far."""
         self._began, self._played = time.monotonic(), 0
+        self._score = evaluated(pl_module)["score"] if isinstance(pl_module, Federation) else self._score
+        before = read_progress(Path(self.path)) if trainer.current_epoch else None
+        self._best = before.best_validation if before is not None else None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the file; a full disk is left to those who write more."""
@@ -47,6 +53,7 @@ class ProgressFile(L.Callback):
             test=test,
             validation=validation,
             best_validation=self._best,
+            score=self._score,
         )
         with suppress(OSError), replace_file(Path(self.path)) as temporary:
             temporary.write_text(json.dumps(asdict(progress)) + "\n")

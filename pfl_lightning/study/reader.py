@@ -255,6 +255,9 @@ def _check(study: Study, place: str) -> None:
     """Check what more than one key has to do with."""
     if not study.methods:
         raise ConfigurationError(f"{place}: methods are missing; give at least one, as in methods: {{FedAvg: {{...}}}}")
+    for path in study.search.space if study.search is not None else ():
+        if path in study.grid:
+            raise ConfigurationError(f"{place}: search.space: {path} is in the grid, too: leave it out of one of them")
     named = {"skip_training": study.skip_training, "search.methods": study.search.methods if study.search else ()}
     for key, names in named.items():
         for name in names:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pfl_lightning.cli.runs import RunFolder
-from pfl_lightning.errors import RunLockedError
+from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.plan import Run
 from pfl_lightning.study.processes import Command, Process, Starter, end_all, last_lines
 from pfl_lightning.study.signals import noted_signals
-from pfl_lightning.study.state import RunState, finished_folder, is_in_use, last_checkpoint, state_of
+from pfl_lightning.study.state import RunState, changed_options, finished_folder, is_in_use, last_checkpoint, state_of
 from pfl_lightning.study.yaml_file import write_yaml
 
 __all__ = ["Outcome", "Runner", "Watcher", "run_command", "start_over"]
@@ -104,6 +104,9 @@ class Runner:
 
         Args:
             runs: The runs, in the order in which they are started.
+
+        Raises:
+            ConfigurationError: Another command has made one of them meanwhile, with other options.
         """
         waiting, outcome = deque(runs), Outcome()
         with noted_signals(outcome):
@@ -134,9 +137,21 @@ class Runner:
                 lock.release()
                 self.watcher.finished(run)
             else:
+                self._refuse_changed(run, lock)
                 self._start(run, lock)
         if waiting and not self._active:
             self.watcher.elsewhere(waiting[0])
+
+    @staticmethod
+    def _refuse_changed(run: Run, lock: RunLock) -> None:
+        """Another study may have made the run since this one looked at it."""
+        changed = changed_options(run) if RunFolder(run.folder).versions() else {}
+        if changed:
+            lock.release()
+            raise ConfigurationError(
+                f"{run.name} was made meanwhile by another command with other options ({', '.join(changed)}); give one "
+                "of the commands another --output"
+            )
 
     def _claim(self, run: Run) -> RunLock | None:
         """The lock of a run; ``None`` while another process has it."""

@@ -8,10 +8,9 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
-from pfl_lightning.state.files import replace_file
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.options import Config, option_of, with_option
 from pfl_lightning.study.processes import Command, LocalStarter, Process, end_all, last_lines
+from pfl_lightning.study.search_report import TriedOptions, write_json, write_table
+from pfl_lightning.study.state import flat_options
 from pfl_lightning.study.study import Dimension, Search
 from pfl_lightning.study.trials import run_trial
 
@@ -109,7 +109,7 @@ class _Searcher:
         self.search, self.choice, self.threads = search, choice, threads
         self.config = _of_trials(config)
         self.folder = folder
-        self.name = _digest(search, self.config)
+        self.name = _digest(search, self.config, choice)
         self.starter = _Starter()
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # of drawing a trial
@@ -124,6 +124,8 @@ class _Searcher:
             if search.prune
             else optuna.pruners.NopPruner(),
         )
+        failed = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.FAIL,))
+        self._failed_before = len(failed)  # earlier calls' failures are made up for
 
     def run(self, processes: int) -> None:
         """Run all trials that are left."""
@@ -194,7 +196,7 @@ class _Searcher:
         import optuna
 
         number = len(self.study.get_trials(deepcopy=False))
-        if number >= self.search.trials:
+        if number - self._failed_before >= self.search.trials:
             return None
         # A sampler for each trial: one that went on from its seed would draw the first trials again after a resume.
         seed = int(hashlib.sha256(f"{self.search.seed} {number}".encode()).hexdigest()[:8], 16)
@@ -251,66 +253,25 @@ class _Searcher:
         """Write what was found; the best options."""
         trials = self.study.get_trials(deepcopy=False)
         rows = [
-            _Trial(one.number, one.state.name.lower(), one.value, self._options(one.params), _rounds(one))
+            TriedOptions(one.number, one.state.name.lower(), one.value, self._options(one.params), _rounds(one))
             for one in trials
         ]
         complete = [row for row in rows if row.accuracy is not None and row.state == "complete"]
         if not complete:
-            log = self._folder_of(0) / "log.txt"
-            raise ConfigurationError(f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})")
+            newest = max((row.number for row in rows if row.state == "fail"), default=0)
+            log = self._folder_of(newest) / "log.txt"
+            raise ConfigurationError(
+                f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nMend the cause and give the same "
+                "command again"
+            )
         best = max(complete, key=lambda row: (row.accuracy or 0.0, -row.number))
-        _write_json(self.folder / "search.json", best, rows)
-        _write_table(self.folder / "search.md", best, rows, list(self.search.space))
+        write_json(self.folder / "search.json", best, rows)
+        write_table(self.folder / "search.md", best, rows, list(self.search.space))
         return dict(best.options)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A trial as it is reported.
-
-    Attributes:
-        number: Its number, from 0.
-        state: ``"complete"``, ``"pruned"``, ``"fail"`` or ``"running"``.
-        accuracy: Mean validation accuracy in [0, 1], of a complete one.
-        options: Values by path of option.
-        rounds: The last evaluated round.
-    """
-
-    number: int
-    state: str
-    accuracy: float | None
-    options: Mapping[str, Any]
-    rounds: int
 
 
 def _rounds(trial: optuna.trial.FrozenTrial) -> int:
     return max(trial.intermediate_values, default=0)
-
-
-def _write_json(path: Path, best: _Trial, rows: Sequence[_Trial]) -> None:
-    content = {"objective": "mean validation accuracy", "best": vars(best), "trials": [vars(row) for row in rows]}
-    with replace_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _write_table(path: Path, best: _Trial, rows: Sequence[_Trial], options: Sequence[str]) -> None:
-    ordered = sorted(rows, key=lambda row: (row.accuracy is None or row.state != "complete", -(row.accuracy or 0.0)))
-    lines = [
-        f"Chosen by mean validation accuracy: trial {best.number}. Test parts were not evaluated.\n",
-        f"| trial | {' | '.join(options)} | validation accuracy | last evaluated round | |",
-        f"|---|{'---|' * len(options)}---|---|---|",
-    ]
-    for row in ordered:
-        values = " | ".join(_text(row.options.get(path, "")) for path in options)
-        shown = f"{100 * row.accuracy:.2f}" if row.accuracy is not None and row.state == "complete" else "-"
-        note = "chosen" if row is best else "" if row.state == "complete" else row.state
-        lines.append(f"| {row.number} | {values} | {shown} | {row.rounds or '-'} | {note} |")
-    with replace_file(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n")
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------------- configs and processes of trials
@@ -323,10 +284,11 @@ def _of_trials(config: Config) -> dict[str, Any]:
     return with_option(kept, "trainer.callbacks+", callback)
 
 
-def _digest(search: Search, config: Config) -> str:
-    """What tells searches apart that lie in one folder; more trials are the same search."""
+def _digest(search: Search, config: Config, choice: str) -> str:
+    """What tells searches apart that lie in one folder; more trials, or data elsewhere, are the same search."""
     space = {path: vars(one) for path, one in search.space.items()}
-    text = json.dumps([space, search.seed, search.prune, config], sort_keys=True, default=str)
+    asked = [space, search.seed, search.prune, flat_options(config), choice == "last"]
+    text = json.dumps(asked, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from pfl_lightning.study.options import Config, with_option
 from pfl_lightning.study.plan import Cell, seeded
+from pfl_lightning.study.state import flat_options
 from pfl_lightning.study.study import Search, Study
 from pfl_lightning.study.yaml_file import read_yaml, write_yaml
 
-__all__ = ["is_searched", "search_folder", "searched_cells"]
+__all__ = ["is_searched", "search_folder", "searched_cells", "with_some_values"]
 
 SearchCell = Callable[[Search, Config, Path], Mapping[str, Any]]
 """From a search, the config of a cell and a folder to the best options, by path."""
@@ -51,9 +52,9 @@ def searched_cells(
             continue
         path = search_folder(output, cell) / "best.yaml"
         config = seeded(cell.config, study.seeds[0], study.seed_options)
-        asked = {"search": plain(asdict(study.search)), "config": plain(config)}
+        asked = {"search": plain(asdict(study.search)), "choice": study.choice, "config": plain(config)}
         known = read_yaml(path) if path.is_file() else {}
-        if {key: known.get(key) for key in asked} != asked:
+        if not _is_answer(known, asked):
             if search is None:
                 waiting.append(cell)
                 continue
@@ -62,6 +63,22 @@ def searched_cells(
         options = known["options"].items()
         found.append(replace(cell, config=reduce(lambda below, one: with_option(below, *one), options, cell.config)))
     return found, waiting
+
+
+def _is_answer(known: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Whether a search was of the same; its data may lie elsewhere."""
+    if any(known.get(key) != asked[key] for key in ("search", "choice")):
+        return False
+    return flat_options(known.get("config") or {}) == flat_options(asked["config"])
+
+
+def with_some_values(search: Search | None, cell: Cell) -> Cell:
+    """A cell with one of the values that its search tries for each option, so that the options can be checked."""
+    config = cell.config
+    for path, tried in search.space.items() if search is not None else ():
+        value = tried.choices[0] if tried.choices else int(tried.low) if tried.integer else tried.low
+        config = with_option(config, path, value)
+    return replace(cell, config=config)
 
 
 def plain(value: Any) -> Any:

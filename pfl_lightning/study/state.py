@@ -15,7 +15,15 @@ from pfl_lightning.study.options import Config
 from pfl_lightning.study.plan import Run
 from pfl_lightning.study.yaml_file import read_yaml
 
-__all__ = ["RunState", "changed_options", "finished_folder", "is_in_use", "last_checkpoint", "state_of"]
+__all__ = [
+    "RunState",
+    "changed_options",
+    "finished_folder",
+    "flat_options",
+    "is_in_use",
+    "last_checkpoint",
+    "state_of",
+]
 
 ELSEWHERE = (
     *("run_dir", "data.init_args.root", "data.init_args.num_workers", "trainer.devices"),
@@ -47,10 +55,18 @@ def changed_options(run: Run) -> dict[str, tuple[Any, Any]]:
     """Options whose values differ from those that the run was started with: by path, the old and the new one."""
     if not run.config_file.is_file():
         return {}
-    before = dict(_flat(read_yaml(run.config_file) or {}))
-    now = dict(_flat(run.config))
-    paths = [path for path in {**before, **now} if not path.startswith(ELSEWHERE)]
+    before, now = flat_options(read_yaml(run.config_file) or {}), flat_options(run.config)
+    paths = {**before, **now}
     return {path: (before.get(path), now.get(path)) for path in paths if before.get(path) != now.get(path)}
+
+
+def flat_options(config: Config) -> dict[str, Any]:
+    """The options of a config by path, without those that change no result."""
+    return {path: value for path, value in _flat(config) if not _is_elsewhere(path)}
+
+
+def _is_elsewhere(path: str) -> bool:
+    return any(path == one or path.startswith(f"{one}.") for one in ELSEWHERE)
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from pfl_lightning.study.study import Study
 __all__ = ["print_tables"]
 
 
-def print_tables(study: Study, runs: Sequence[Run], output: Path, console: Any) -> None:
+def print_tables(study: Study, runs: Sequence[Run], output: Path, console: Any, waiting: Sequence[Run] = ()) -> None:
     """Write the tables and curves of the finished runs to the study's folder, and print the table.
 
     Args:
@@ -21,10 +21,11 @@ def print_tables(study: Study, runs: Sequence[Run], output: Path, console: Any) 
         runs: Its runs, of which some may be missing.
         output: Its folder.
         console: Where the table is printed.
+        waiting: Runs whose options must be searched first, which are missing.
     """
     from pfl_lightning import report
 
-    rows, settings = _rows(study, runs), _settings(study, runs)
+    rows, settings = _rows(study, runs), _settings(study, runs, waiting)
     if not any(row.runs for row in rows):
         console.print("no run is finished: there is no table yet")
         return
@@ -48,10 +49,11 @@ def _rows(study: Study, runs: Sequence[Run]) -> list[Any]:
     ]
 
 
-def _settings(study: Study, runs: Sequence[Run]) -> Any:
+def _settings(study: Study, runs: Sequence[Run], waiting: Sequence[Run]) -> Any:
     from pfl_lightning.report import ReportSettings
 
     missing = [run.name for run in runs if finished_folder(run) is None]
+    missing += [f"{run.name} (not searched yet)" for run in waiting]
     note = f"Missing: {'; '.join(missing)}." if missing else ""
     return ReportSettings(
         title=study.title + (f" (scale {study.scale})" if study.scale else ""),
@@ -60,5 +62,5 @@ def _settings(study: Study, runs: Sequence[Run]) -> Any:
         target_accuracy=study.target_accuracy,
         source=study.published.source,
         note=note,
-        expected_runs=len(runs),
+        expected_runs=len(runs) + len(waiting),
     )

@@ -11,7 +11,7 @@ from pfl_lightning.study.plan import Cell, Run
 from pfl_lightning.study.processes import LocalStarter, Starter, end_all
 from pfl_lightning.study.progress import Progress, read_progress
 from pfl_lightning.study.runner import POLL, run_command, start_over
-from pfl_lightning.study.state import changed_options, finished_folder
+from pfl_lightning.study.state import changed_options, finished_folder, is_in_use
 
 __all__ = ["OnRound", "run_trial"]
 
@@ -43,6 +43,10 @@ def run_trial(
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(Cell("", folder.name, folder.name, config), 0, with_option(config, "run_dir", str(folder)), folder)
+    while is_in_use(run):  # by what a killed search has left, which saves itself and ends
+        if getattr(starter, "stopped", False):
+            return None
+        time.sleep(POLL)
     if changed_options(run):
         start_over(run)
     if finished_folder(run) is None:

@@ -6,7 +6,7 @@ from _helpers.finished import write_old_run, write_run
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report import read_run
 from pfl_lightning.report.grouping import group_runs
-from pfl_lightning.report.options import differing, flatten, short_names
+from pfl_lightning.report.options import differing, flatten, run_options, short_names
 
 
 def config(**options):
@@ -165,3 +165,28 @@ def test_labels_replace_the_names(tmp_path):
     assert [label for _, label, _ in group(paths, ["a", "b"])] == ["a", "b"]
     with pytest.raises(ConfigurationError, match="--labels has 1 names for 2 configurations: FedAvg, FedPer"):
         group(paths, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "label"),
+    [
+        ({"class_path": "pfl.SequentialEngine", "init_args": {"gradient_clip_val": 10.0}}, "gradient_clip_val=10"),
+        ({"class_path": "pfl.RayEngine", "init_args": {"engine": {"init_args": {"gradient_clip_val": 2}}}}, "val=2"),
+        ({"class_path": "pfl.RayEngine", "init_args": {"workers": 2, "engine": None}}, None),
+        ({"class_path": "pfl.SequentialEngine", "init_args": {"gradient_clip_algorithm": "value"}}, None),
+    ],
+)
+def test_clipping_of_the_engine_tells_runs_apart(tmp_path, engine, label):
+    """`pfl fit` moves the Trainer's clipping to the engine; the engine itself makes no difference."""
+    plain = {"class_path": "pfl.SequentialEngine", "init_args": {"gradient_clip_val": None}}
+    configs = [config(model__engine=plain), config(model__engine=engine)]
+    paths = [write_run(tmp_path / f"version_{n}", config=one, seed=n) for n, one in enumerate(configs)]
+    found = group_runs(map(read_run, paths))
+    assert len(found) == (2 if label else 1)
+    assert label is None or any(row.label.endswith(label) for row in found)
+
+
+def test_how_gradients_are_clipped():
+    engine = {"init_args": {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}}
+    options = run_options({"model": {"method": {}, "engine": engine}}, "FedAvg", {}, 1)
+    assert options["trainer.gradient_clip_algorithm"] == "value"

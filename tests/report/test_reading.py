@@ -107,3 +107,19 @@ def test_a_newer_form_is_refused(tmp_path):
 def test_a_run_that_is_not_finished_is_named(tmp_path):
     with pytest.warns(UserWarning, match="run is not finished: it has 1 rounds"):
         assert not read_run(write_run(tmp_path / "run", finished=False)).finished
+
+
+def test_what_lies_beside_the_runs_of_a_study_is_no_run(tmp_path):
+    seed = tmp_path / "studies" / "one" / "runs" / "all" / "FedAvg" / "seed_0"
+    kept = write_run(seed / "version_0")
+    write_run(seed / "set_aside_0")
+    for name in ("search/all/FedAvg/trials_1/0", "probe/all/FedAvg", "replaced/2026/runs/all/FedAvg/seed_0"):
+        write_run(tmp_path / "studies" / "one" / name / "version_0")
+    assert find_runs(tmp_path / "studies") == find_runs(tmp_path / "studies" / "one") == [kept]
+    own = write_run(tmp_path / "my" / "search" / "version_0")  # a name like any other outside of a study
+    assert find_runs(tmp_path / "my") == [own]
+
+
+def test_accuracies_of_clients_that_are_no_numbers_are_left_out(tmp_path):
+    run = read_run(write_run(tmp_path / "run", clients=(0.25, math.nan, 0.75)))
+    assert run.test.clients == {0: 0.25, 2: 0.75}

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from scipy import stats
 
 from pfl_lightning.report import ReportSettings, Row
 from pfl_lightning.report.rows import measure
-from pfl_lightning.report.significance import compare_with_reference, holm, paired_t_test, signed_rank_test
+from pfl_lightning.report.run import FinishedRun
+from pfl_lightning.report.significance import _pairs, compare_with_reference, holm, paired_t_test, signed_rank_test
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 10])
@@ -134,3 +136,15 @@ def test_scores_of_another_kind_are_never_compared(tmp_path):
     folder = write_run(tmp_path / "c", "Calibre", [0.95, 0.95], evaluated=kind)
     found += measure([Row("c", "", (folder,))], ReportSettings("title"))
     assert [(t.label, t.reference) for t in compare_with_reference(found, "test")] == [("a", "b")]
+
+
+def test_runs_are_paired_by_all_their_seeds_first():
+    """Else only where no two runs could be meant."""
+
+    def run(*seeds):
+        return FinishedRun(Path("run"), "FedAvg", seed=0, seeds=seeds)
+
+    ours, theirs = [run(0, 1), run(0, 2)], [run(0, 2), run(0, 1)]
+    assert _pairs(ours, theirs) == [(ours[0], theirs[1]), (ours[1], theirs[0])]
+    assert _pairs([run(0, 3)], theirs) == []
+    assert len(_pairs([run(0, 3)], theirs[:1])) == 1

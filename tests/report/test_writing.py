@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import math
 import re
 from html.parser import HTMLParser
 from io import StringIO
@@ -13,8 +14,11 @@ from PIL import Image
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report import ReportSettings, Row, live_table, write_report
-from pfl_lightning.report.rows import measure
+from pfl_lightning.report import ReportSettings, Row, live_table, read_run, write_report
+from pfl_lightning.report.columns import report_columns
+from pfl_lightning.report.formats import latex_table
+from pfl_lightning.report.rows import MeasuredRow, measure
+from pfl_lightning.report.tables import Cell, Shown, TextTable, block_table
 from pfl_lightning.report.writing import Report
 
 METHODS = {"FedAvg": 0.6, "FedPAC": 0.8, "Ditto_<b>&": 0.7}
@@ -249,3 +253,16 @@ def test_settings_are_checked(change):
     ((name, value),) = change.items()
     with pytest.raises(ConfigurationError, match=f"{name} must be .*, got {value!r}"):
         settings(**change)
+
+
+def test_a_row_of_latex_that_begins_with_a_bracket():
+    table = TextTable("", ("run", "a"), ((Cell("[x] y"), Cell("[1]")),))
+    assert "\n{[}x] y & [1] \\\\\n" in latex_table([table], "")
+
+
+def test_published_figures_without_a_column_of_accuracy(tmp_path):
+    run = read_run(write_run(tmp_path / "run", clients=(math.nan,)))
+    row = MeasuredRow("FedAvg", "", (run,), planned=1, published=90.0)
+    columns = tuple(column for column in report_columns([row], ReportSettings("")) if not column.is_headline)
+    assert columns
+    assert block_table("", [row], Shown(columns, (), True, "test")).headings[:2] == ("run", "seeds")

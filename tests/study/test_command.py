@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from _helpers.studies import METHODS, PretendedStarter, StarterHere, write_study
 
 import pfl_lightning
 from pfl_lightning.cli import main
+from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import conduct, reproduce, runner
 from pfl_lightning.study.child import _end_with_parent
 from pfl_lightning.study.processes import Command, environment, last_lines
@@ -110,7 +113,7 @@ def test_changed_options_are_refused_or_restarted(tmp_path, play, capsys):
     path = write_study(tmp_path)
     play(path)
     code, commands = play(path, "--trainer.max_epochs", "5")
-    assert "runs/studies/tiny has 2 runs of other options:\nFedAvg, seed 0; FedPer, seed 0: " in code
+    assert "runs/studies/tiny has 2 runs made with different options:\nFedAvg, seed 0; FedPer, seed 0: " in code
     assert "trainer.max_epochs was 2, is now 5" in code
     assert commands == []
     code, commands = play(path, "--trainer.max_epochs", "5", "--output", "other")
@@ -243,3 +246,69 @@ def test_the_last_lines_of_a_log(tmp_path):
     log.write_text("--- 2026-11-22 pfl fit\n" + "\n".join(f"line {n}" for n in range(20)))
     assert last_lines(log, 2) == "line 18\nline 19"
     assert Command(("fit",), log).arguments[1:] == ["-m", "pfl_lightning.study.child", "fit"]
+
+
+SEARCH = {"trials": 3, "space": {"model.method.init_args.lr": {"low": 0.01, "high": 0.1}}, "methods": ["FedPer"]}
+
+
+def test_rows_that_wait_for_a_search_are_missing_in_the_table(tmp_path, play, capsys):
+    play(write_study(tmp_path, methods={"FedAvg": METHODS["FedAvg"]}))
+    main(["study", str(write_study(tmp_path, search=SEARCH)), "--report-only"])
+    table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())
+    assert table[1] == "Missing: FedPer, seed 0 (not searched yet)."
+
+
+def test_options_that_are_searched_are_checked_before_the_search(tmp_path, play, capsys):
+    search = {**SEARCH, "space": {"model.method.init_args.lrr": {"low": 0.01, "high": 0.1}}}
+    code, commands = play(write_study(tmp_path, search=search), checked=False)
+    assert commands == []
+    assert "Option 'lrr' is not accepted" in code
+
+
+def test_a_search_says_first_how_much_it_is_and_uses_local_cores(tmp_path, play, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(
+        "pfl_lightning.study.search.search_options", lambda *args, **options: asked.append(options) or {}
+    )
+    monkeypatch.setattr(conduct, "cores", lambda: 2)
+    monkeypatch.setattr("pfl_lightning.study.ray_processes.RayStarter", lambda *args: PretendedStarter())
+    play(write_study(tmp_path, search=SEARCH), "--ray", "auto", "--processes", "64")
+    assert "searching options of FedPer: 3 trials of 2 rounds each come first\n" in capsys.readouterr().out
+    assert asked[0]["processes"] == 2
+
+
+def test_a_restart_moves_nothing_for_a_config_that_does_not_fit(tmp_path, play):
+    path = write_study(tmp_path)
+    play(path, checked=False)
+    code, commands = play(path, "--restart", "--model.method.epocs", "5", checked=False)
+    assert "Option 'epocs' is not accepted" in code
+    assert commands == []
+    assert not (tmp_path / "runs" / "studies" / "tiny" / "replaced").exists()
+
+
+@pytest.mark.parametrize("place", [".", "version_0"])
+def test_a_restart_leaves_runs_of_another_command_alone(tmp_path, play, place):
+    path = write_study(tmp_path)
+    play(path)
+    folder = tmp_path / "runs" / "studies" / "tiny" / "runs" / "all" / "FedPer" / "seed_0"
+    with RunLock(folder / place):
+        code, commands = play(path, "--restart", "--trainer.max_epochs", "5")
+    assert "FedPer, seed 0 is being run by another command: stop it first" in code
+    assert commands == []
+    assert not (tmp_path / "runs" / "studies" / "tiny" / "replaced").exists()
+
+
+def test_a_number_of_tries_is_not_negative(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "tiny.yaml", "--retry", "-1"])
+    assert "argument --retry: must be at least 0, got -1" in capsys.readouterr().err
+
+
+def test_the_gpu_script_says_that_it_needs_the_repository(tmp_path):
+    """It ships with the studies."""
+    folder = tmp_path / "pfl_lightning" / "studies"
+    folder.mkdir(parents=True)
+    shutil.copy(Path(pfl_lightning.__file__).parent / "studies" / "gpu.sh", folder)
+    ended = subprocess.run(["bash", str(folder / "gpu.sh"), "1"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "call it in a checkout" in ended.stderr

@@ -83,3 +83,14 @@ def test_times_are_kept(tmp_path):
     assert Times.load(tmp_path / "times.json").cells == times.cells
     (tmp_path / "times.json").write_text("{")
     assert Times.load(tmp_path / "times.json").cells == {}
+
+
+def test_scores_of_nearest_neighbors_are_no_accuracies(runs):
+    display = displayed(runs, terminal=False)
+    content = {"round": 2, "rounds": 2, "seconds_per_round": 60.0, "test": 0.5, "score": "nearest_neighbor"}
+    runs[0].folder.mkdir(parents=True)
+    runs[0].progress_file.write_text(json.dumps(content))
+    with display:
+        display.finished(runs[0])
+    assert "done, nearest-neighbor score 50.00 %" in display.console.file.getvalue()
+    assert next(iter(display.table().columns[3].cells)) == "50.00 % (nearest-neighbor score)"

@@ -71,3 +71,23 @@ def test_published_figures_without_a_row(tmp_path):
         ConfigurationError, match=r"published.figures: the table has no row 'FedPr'; did you mean 'FedP"
     ):
         planned(tmp_path, published={"figures": {"FedPr": 70}})
+
+
+@pytest.mark.parametrize("what", ["grid", "search"])
+def test_an_option_of_the_grid_or_the_search_is_not_given_on_the_command_line_too(tmp_path, what):
+    path, lr = "model.method.init_args.lr", [0.1, 0.2]
+    keys = {"grid": {path: lr}} if what == "grid" else {"search": {"trials": 2, "space": {path: {"choices": lr}}}}
+    study = read_study(write_study(tmp_path, **keys))
+    with pytest.raises(ConfigurationError, match=rf"--model.method.lr is an option of the study's {what}: change"):
+        plan_cells(study, [("model.method.lr", "0.3")])
+    (tmp_path / "more.yaml").write_text("model: {method: {init_args: {lr: 0.3}}}")
+    with pytest.raises(ConfigurationError, match=rf"lr of --config .*more.yaml is an option of the study's {what}"):
+        plan_cells(study, [("config", str(tmp_path / "more.yaml"))])
+    assert plan_cells(study, [("model.method.epochs", "3")])
+
+
+def test_an_option_is_in_the_grid_or_searched(tmp_path):
+    path = "model.method.init_args.lr"
+    search = {"trials": 2, "space": {path: {"choices": [0.1]}}}
+    with pytest.raises(ConfigurationError, match=r"search.space: model.method.init_args.lr is in the grid, too"):
+        read_study(write_study(tmp_path, grid={path: [0.1]}, search=search))

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 from _helpers.studies import Notes, PretendedStarter, finish, write_study
 
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study, runner
+from pfl_lightning.study.estimate import probe
 from pfl_lightning.study.options import with_option
 from pfl_lightning.study.runner import Runner
 from pfl_lightning.study.state import RunState, changed_options, state_of
+from pfl_lightning.study.times import Times
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +149,23 @@ def test_a_run_that_personalizes_is_done_when_it_has(runs):
     assert state_of(run) is RunState.DONE
     finish(run.folder, finished=False)
     assert state_of(run) is RunState.UNFINISHED
+
+
+def test_a_run_that_another_command_made_with_other_options_is_not_gone_on_with(runs):
+    """It is made between the plan of this command and its start."""
+    other = replace(runs[0], config=with_option(runs[0].config, "trainer.max_epochs", 5))
+    Runner(PretendedStarter(), Notes()).play([other])
+    starter = PretendedStarter()
+    with pytest.raises(ConfigurationError, match=r"FedAvg, seed 0 was made meanwhile by .*trainer\.max_epochs"):
+        Runner(starter, Notes()).play(runs[:1])
+    assert starter.commands == []
+    RunLock(runs[0].folder).release()  # the lock is free
+
+
+def test_rounds_are_timed_again_with_other_options(runs, tmp_path):
+    for epochs in (1, 2):
+        run = replace(runs[0], config=with_option(runs[0].config, "model.method.epochs", epochs))
+        starter = PretendedStarter()
+        probe([run], tmp_path / "out", Times(), starter, processes=1, threads=1)
+        assert len(starter.commands) == 1
+        assert "--ckpt_path" not in starter.commands[0]

@@ -150,3 +150,13 @@ def test_real_trials(tmp_path):
     config = config_of(tmp_path, **{"trainer.max_epochs": 3, "model.method.init_args.epochs": 3})
     assert search_options(search, config, tmp_path / "search", processes=2) == {LR: 0.05}
     assert not list((tmp_path / "search").rglob("*.ckpt"))
+
+
+def test_a_search_whose_trials_all_failed_is_repeated(tmp_path, monkeypatch):
+    config, search = config_of(tmp_path), Search(2, SPACE)
+    monkeypatch.setattr(module, "run_trial", lambda *args, **options: None)
+    with pytest.raises(ConfigurationError, match=r"1/log\.txt\)\nMend the cause and give the same command again"):
+        search_options(search, config, tmp_path / "search")
+    trials = Trials(monkeypatch)
+    assert search_options(search, config, tmp_path / "search")
+    assert [name for name, *_ in trials.played] == ["2", "3"]

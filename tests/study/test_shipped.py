@@ -49,6 +49,12 @@ def test_a_study_is_read_at_every_scale(name):
 
 
 @pytest.mark.parametrize("name", STUDIES)
+def test_no_study_chooses_the_engine(name):
+    for scale in ("", *study_of(name).scales):
+        assert all(option_of(cell.config, "model.engine") is None for cell in cells_of(name, scale))
+
+
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_smoke_study_runs_anywhere(name):
     """On the digits, a few seconds each: little data, a small network, two rounds."""
     cells = cells_of(name, "smoke")

@@ -1,13 +1,19 @@
 """Trials of a search, and what a search found for the rows of a study."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from _helpers.studies import PretendedStarter, write_study
 
+from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, read_study, run_trial, trials
-from pfl_lightning.study.options import option_of
+from pfl_lightning.study.options import option_of, with_option
+from pfl_lightning.study.progress import read_progress
+from pfl_lightning.study.progress_file import ProgressFile
+from pfl_lightning.study.search import _digest
 from pfl_lightning.study.searches import searched_cells
+from pfl_lightning.study.study import Dimension, Search
 
 CONFIG = {"trainer": {"max_epochs": 2}}
 
@@ -74,3 +80,52 @@ def test_what_a_search_found_is_laid_over_its_rows(tmp_path):
 
     more = read_study(write_study(tmp_path, search={**search, "trials": 5}, seeds=[4, 5]))
     assert [cell.label for cell in searched_cells(more, plan_cells(more), tmp_path / "out")[1]] == ["FedPer"]
+
+
+def test_a_process_that_a_killed_search_left_is_waited_for(tmp_path, monkeypatch):
+    (tmp_path / "trial_0" / "version_0").mkdir(parents=True)
+    orphan, starter = RunLock(tmp_path / "trial_0" / "version_0"), Starter()
+
+    def wait(seconds):
+        if orphan.is_held:
+            assert starter.commands == []
+            orphan.release()
+
+    monkeypatch.setattr("time.sleep", wait)
+    assert run_trial(CONFIG, tmp_path / "trial_0", starter=starter) == 0.5
+    assert not orphan.is_held
+
+
+def test_the_best_round_is_remembered_when_a_trial_goes_on(tmp_path):
+    path = tmp_path / "progress.json"
+    for epoch, validation, best in ((0, 0.75, 0.75), (1, 0.5, 0.75), (0, 0.25, 0.25)):
+        callback, metrics = ProgressFile(str(path)), {"accuracy/mean": validation}
+        trainer = SimpleNamespace(current_epoch=epoch, max_epochs=2, callback_metrics=metrics)
+        callback.on_train_start(trainer, None)
+        callback.on_train_epoch_end(trainer, None)
+        assert read_progress(path).best_validation == best
+
+
+def test_where_data_lie_is_no_other_search_but_another_choice_is(tmp_path):
+    search = {"trials": 3, "space": {"model.method.lr": {"low": 0.01, "high": 0.1}}}
+    calls = []
+
+    def find(asked, config, folder):
+        calls.append(asked)
+        return {"model.method.lr": 0.07}
+
+    study = read_study(write_study(tmp_path, search=search))
+    for words in ((), (("data.init_args.root", "elsewhere"),)):
+        searched_cells(study, plan_cells(study, words), tmp_path / "out", find)
+        assert len(calls) == 2
+    study = read_study(write_study(tmp_path, search=search, choice="validation_selected"))
+    assert len(searched_cells(study, plan_cells(study), tmp_path / "out")[1]) == 2
+
+
+def test_the_name_of_a_search_in_its_folder():
+    space = {"model.method.lr": Dimension(choices=(0.1, 0.2))}
+    config = {"data": {"init_args": {"root": "data"}}, "trainer": {"max_epochs": 2}}
+    name = _digest(Search(2, space), config, "last")
+    assert name == _digest(Search(3, space), with_option(config, "data.init_args.root", "elsewhere"), "last")
+    assert name != _digest(Search(2, space), with_option(config, "data.init_args.root_of", "x"), "last")
+    assert name != _digest(Search(2, space), config, "best_test")
