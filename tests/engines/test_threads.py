@@ -190,3 +190,13 @@ def test_a_second_start_does_not_take_the_engines_own_number_for_the_callers(thr
     assert chosen == [3, 3]
     engine.stop()
     assert torch.get_num_threads() == 3
+
+
+def test_the_work_of_an_encoder_is_counted_once(three, monkeypatch):
+    counted = []
+    monkeypatch.setattr(rule, "work_of", lambda encoder, samples: counted.append(encoder) or 1.0)
+    federation = run(FIT, 1)
+    assert len(counted) == 1
+    for client in range(3):
+        federation.client_model(client)
+    assert len(counted) == 1

@@ -54,14 +54,14 @@ def test_a_dead_worker_costs_time_alone(workers, tmp_path, monkeypatch, caplog):
     engine = forked_process_engine(monkeypatch, workers, engine=DiesOnce(tmp_path, client=2))
     got = run(FIT, 3, encoder=ENCODERS, engine=engine)
     assert (tmp_path / "died-0").exists()
-    assert sum("ProcessEngine: a worker died on client 2, round 1" in line for line in caplog.messages) == 1
+    assert sum("ProcessEngine: a worker died on client 2, round 2" in line for line in caplog.messages) == 1
     assert sum("was ended by SIGKILL" in line for line in caplog.messages) == 1
     assert_same(whole_state(got), whole_state(run(FIT, 3, encoder=ENCODERS)))
 
 
 def test_a_client_on_which_every_worker_dies_ends_the_run(tmp_path, monkeypatch):
     engine = forked_process_engine(monkeypatch, 2, engine=DiesOnce(tmp_path, client=2, times=3))
-    with pytest.raises(FederationError, match=r"client 2, round 1: 3 workers in turn have died on it.*SIGKILL"):
+    with pytest.raises(FederationError, match=r"client 2, round 2: 3 workers in turn have died on it.*SIGKILL"):
         run(FIT, 3, encoder=ENCODERS, engine=engine)
     assert engine._pool is None
 
@@ -85,7 +85,7 @@ def test_no_process_is_left(monkeypatch):
 def test_an_error_in_a_worker_is_raised_here(monkeypatch):
     with pytest.raises(RuntimeError, match="Unlucky: wind and rain") as caught:
         run(FIT, 1, engine=forked_process_engine(monkeypatch, 2, engine=Raises()))
-    assert "in the local fit of client 2, round 0" in caught.value.__notes__
+    assert "in the local fit of client 2, round 1" in caught.value.__notes__
 
 
 def test_a_client_that_diverges_is_left_out(monkeypatch):
@@ -93,7 +93,7 @@ def test_a_client_that_diverges_is_left_out(monkeypatch):
         inputs[20] = torch.inf
 
     def go(engine):
-        with pytest.warns(UserWarning, match="left out of the aggregation: client 1, round 0"):
+        with pytest.warns(UserWarning, match="left out of the aggregation: client 1, round 1"):
             return run(FIT, 1, engine=engine, data=Toy(change=garbage), limit_val_batches=0)
 
     assert_same(whole_state(go(forked_process_engine(monkeypatch, 2))), whole_state(go(SequentialEngine())))
