@@ -273,8 +273,8 @@ def _raise_error(reply: Reply) -> None:
 
 def _cannot_import(error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        "a worker cannot import what it needs; pfl-lightning, and the modules with your own classes, must be installed "
-        f"wherever workers run. {_last_line(error)}"
+        "a worker cannot import what it needs; install pfl-lightning, and the modules with your own classes, wherever "
+        f"workers run. {_last_line(error)}"
     )
 
 
