@@ -34,7 +34,7 @@ class FederatedLoop(ProjectCallback):
     Args:
         cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
             Novel clients of the data module are not counted: they never take part.
-        full_participation_in_last_round: Whether all clients take part in the last round (round ``max_epochs`` - 1).
+        full_participation_in_last_round: Whether all clients take part in the last round (round ``max_epochs``).
         min_clients: The run fails when fewer updates than this can be aggregated in a round.
         eval_cohort: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.

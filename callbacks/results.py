@@ -26,6 +26,7 @@ from pfl_lightning.callbacks.result_rows import (
 from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
 from pfl_lightning.state.files import explain_full_disk, replace_file
 from pfl_lightning.state.run_lock import RunLock, is_locked_here
@@ -89,9 +90,12 @@ class ResultsWriter(L.Callback):
         return None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note a round that was not evaluated, too."""
-        if not self.history or self.history[-1].round != trainer.current_epoch + 1:
+        """Note a round that was not evaluated, too, and the rest of one that was evaluated in its middle."""
+        entry = self.history[-1] if self.history else None
+        if entry is None or entry.round != trainer.current_epoch + 1:
             self._add(trainer, 0)
+        else:
+            self._add(trainer, entry.clients, entry.test, entry.validation)
 
     def _add(
         self, trainer: L.Trainer, clients: int, test: float | None = None, validation: float | None = None
@@ -129,17 +133,19 @@ class ResultsWriter(L.Callback):
                 trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """From now on there may be results to write."""
+        """From now on there may be results to write; those of a run that goes on say that it is not finished."""
         loop = _loop(trainer)
         if not loop.rounds:
             self._begin()
         elif self._counted is None:  # the checkpoint is of a version that did not count them by rounds
             self._counted = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
         self._playing, self._finished = True, False
+        if loop.rounds:  # a kill would leave the results of before, which may say otherwise
+            self.write(trainer, pl_module)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the results, also where a finished run was resumed and there was nothing to train."""
-        self._playing, self._finished = False, True
+        self._playing, self._finished = False, not _is_out_of_time(trainer)
         self.write(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -260,3 +266,13 @@ class ResultsWriter(L.Callback):
 
 def _loop(trainer: L.Trainer) -> FederatedLoop:
     return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+
+
+def _is_out_of_time(trainer: L.Trainer) -> bool:
+    """Whether a timer (``max_time``) has ended the fit before its last round; there is none without ``max_epochs``."""
+    last = trainer.max_epochs
+    if last is None or last < 0 or _loop(trainer).rounds >= last:
+        return False
+    timers: list[Any] = [one for one in trainer.callbacks if "Timer" in lightning_kinds(one)]  # type: ignore[attr-defined]
+    left = [timer.time_remaining() for timer in timers]
+    return any(seconds is not None and seconds <= 0 for seconds in left)

@@ -30,7 +30,8 @@ __all__ = ["Inspection"]
 class Inspection(L.Callback):
     """All inspection callbacks with common settings. A callback without anything to show for a method is silent.
 
-    Among the callbacks of a Trainer it adds those to them when a fit begins, apart from those that are there already.
+    Among the callbacks of a Trainer it adds those to them when a fit or an evaluation begins, apart from those that are
+    there already.
 
     Attributes:
         every_n_rounds: Rounds between two figures; cheap scalars are logged in every round.
@@ -64,8 +65,8 @@ class Inspection(L.Callback):
         ProbeSettings(self.clients, self.samples, self.part)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Add the callbacks behind this one, before a fit."""
-        if stage == "fit":
+        """Add the callbacks behind this one, before anything but a prediction."""
+        if stage != "predict":
             known: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             # Into the list itself, which the Trainer is going through: it sets up what it finds further on.
             place = known.index(self) + 1

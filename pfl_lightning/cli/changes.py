@@ -21,6 +21,9 @@ COMPARED = ("seed_everything", "model", "data", "loop", "personalize", "trainer"
 CORE = ("seed_everything", "model", "data", "loop")
 """Those without which it is another run."""
 
+HOW = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", "data.init_args.root")
+"""Options among them that say how and where a run is computed, but for clipping, which the engine has."""
+
 CHANGES = "changes.json"
 SHOWN = 6
 """Options that a sentence names; the file has all."""
@@ -89,15 +92,21 @@ def _flat(value: Any, path: str) -> list[tuple[str, Any]]:
 def distance(run: Path, config: Mapping[str, Any]) -> tuple[int, int]:
     """How far a run's config is from another: options without which it is another run, and those of the Trainer.
 
+    Another engine and other places of files make no other run.
     The nearer one counts of the config that the run began with and the one that it was resumed with last.
     """
     found = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
-        different = [change.option.split(".")[0] for change in changes(saved, config)]
+        different = [change.option.split(".")[0] for change in changes(saved, config) if not _says_how(change.option)]
         core = sum(group in CORE for group in different)
         found.append((core, different.count("trainer")) if saved else (10**6, 0))
     return min(found)
+
+
+def _says_how(option: str) -> bool:
+    clips = option.endswith(".gradient_clip_val")
+    return not clips and any(option == name or option.startswith(f"{name}.") for name in HOW)
 
 
 def check_seed(run: Path, config: Mapping[str, Any]) -> None:
@@ -129,15 +138,29 @@ def record_changes(run: Path, saved: Path, before: Mapping[str, Any], round: int
         saved: The config that it goes on with, as it was saved.
         before: The config that it had before.
         round: The next round, from 1.
+
+    Raises:
+        ConfigurationError: The file is damaged.
     """
     found = changes(before, read_config(saved))
     if found:
         path = run / CHANGES
-        known = json.loads(path.read_text()) if path.is_file() else []
+        known = _known_changes(path)
         known.append({"config": saved.name, "from_round": round, "changes": [vars(change) for change in found]})
         with replace_file(path) as temporary:
             temporary.write_text(json.dumps(known, indent=2, default=str) + "\n")
     return found
+
+
+def _known_changes(path: Path) -> list[Any]:
+    """The entries of an earlier ``changes.json``, if there is one."""
+    try:
+        known = json.loads(path.read_text()) if path.is_file() else []
+    except ValueError:  # of JSON or of UTF-8
+        known = None
+    if not isinstance(known, list):
+        raise ConfigurationError(f"{path} is damaged: expected a list in JSON. Move it away, and resume the run again")
+    return known
 
 
 def in_words(found: list[Change]) -> str:

@@ -88,7 +88,7 @@ class FederatedCLI(LightningCLI):
         )
         parser.add_argument(
             "--engine",
-            type=Literal["sequential", "vectorized", "ray", "trainer"] | None,
+            type=Literal["sequential", "vectorized", "processes", "ray", "trainer"] | None,
             default=None,
             help="Engine of local fits, short for --model.engine; its options follow as --model.engine.NAME.",
         )

@@ -70,10 +70,10 @@ def _quiet() -> None:
 
 
 def _run(words: list[str], args: list[str] | None) -> None:
+    _import_from_here()
     if words[0] in OTHER_COMMANDS:
         pkgutil.resolve_name(OTHER_COMMANDS[words[0]].function)(words[1:])
     else:
-        _import_from_here()
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
         topic = _topic(words)

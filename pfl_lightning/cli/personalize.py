@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from pfl_lightning.callbacks.evaluation_file import Part
+from pfl_lightning.callbacks.result_rows import as_text
 from pfl_lightning.callbacks.run_facts import FORMAT, score_name
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
@@ -70,6 +71,8 @@ def _table(title: str, federation: Federation, part: Part = "test") -> Table:
 def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> None:
     """Write ``personalized.json`` (test accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
+    What is not known, such as a loss of a module without one, is ``null`` in the one and empty in the other.
+
     Both name the clients whose personalization failed, which are evaluated without it.
 
     Args:
@@ -88,9 +91,10 @@ def write_personalization(federation: Federation, personalization: Personalizati
         "not_personalized": federation.finetune_failures,
     }
     for name, (number, found) in _summaries(federation).items():
-        content[name] = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
+        figures = {**found.as_dict(), "variance": found.std**2}
+        content[name] = {"num_clients": number, **{key: _known(value) for key, value in figures.items()}}
     with replace_file(folder / "personalized.json") as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        temporary.write_text(as_text(content))
     novel, failed = set(federation.data.novel), set(federation.finetune_failures)
     with replace_file(folder / "personalized.csv") as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -99,5 +103,10 @@ def write_personalization(federation: Federation, personalization: Personalizati
         for client, score in federation.test_scores.items():
             samples = len(federation.data.client_data(client).train)
             what = [int(client in novel), int(client not in failed)]
-            row = [client, *what, samples, score.num_samples, score.accuracy, score.loss]
+            row = [client, *what, samples, score.num_samples, _known(score.accuracy), _known(score.loss)]
             writer.writerow(row)
+
+
+def _known(figure: float) -> float | None:
+    """The figure, or nothing for NaN."""
+    return None if math.isnan(figure) else figure

@@ -55,13 +55,15 @@ Data and their partition over clients
 Engine: how local fits run; the results are the same
   --engine sequential                 One client after another (default).
   --engine vectorized                 Many small models at once, best on a GPU.
-  --engine ray                        Worker processes, on this machine or on a cluster.
+  --engine processes                  Worker processes of this machine, without Ray.
+  --engine ray                        Worker processes of Ray, on this machine or on a cluster.
   --engine trainer                    A Lightning Trainer for each fit, with its hooks.
   --model.engine.help NAME            The options of an engine class, such as RayEngine; they are
                                       written as --engine ray --model.engine.workers 4.
 
 After and during the training
-  --personalize.train linear|head|all Let every client adapt the trained model to its own data.
+  --personalize.train linear|linear+encoder|head|all
+                                      Let every client adapt the trained model to its own data.
   --personalize.help                  Its options.
   --inspect true                      Pictures and further scalars in TensorBoard.
   --inspect.help                      Which there are.

@@ -58,6 +58,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess):
         eval_model: ``"aggregated"`` or ``"trained"``, see the attribute; ``None`` takes the method's own.
         batch_norm: Batch normalization of what is shared: ``"shared"``, ``"own_statistics"`` (each client keeps its
             running statistics, weights are shared) or ``"own"``, see the attribute; ``None`` takes the method's own.
+            Under ``"own_statistics"`` novel clients are evaluated on initial statistics: mean 0, variance 1.
     """
 
     citation: ClassVar[Citation | None] = None

@@ -80,6 +80,7 @@ class Engine(ABC):
             data: Every client's data.
             environment: Settings of the outer Trainer and of the run.
         """
+        self._held.release()  # the number of an earlier start is not the user's
         self._held.hold(self.choose_threads(models, data, environment))
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -29,6 +30,9 @@ STEEPNESS = 16
 MOST_THREADS = 8
 """More is left to worker processes, or to an option."""
 
+_WORK = WeakKeyDictionary[nn.Module, tuple[torch.Size, float]]()
+"""Shape of a sample and work by encoder, so that each is counted once."""
+
 _AT_IMPORT = torch.get_num_threads()
 
 
@@ -50,7 +54,7 @@ def chosen_threads(
     if own or is_set_by_user():
         return None
     samples = next(data.client_data(0).train.split(2)).loader(2).tensors()[0]
-    work = max(work_of(model.encoder, samples) * model.views for model in models) * data.batch_size
+    work = max(_known_work(model.encoder, samples) * model.views for model in models) * data.batch_size
     threads = threads_for_work(work)
     if say:
         rank_zero_info(
@@ -75,6 +79,14 @@ def threads_for_work(work: float) -> int:
     while work >= least and threads < MOST_THREADS:
         threads, least = 2 * threads, STEEPNESS * least
     return threads
+
+
+def _known_work(encoder: nn.Module, samples: Tensor) -> float:
+    shape, work = _WORK.get(encoder, (None, 0.0))
+    if shape != samples.shape[1:]:
+        work = work_of(encoder, samples)
+        _WORK[encoder] = samples.shape[1:], work
+    return work
 
 
 @torch.no_grad()

@@ -83,6 +83,7 @@ class Federation(EvaluationHooks, SavedState):
         self.method_factory, self._assignment = method, as_assignment(encoder)
         self.models = nn.ModuleList()
         self.round = 0
+        self.has_trained = False  # or was loaded from a checkpoint
         self._current_round = None
         self.evaluation = Evaluation()
         self._personalization = self._stage = None

@@ -109,7 +109,7 @@ class FederationRounds(L.LightningModule):
             raise FederationError("no round has begun: a FederatedLoop must be among the Trainer's callbacks")
         for client in batch.tolist():
             result = self._current_round.fit_next(client)
-            self.round = result.round
+            self.round, self.has_trained = result.round, True
             if "loss" in result.losses:
                 progress = {"round": float(result.round + 1), "client": float(client), "loss": result.losses["loss"]}
                 self.log_dict(progress, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)

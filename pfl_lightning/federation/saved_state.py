@@ -47,7 +47,7 @@ class SavedState(FederationRounds):
                 stacklevel=2,
             )
         self.clients.load_state_dict(state)
-        self.round = state["round"]
+        self.round, self.has_trained = state["round"], True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let the checkpoint say what it must hold."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.encoders.projector import make_projector
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import supervised_contrastive_loss
 from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
@@ -34,7 +35,7 @@ class DualFed(FederatedClient):
             everything together ("Simu.", Table 4).
         stage2_mode: ``"evaluation"`` lets encoder and projector normalize by their running statistics in stage 2, in
             which they do not train; ``"training"`` by each batch, so that running statistics move twice a round
-            (the published implementation).
+            (the published implementation). Not with ``stages="simultaneous"``, which has no stage 2.
         prediction: ``"probabilities"`` adds both classifiers' normalized outputs (5), ``"logits"`` their scores (the
             published implementation).
         projector_depth: Linear layers of the projector, D (Table 5).
@@ -108,6 +109,11 @@ class DualFed(FederatedClient):
         check_at_least("projector_hidden", projector_hidden, 1)
         check_choice("stages", stages, ("stage-wise", "simultaneous"))
         check_choice("stage2_mode", stage2_mode, ("evaluation", "training"))
+        if stage2_mode == "training" and stages == "simultaneous":
+            raise ConfigurationError(
+                'stage2_mode="training" is about stage 2, which stages="simultaneous" does not have: leave one of them '
+                "out"
+            )
         check_choice("prediction", prediction, ("probabilities", "logits"))
         check_choice("global_on", global_on, ("encoder", "projector"))
         for part in personal:

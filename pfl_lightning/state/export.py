@@ -63,7 +63,7 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
             torch.save({name: state[name].cpu().clone() for name in names}, file)
         about = {
             "method": federation.method_name,
-            "round": federation.round + 1,
+            "round": federation.round + 1 if federation.has_trained else 0,
             "client": client,
             "model": federation.clients.labels[federation.clients.architecture_of[client]],
         }

@@ -4,6 +4,7 @@ import csv
 import json
 import signal
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 
 import lightning as L
@@ -14,6 +15,8 @@ from _helpers import resume
 from _helpers.plain import score
 from _helpers.results import valid
 from _helpers.toy import CLIENTS, LABELS, GivenCohorts, Toy, quiet_trainer, run
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.trainer.states import RunningStage
 
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.cli.tables import fit_table
@@ -234,6 +237,57 @@ def test_rounds_without_an_evaluation_are_in_the_history(tmp_path):
     assert sum(entry["bytes_up"] for entry in results["history"]) == results["bytes"]["up"]
     assert results["evaluated_clients"] == CLIENTS
     assert results["accuracy"]["last"]["round"] == 2
+
+
+def test_a_round_that_is_evaluated_in_its_middle_is_noted_as_a_whole(tmp_path):
+    run(partial(FedAvg, epochs=1), 2, callbacks=[ResultsWriter(str(tmp_path))], val_check_interval=0.4)
+    results = valid(tmp_path / "results.json")
+    history = results["history"]
+    assert [entry["round"] for entry in history] == [1, 2]
+    assert all(entry["loss"] > 0 and entry["clients"] == CLIENTS for entry in history)
+    assert history[0]["bytes_up"] == history[1]["bytes_up"] > 0
+    assert sum(entry["bytes_down"] for entry in history) == results["bytes"]["down"]
+    assert sum(entry["seconds"] for entry in history) == pytest.approx(results["seconds"])
+
+
+class _OutOfTime(Timer):
+    """Its time is over once a round has been played."""
+
+    over = False
+
+    def on_train_epoch_end(self, *args, **kwargs):
+        self.over = True
+        super().on_train_epoch_end(*args, **kwargs)
+
+    def time_elapsed(self, stage=RunningStage.TRAINING):
+        return 2.0 if self.over else 0.0
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_run_that_time_has_ended_is_not_finished(tmp_path, rounds):
+    timer = _OutOfTime(timedelta(seconds=1), interval="epoch")
+    run(partial(FedAvg, epochs=1), rounds, callbacks=[ResultsWriter(str(tmp_path)), timer])
+    results = valid(tmp_path / "results.json")
+    assert (results["rounds"], results["finished"]) == (1, rounds == 1)
+
+
+class _Reads(L.Callback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if not hasattr(self, "found"):
+            self.found = valid(self.folder / "results.json")
+
+
+def test_while_a_finished_run_is_extended_its_results_say_so(tmp_path):
+    resume.play(tmp_path, 1, partial(FedAvg, epochs=1))
+    assert valid(tmp_path / "results.json")["finished"]
+    reads = _Reads(tmp_path)
+    resume.play(tmp_path, 2, partial(FedAvg, epochs=1), ckpt_path=str(tmp_path / "last.ckpt"), more=[reads])
+    assert (reads.found["finished"], reads.found["rounds"]) == (False, 1)
+    results = valid(tmp_path / "results.json")
+    assert (results["finished"], results["rounds"]) == (True, 2)
 
 
 def test_what_a_run_says_of_itself(tmp_path):

@@ -81,6 +81,27 @@ def test_the_run_is_that_of_the_config(tmp_path, trial, wanted):
     assert RunFolder(tmp_path).find_checkpoint("last").parents[1].name == "version_1"  # without a config the newest
 
 
+def with_engine(options, engine, root):
+    data = {**options["data"], "init_args": {"root": root}}
+    return {**options, "model": {**options["model"], "engine": engine, "spill_dir": root}, "data": data}
+
+
+def test_another_engine_and_other_folders_make_no_other_run(tmp_path):
+    processes = {"class_path": "pfl_lightning.ProcessEngine", "init_args": {"workers": 2}}
+    write_run(tmp_path / "version_0", with_engine(config(), None, "data"))
+    write_run(tmp_path / "version_1", with_engine(config(rounds=2), processes, "elsewhere"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found(tmp_path, with_engine(config(), processes, "elsewhere")) == "version_0"
+
+
+def test_clipping_makes_another_run(tmp_path):
+    clipped = {"class_path": "pfl_lightning.SequentialEngine", "init_args": {"gradient_clip_val": 1.0}}
+    write_run(tmp_path / "version_0", with_engine(config(), clipped, "data"))
+    write_run(tmp_path / "version_1", with_engine(config(), None, "data"))
+    assert found(tmp_path, with_engine(config(), clipped, "data")) == "version_0"
+
+
 def test_the_nearest_run_is_taken_and_what_differs_is_said(tmp_path):
     write_run(tmp_path / "version_0", config())
     write_run(tmp_path / "version_1", config(method="FedPer", lr=0.5))
@@ -136,6 +157,16 @@ def test_changes_are_added_to_those_of_before(tmp_path):
         ("config-resumed-3.yaml", 30),
     ]
     assert entries[1]["changes"] == [{"option": "trainer.max_epochs", "before": 40, "now": 50}]
+
+
+@pytest.mark.parametrize("content", [b"[{", b"{}", b"\xff"])
+def test_damaged_changes_are_named(tmp_path, content):
+    (tmp_path / "changes.json").write_bytes(content)
+    saved = tmp_path / "config-resumed-1.yaml"
+    saved.write_text(yaml.safe_dump(config(rounds=40)))
+    with pytest.raises(ConfigurationError, match=r"changes\.json is damaged: .* Move it away"):
+        record_changes(tmp_path, saved, config(), round=2)
+    assert (tmp_path / "changes.json").read_bytes() == content
 
 
 def test_a_run_has_one_seed(tmp_path):

@@ -54,6 +54,12 @@ def test_in_a_config_file(tmp_path):
     assert saved(tmp_path)["class_path"] == "pfl_lightning.VectorizedEngine"
 
 
+def test_every_engine_has_a_name_in_a_config_file(tmp_path, monkeypatch):
+    forked_process_engine(monkeypatch)
+    main(["fit", "--config", digits_config(tmp_path, {"engine": "processes"})])
+    assert saved(tmp_path)["class_path"] == "pfl_lightning.ProcessEngine"
+
+
 def test_in_a_config_file_with_options(tmp_path):
     own = {"class_path": "pfl_lightning.VectorizedEngine", "init_args": {"clients_per_batch": 5}}
     main(["fit", "--config", digits_config(tmp_path, {"engine": "vectorized", "model.engine": own})])

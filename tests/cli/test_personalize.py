@@ -2,12 +2,18 @@
 
 import csv
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import yaml
+from _helpers.toy import run
 
 from pfl_lightning.cli import main
+from pfl_lightning.cli.personalize import write_personalization
 from pfl_lightning.errors import CheckpointError
+from pfl_lightning.methods import FedAvg
+from pfl_lightning.phases import Personalization
 
 
 @pytest.fixture
@@ -144,3 +150,14 @@ def test_a_config_with_the_stage_can_be_told_to_train_alone(tmp_path, config):
     main(["fit", "--config", str(config), "--run_dir", str(tmp_path / "both")])
     both = json.loads((tmp_path / "both" / "version_0" / "personalized.json").read_text())
     assert both == found
+
+
+def test_what_is_not_known_is_null_and_empty(tmp_path):
+    federation = run(FedAvg, 1)
+    scores = federation.test_scores
+    scores.update({client: replace(score, accuracy=math.nan, loss=math.nan) for client, score in scores.items()})
+    write_personalization(federation, Personalization(), tmp_path, 1)
+    content = json.loads((tmp_path / "personalized.json").read_text(), parse_constant=pytest.fail)
+    assert content["participating"]["mean"] is None
+    with (tmp_path / "personalized.csv").open() as file:
+        assert {(row["test_accuracy"], row["test_loss"]) for row in csv.DictReader(file)} == {("", "")}

@@ -175,3 +175,28 @@ def test_layers_that_torch_does_not_count_are_counted_by_their_parameters():
 def test_a_number_that_is_none():
     with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
         SequentialEngine(threads=0)
+
+
+def test_a_second_start_does_not_take_the_engines_own_number_for_the_callers(three):
+    engine, chosen = SequentialEngine(), []
+
+    def choose(models, data, environment):
+        chosen.append(torch.get_num_threads())
+        return 2
+
+    engine.choose_threads = choose
+    for _ in range(2):
+        engine.start([], None, None)
+    assert chosen == [3, 3]
+    engine.stop()
+    assert torch.get_num_threads() == 3
+
+
+def test_the_work_of_an_encoder_is_counted_once(three, monkeypatch):
+    counted = []
+    monkeypatch.setattr(rule, "work_of", lambda encoder, samples: counted.append(encoder) or 1.0)
+    federation = run(FIT, 1)
+    assert len(counted) == 1
+    for client in range(3):
+        federation.client_model(client)
+    assert len(counted) == 1

@@ -190,6 +190,7 @@ def test_own_statistics_serve_the_evaluation():
         ({"projector_depth": 0}, "projector_depth must be at least 1, got 0"),
         ({"projector_hidden": 0}, "projector_hidden must be at least 1, got 0"),
         ({"stages": "both"}, "stages must be one of"),
+        ({"stages": "simultaneous", "stage2_mode": "training"}, 'stages="simultaneous" does not have: leave one'),
         ({"prediction": "votes"}, "prediction must be one of"),
         ({"personal": ("classifier",)}, "personal must be one of"),
         ({"personal": "head"}, "personal must be"),

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import CLIENTS, assert_same, run, tiny_encoder
+from _helpers.toy import CLIENTS, Toy, assert_same, quiet_trainer, run, tiny_encoder
 from torch import nn
 
 from pfl_lightning import Federation, export_clients, federate
+from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedRep
@@ -88,6 +89,21 @@ def test_there_must_be_clients(tmp_path):
     with pytest.raises(IndexError, match="there is no client 7"):
         export_clients(run(FedAvg, 1), tmp_path, [7])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_was_not_trained_has_no_round(tmp_path):
+    federation = Federation(FedAvg, tiny_encoder)
+    trainer = quiet_trainer(1, FederatedLoop(), enable_checkpointing=True)
+    trainer.validate(federation, datamodule=Toy(), verbose=False)
+    (path,) = export_clients(federation, tmp_path, [0])
+    assert read(path)[1]["round"] == 0
+    trainer.fit(federation, datamodule=Toy())
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    again = Federation(FedAvg, tiny_encoder)
+    quiet_trainer(1).validate(again, datamodule=Toy(), ckpt_path=str(tmp_path / "one.ckpt"), verbose=False)
+    for trained in (federation, again):
+        (path,) = export_clients(trained, tmp_path, [0])
+        assert read(path)[1]["round"] == 1
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):

@@ -146,7 +146,7 @@ class ClientParts:
             return
         name = self.client_type.__name__
         if not self.on_features:
-            raise ConfigurationError(f"features={self.features!r}: {name} needs no features; leave it away")
+            raise ConfigurationError(f"features={self.features!r}: {name} needs no features; leave it out")
         layers = [layer for layer, _ in module.named_modules() if layer]
         if self.features not in layers:
             raise ConfigurationError(

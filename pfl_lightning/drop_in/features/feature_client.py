@@ -61,7 +61,7 @@ class FeatureModuleClient(ModuleClient):
         if enters and source.layer is not None:
             raise ConfigurationError(
                 f"{type(self).__name__} puts layers of its own in front of the head, whose input the features "
-                "are: leave features= away"
+                "are: leave features= out"
             )
         self._capture = FeatureCapture(encoder, self.head_name, source, self._enter if enters else None)
         self._found: tuple[Tensor, ...] = ()

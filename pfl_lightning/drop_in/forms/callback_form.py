@@ -72,7 +72,7 @@ class CallbackForm:
         if isinstance(module, Federation):
             raise ConfigurationError(
                 "FederatedLoop(method=...) makes the federation of a LightningModule itself, and was given a "
-                f"{type(module).__name__}: give the Trainer the module and data as they are, or leave method away"
+                f"{type(module).__name__}: give the Trainer the module and data as they are, or leave method out"
             )
         given, is_new = data_given_to(trainer, found), module is not self._module
         use_atomic_files(trainer)

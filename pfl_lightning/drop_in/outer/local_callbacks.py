@@ -64,7 +64,7 @@ def sort_callbacks(
         kinds, name = lightning_kinds(callback), type(callback).__name__
         if kinds & _OF_BATCHES:
             raise ConfigurationError(
-                f"{name} acts on batches, and a batch of the outer Trainer is a client: leave it away there and use "
+                f"{name} acts on batches, and a batch of the outer Trainer is a client: leave it out there and use "
                 f"{call}(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
             )
         if kinds & _INSIDE or (gives_trainer and callback in of_module and _hooks_of_batches(callback)):
@@ -94,7 +94,7 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
         for kind in kinds & _OUTSIDE.keys():
             raise ConfigurationError(
                 f"{name} has nothing to do inside local fits ({_OUTSIDE[kind]}): give it to the outer Trainer's "
-                "callbacks, or leave it away"
+                "callbacks, or leave it out"
             )
         if "ModelPruning" in kinds and not callback._make_pruning_permanent:  # type: ignore[attr-defined]
             raise ConfigurationError(

@@ -50,7 +50,7 @@ def _shortcut(trainer: Any, call: str) -> str | None:
         value = trainer.overfit_batches
         return (
             f"Trainer(overfit_batches={value}) would train {value} of the clients, since a batch of the outer Trainer "
-            f"is a client: leave it away there; {call}(..., engine=TrainerEngine(limit_train_batches={value})) takes "
+            f"is a client: leave it out there; {call}(..., engine=TrainerEngine(limit_train_batches={value})) takes "
             "so many batches of each client, in their own order"
         )
     return None
@@ -74,7 +74,7 @@ def _of_steps(trainer: Any, call: str) -> str | None:
     limited = any(given[name] is not None for name in _TRAINING)
     rounds = "; rounds are limited by max_epochs" if given["max_steps"] is not None else ""
     return (
-        f"Trainer({options}) is about the batches or steps of local fits, which the clients take: leave it away there "
+        f"Trainer({options}) is about the batches or steps of local fits, which the clients take: leave it out there "
         f"and give it to the engine, {call}(..., engine=TrainerEngine({options})){rounds}"
         f"{f' ({clients})' if limited else ''}"
     )

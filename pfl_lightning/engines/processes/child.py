@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
@@ -39,4 +40,8 @@ def _take_calls(connection: Connection, calls: SimpleQueue[Any]) -> None:
         while True:
             calls.put(receive(connection))
     except (EOFError, OSError):
+        pass
+    except BaseException:
+        traceback.print_exc()  # a message that cannot be read
+    finally:
         os.killpg(0, signal.SIGKILL)  # with processes of its own, such as those of a data loader

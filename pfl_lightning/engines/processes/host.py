@@ -31,7 +31,10 @@ def launch(handle: int) -> subprocess.Popen[bytes]:
     """
     program = PROGRAM.format(path=sys.path, handle=handle)
     return subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=[handle], start_new_session=True
+        [sys.executable, "-u", "-c", program],  # a worker is killed: what it prints must not wait in a buffer
+        stdin=subprocess.DEVNULL,
+        pass_fds=[handle],
+        start_new_session=True,
     )
 
 

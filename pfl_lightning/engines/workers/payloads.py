@@ -22,11 +22,11 @@ class PayloadBuilder:
     """Builder of the payloads of one round, or of one evaluation.
 
     Tensors that the server sends to all clients, and fixed ones, are the same objects in every task. From the second
-    payload on Ray holds them as a bundle, which every worker gets once. Tensors are recognized by identity and must not
+    payload on they are held as a bundle, which every worker gets once. Tensors are recognized by identity and must not
     change while payloads are made: every round has a new builder.
 
     Args:
-        put: Function that stores an object in Ray and returns its reference.
+        put: Function that stores an object where workers can read it and returns its reference.
         numbers: Numbers of the bundles. Workers keep bundles by number from round to round, so that a number must not
             be used twice while they live.
     """

@@ -22,7 +22,7 @@ MOST_DEATHS = 3
 """Number of workers that may die on one payload before the run fails."""
 
 WAIT = 1.0
-"""Seconds of waiting for a reply after which it is checked whether Ray itself is still there."""
+"""Seconds of waiting for a reply after which it is checked whether what runs the workers is still there."""
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class WorkerPool:
         self._name, self._threads, self._patience, self._take = name, threads, patience, take
         self._backend, self._device, self._services = host.backend, host.device, host.services
         num_workers, options = host.num_workers, host.options
-        # Ray retries nothing itself: a dead worker is replaced here, where its jobs are known.
+        # Nothing is retried elsewhere: a dead worker is replaced here, where its jobs are known.
         self._make = self._backend.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
         self._wanted = f"{num_workers} workers with {options}"
         self._inputs = [self._backend.put(setup)], [self._backend.put(data)]
@@ -120,7 +120,7 @@ class WorkerPool:
                 while expected in own.done:
                     expected += 1
                     yield own.done.pop(expected - 1)
-        except (self._backend.exceptions.RayError, OSError):  # of a call of Ray, such as a put
+        except (self._backend.exceptions.RayError, OSError):  # of a call of the backend, such as a put
             self._services.check(now=True)
             raise
         finally:  # stopped early: jobs of this run that workers still have are dropped
@@ -165,7 +165,7 @@ class WorkerPool:
             waited += step
         if not ready:
             raise FederationError(
-                f"no worker has started within {self._patience:g} s; {self._wanted} were asked for, the cluster has "
+                f"no worker has started within {self._patience:g} s; {self._wanted} were asked for, and there are "
                 f"{self._backend.available_resources()} free: ask for less, or raise start_timeout"
             )
         (reference,) = ready
@@ -251,7 +251,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop all workers and drop their jobs."""
-        with contextlib.suppress(FederationError):  # Ray itself has died, and its workers with it
+        with contextlib.suppress(FederationError):  # what runs them has died, and its workers with it
             self._services.check(now=True)
             for seat in self._seats:
                 self._backend.kill(seat.actor)
@@ -273,8 +273,8 @@ def _raise_error(reply: Reply) -> None:
 
 def _cannot_import(error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        "a worker cannot import what it needs; install pfl-lightning, and the modules with your own classes, on every "
-        f"node of the cluster. {_last_line(error)}"
+        "a worker cannot import what it needs; install pfl-lightning, and the modules with your own classes, wherever "
+        f"workers run. {_last_line(error)}"
     )
 
 

@@ -104,7 +104,7 @@ class Payload:
 
     Attributes:
         work: Packed tuple of :class:`ClientWork`.
-        bundles: Numbers and Ray references of the bundles of common tensors that the work refers to.
+        bundles: Numbers and references of the bundles of common tensors that the work refers to.
         alive: Numbers of all bundles that later payloads may refer to; a worker drops the others.
     """
 

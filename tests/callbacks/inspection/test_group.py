@@ -18,13 +18,14 @@ from _helpers.toy import (
     for_toy,
     linear_encoder,
     normed_encoder,
+    quiet_trainer,
     run,
     tiny_encoder,
     whole_state,
     wide_encoder,
 )
 
-from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import ClientAccuracy, FederatedLoop, Inspection, UnitAttribution
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.errors import ConfigurationError
@@ -190,6 +191,15 @@ def test_what_the_trainer_has_already_is_left_out():
     kinds = [type(callback) for callback in Inspection().callbacks(without=[ClientAccuracy])]
     assert ClientAccuracy not in kinds
     assert len(kinds) == len(set(kinds)) == len(Inspection().callbacks()) - 1
+
+
+def test_an_evaluation_has_the_groups_callbacks_too(tmp_path):
+    inspection = Inspection(dirpath=str(tmp_path))
+    trainer = quiet_trainer(1, FederatedLoop(), inspection)
+    trainer.validate(Federation(FedPAC, tiny_encoder), datamodule=Toy(), verbose=False)
+    assert sum(isinstance(callback, ClientAccuracy) for callback in trainer.callbacks) == 1
+    trainer.test(Federation(FedPAC, tiny_encoder), datamodule=Toy(), verbose=False)
+    assert sum(isinstance(callback, ClientAccuracy) for callback in trainer.callbacks) == 1
 
 
 def test_the_group_itself_is_a_callback(tmp_path):

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from _helpers.process_helpers import ends, forked_process_engine
+from _helpers.process_helpers import Fork, ends, forked_process_engine
 from _helpers.ray_helpers import DiesOnce, Raises
 from _helpers.toy import Toy, assert_same, linear_encoder, run, tiny_encoder, whole_state
 
 from pfl_lightning import ProcessEngine, SequentialEngine, VectorizedEngine
 from pfl_lightning.engines import FitEnvironment
+from pfl_lightning.engines.processes import host
 from pfl_lightning.engines.processes.host import ProcessHost
 from pfl_lightning.engines.workers import packing
 from pfl_lightning.errors import ConfigurationError, FederationError
@@ -118,6 +119,22 @@ def test_a_worker_ends_with_the_process_that_started_it(monkeypatch):
     actor = ProcessHost(1, 1).remote(object).options().remote(1, [])
     actor.process.connection.close()  # as it is when a process is killed
     assert ends(actor.process._process, 120)
+
+
+def test_a_worker_that_cannot_read_a_message_ends_and_says_why(monkeypatch, capfd):
+    monkeypatch.setattr(host, "launch", Fork)
+    actor = ProcessHost(1, 1).remote(object).options().remote(1, [])
+    actor.process.connection.send_bytes(b"no message")
+    assert ends(actor.process._process, 120)
+    actor.process.connection.close()
+    assert "UnpicklingError" in capfd.readouterr().err
+
+
+def test_what_a_worker_prints_does_not_wait_in_a_buffer(monkeypatch):
+    words = []
+    monkeypatch.setattr(host.subprocess, "Popen", lambda command, **options: words.extend(command))
+    host.launch(0)
+    assert words[:2] == [sys.executable, "-u"]
 
 
 PROGRAM = """
