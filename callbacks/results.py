@@ -105,14 +105,15 @@ class ResultsWriter(L.Callback):
         now = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
         before, self._counted = self._counted or now, now
         seconds, up, down = (total - counted for total, counted in zip(now, before, strict=True))
+        loss = loop.loss if math.isfinite(loop.loss) else None
         if self.history and self.history[-1].round == round:  # evaluated in the middle of the round, too
             again = self.history[-1]
+            loss = again.loss if loss is None else loss  # after a resumption the loop does not know it
             seconds, up, down = (
                 seconds + (again.seconds or 0),
                 up + (again.bytes_up or 0),
                 down + (again.bytes_down or 0),
             )
-        loss = loop.loss if math.isfinite(loop.loss) else None
         entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation)
         self.history = [row for row in self.history if row.round < round] + [entry]
         return entry

@@ -26,7 +26,8 @@ WRONG = {
         "a federation runs in one process; the Trainer has 2. Use devices=1"
     ),
     "--personalize.lr 1e30": "personalize.lr must be at most 1e+06, got 1e+30",
-    "--engine fast": "engine: expected one of ['sequential', 'vectorized', 'ray', 'trainer'] or null, got fast",
+    "--engine fast": "engine: expected one of ['sequential', 'vectorized', 'processes', 'ray', 'trainer'] or null, "
+    "got fast",
     "--personalize yes": "personalize: expected a class or null, got yes",
     "--personalize.epochs 0": "personalize.epochs must be at least 1, got 0",
     "--personalize.epochs many": "personalize.epochs: expected int, got many",

@@ -258,6 +258,7 @@ def test_rows_that_wait_for_a_search_are_missing_in_the_table(tmp_path, play, ca
     assert table[1] == "Missing: FedPer, seed 0 (not searched yet)."
 
 
+@pytest.mark.slow
 def test_options_that_are_searched_are_checked_before_the_search(tmp_path, play, capsys):
     search = {**SEARCH, "space": {"model.method.init_args.lrr": {"low": 0.01, "high": 0.1}}}
     code, commands = play(write_study(tmp_path, search=search), checked=False)
@@ -277,6 +278,7 @@ def test_a_search_says_first_how_much_it_is_and_uses_local_cores(tmp_path, play,
     assert asked[0]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_a_restart_moves_nothing_for_a_config_that_does_not_fit(tmp_path, play):
     path = write_study(tmp_path)
     play(path, checked=False)

@@ -59,6 +59,7 @@ def test_a_dead_worker_costs_time_alone(workers, tmp_path, monkeypatch, caplog):
     assert_same(whole_state(got), whole_state(run(FIT, 3, encoder=ENCODERS)))
 
 
+@pytest.mark.slow
 def test_a_client_on_which_every_worker_dies_ends_the_run(tmp_path, monkeypatch):
     engine = forked_process_engine(monkeypatch, 2, engine=DiesOnce(tmp_path, client=2, times=3))
     with pytest.raises(FederationError, match=r"client 2, round 2: 3 workers in turn have died on it.*SIGKILL"):
