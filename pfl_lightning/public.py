@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from pfl_lightning.data import BatchSource, FederatedData, FitData, SplitSource
+from pfl_lightning.data import BatchSource, FederatedData, SplitSource
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.seeding import Purpose, seeded_generator
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class PublicSamples:
     def of_round(self, round: int) -> FitData:
         """Samples S_r of a round, in the order in which they were drawn; the same object whenever it is asked for.
 
-        So that what :meth:`~pfl_lightning.data.FitData.attach` gives them in ``before_fit`` is there in the phases.
+        So that what :meth:`~pfl_lightning.fit_data.FitData.attach` gives them in ``before_fit`` is there in the phases.
         """
         if round not in self._drawn:
             positions = public_positions(len(self._part), self._size, self._seed, round)

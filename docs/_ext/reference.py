@@ -34,6 +34,7 @@ MODULES = {
     "pfl_lightning.phases": "Phases of a local fit",
     "pfl_lightning.federation.personalization": "Personalization",
     "pfl_lightning.data": "Protocols of the data",
+    "pfl_lightning.fit_data": "Data of a local fit",
     "pfl_lightning.public": "Public samples",
     "pfl_lightning.metrics": "Metrics",
     "pfl_lightning.seeding": "Seeds",

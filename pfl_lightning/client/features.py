@@ -10,7 +10,7 @@ import lightning as L
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.data import FitData
+from pfl_lightning.fit_data import FitData
 
 if TYPE_CHECKING:
     from pfl_lightning.client.context import FitContext

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from pfl_lightning.client.context import FitContext
-from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.data import SplitSource
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.metrics import EvalMetrics
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.data import SplitSource
 from pfl_lightning.engines.preparation import prepare_evaluation, prepares_evaluation, remember_before
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.state.tensors import load_state

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FederatedData, FitData, usual_augmentations
+from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.public import public_for
 from pfl_lightning.state.tensors import load_state

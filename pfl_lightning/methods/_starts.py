@@ -23,8 +23,8 @@ def further_starts(
 ) -> list[State]:
     """First states of several models: the client's own, and further draws of its weights.
 
-    What was frozen keeps its weights, and its running statistics. Torch's layers draw, and then an encoder that was
-    made anew is taken over.
+    What was frozen keeps its weights, and its running statistics. Torch's layers get new weights, and then a further
+    encoder is taken over.
 
     Args:
         client: The client as it is before the first round.
@@ -32,7 +32,7 @@ def further_starts(
         part: What a model is called, see :func:`check_starts`.
         count: Number of models.
         seed: Seed of the draws.
-        made: Encoders that were made anew, one for each model but the first; or none.
+        made: Further encoders, made with seeds of their own, one for each model but the first; or none.
 
     Raises:
         ConfigurationError: A further draw has the same weights.
@@ -50,7 +50,7 @@ def further_starts(
 
 
 def reset_layers(network: nn.Module, keep: Collection[str] = ()) -> None:
-    """Draw the weights of torch's layers anew, by ``reset_parameters``; not of layers that hold what is to be kept.
+    """Give torch's layers new weights by ``reset_parameters``; not of layers that hold what is to be kept.
 
     Example:
         >>> import torch

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
-from pfl_lightning.data import FitData
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.methods._starts import check_starts, reset_layers, take_weights
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
@@ -54,7 +54,7 @@ class FedEM(FederatedClient):
         self.register_buffer("mixture", torch.full((components,), 1 / components))  # pi_k, personal
 
     def take_encoders(self, encoders: Sequence[nn.Module]) -> None:
-        """Begin the further components with encoders that were made anew; what is frozen stays."""
+        """Begin the further components with encoders of their own; what is frozen stays."""
         frozen = {name.removeprefix("encoder.") for name in self.frozen}
         for number, encoder in enumerate(encoders, start=1):
             take_weights(self.get_submodule(f"encoder_{number}"), encoder, keep=frozen)

@@ -52,7 +52,7 @@ class Choice:
 class HypCluster(FederatedClient):
     """k global models; a client takes the one of least loss on its own training samples, and trains it.
 
-    The server averages each model over the clients that have chosen it. Clients choose anew in every round, and before
+    The server averages each model over the clients that have chosen it. Clients choose again in every round, and before
     every evaluation, novel clients too. With ``by_samples=False`` and ``clustered=("head.*",)`` it is IFCA with weight
     sharing.
 

@@ -19,7 +19,7 @@ from pfl_lightning.state.tensors import TensorDict, load_state
 
 
 class PFedMe(FederatedClient):
-    """A global model w, and a personal model theta that is the best one near it, found anew for every batch.
+    """A global model w, and a personal model theta that is the best one near it, found for every batch.
 
     For a batch, theta takes K gradient steps on f(theta) + lambda / 2 ||theta - w||^2; then w moves towards theta. What
     a client is evaluated with is the theta of its last fit; before its first one, w.

@@ -45,7 +45,7 @@ def check_fits(
     if extra["method"] != method:
         raise CheckpointError(
             f"the checkpoint is of the method {extra['method']}, this run is of {method}: give the config of the "
-            f"checkpoint's run (its config.yaml), or leave out ckpt_path to begin {method} anew"
+            f"checkpoint's run (its config.yaml), or leave out ckpt_path to begin {method} from round 1"
         )
     if extra["personal"]["num_clients"] != num_clients:
         raise CheckpointError(

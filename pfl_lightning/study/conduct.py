@@ -208,7 +208,7 @@ class Conductor:
         return min(self.processes, here) if self.arguments.ray else self.processes
 
     def _handle_changed(self) -> None:
-        """Move runs made with different options aside, or refuse to go on; before rows are searched anew, too."""
+        """Move runs made with different options aside, or refuse to go on; before rows are searched again, too."""
         changed = {run.folder: (run, changed_options(run)) for run in self.runs if state_of(run) is RunState.CHANGED}
         for run in plan_runs(self.study, self.to_search, self.output):
             options = changed_before_search(run, search_of(self.study, run.cell)) if self.part.has(run) else {}

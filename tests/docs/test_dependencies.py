@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pfl_lightning"
-BASES = {"messages", "phases", "data", "metrics", "seeding", "checks", "errors", "facts", "learner", "options"}
-BASES |= {"import_paths", "older_package", "public"}
+BASES = {"messages", "phases", "data", "fit_data", "metrics", "seeding", "checks", "errors", "facts", "learner"}
+BASES |= {"options", "import_paths", "older_package", "public"}
 TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 
 # Packages to what they may import of the package when they are imported themselves. What is imported for type checkers

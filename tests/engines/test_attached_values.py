@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.client import Phase
-from pfl_lightning.data import FitData
 from pfl_lightning.datamodules import Augmentation
 from pfl_lightning.engines.vectorized.computation.eager import StepInputs
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.methods import FedAvg
 
 COHORTS = [[0, 2, 3], [1, 2, 4]]

@@ -34,7 +34,7 @@ def buffers(net):
     return {name: buffer.clone() for name, buffer in net.named_buffers()}
 
 
-def same(got, expected, **options):
+def assert_close(got, expected, **options):
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, **options)
@@ -54,10 +54,10 @@ def test_statistics_move_in_the_pass_that_takes_the_networks_own():
     first, plain = buffers(net), copy.deepcopy(net)
     params = {name: p.detach() for name, p in net.named_parameters()}
     scores_at(net, params, inputs)
-    same(buffers(net), first, rtol=0, atol=0)
+    assert_close(buffers(net), first, rtol=0, atol=0)
     scores_at(net, params, inputs, own_buffers=True)
     plain(inputs)
-    same(buffers(net), buffers(plain), rtol=0, atol=0)
+    assert_close(buffers(net), buffers(plain), rtol=0, atol=0)
     assert not torch.equal(net.encoder[1].running_mean, first["encoder.1.running_mean"])
 
 
@@ -82,9 +82,9 @@ def test_steps_equal_those_of_sgd(weight_decay):
         return F.cross_entropy(scores_at(net, at, inputs), labels)
 
     got = descend(objective, dict(net.named_parameters()), steps=3, lr=0.2, weight_decay=weight_decay)
-    same(got, {name: p.detach() for name, p in plain.named_parameters()})
+    assert_close(got, {name: p.detach() for name, p in plain.named_parameters()})
     assert not any(tensor.requires_grad for tensor in got.values())
-    same(buffers(net), first, rtol=0, atol=0)  # batch normalization inside torch.func.grad ran on copies
+    assert_close(buffers(net), first, rtol=0, atol=0)  # batch normalization inside torch.func.grad ran on copies
 
 
 def test_loss_and_gradients_equal_autograd_and_are_detached():
@@ -94,7 +94,7 @@ def test_loss_and_gradients_equal_autograd_and_are_detached():
     value, gradients = loss_and_gradients(lambda at: F.cross_entropy(scores_at(net, at, inputs), labels), params)
     expected = torch.autograd.grad(F.cross_entropy(net(inputs), labels), list(params.values()))
     torch.testing.assert_close(value, loss.detach())
-    same(gradients, dict(zip(params, expected, strict=True)))
+    assert_close(gradients, dict(zip(params, expected, strict=True)))
     assert not any(tensor.requires_grad for tensor in (value, *gradients.values()))
 
 
@@ -117,8 +117,8 @@ def test_the_product_with_the_hessian_of_a_network_with_batch_normalization():
     expected = torch.autograd.grad(slope, list(params.values()))
     net.load_state_dict(first, strict=False)
     got = hessian_product(lambda at: F.cross_entropy(scores_at(net, at, inputs), labels), params, vector)
-    same(got, dict(zip(params, expected, strict=True)))
-    same(buffers(net), first, rtol=0, atol=0)
+    assert_close(got, dict(zip(params, expected, strict=True)))
+    assert_close(buffers(net), first, rtol=0, atol=0)
 
 
 class Step(nn.Module):
@@ -161,8 +161,10 @@ def test_a_step_with_inner_steps_is_vectorized_over_clients():
         alone = Step()
         alone.load_state_dict({name: t[client] for name, t in stacked.items()}, strict=False)
         alone(*parts[client]).backward()
-        same(
+        assert_close(
             {name: t.grad[client] for name, t in trained.items()},
             {name: p.grad for name, p in alone.named_parameters()},
         )
-        same({name: t[client] for name, t in moved.items()}, {f"net.{n}": b for n, b in alone.net.named_buffers()})
+        assert_close(
+            {name: t[client] for name, t in moved.items()}, {f"net.{n}": b for n, b in alone.net.named_buffers()}
+        )

@@ -96,7 +96,7 @@ class PoolHere:
 
 @pytest.mark.parametrize("pool", [PoolHere, pytest.param(None, marks=pytest.mark.slow)])
 def test_every_config_is_checked_before_anything_runs(tmp_path, play, monkeypatch, pool):
-    """Without a pool of this test's own it is a process, which imports everything anew."""
+    """Without a pool of this test's own it is a process, which imports everything once more."""
     if pool is not None:
         monkeypatch.setattr("pfl_lightning.study.check.ProcessPoolExecutor", pool)
     grid = {"model.method.init_args.lr": [0.1], "model.method.init_args.epocs": [1]}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
@@ -28,6 +28,7 @@ from pfl_lightning.drop_in.fits.optimizers import at_learning_rate, share_of_lea
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written

@@ -12,11 +12,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from pfl_lightning.data import FitData
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.features.capture import FeatureCapture
 from pfl_lightning.drop_in.features.passes import FeaturePass
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 
 __all__ = ["ModuleEncoder", "Remaking"]

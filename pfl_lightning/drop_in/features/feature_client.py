@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.client.features import FeatureAccess
-from pfl_lightning.data import FitData, SplitSource, TwoViews
+from pfl_lightning.data import SplitSource, TwoViews
 from pfl_lightning.drop_in.features.feature_parts import FeatureParts
 from pfl_lightning.drop_in.features.passes import FeaturePass
 from pfl_lightning.drop_in.features.views import hooks_on_each_view, say_if_equal, unstacked
@@ -22,6 +22,7 @@ from pfl_lightning.drop_in.fits.optimizers import flat_objects
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["FeatureModuleClient"]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.client.features import FeatureAccess
-from pfl_lightning.data import FitData
 from pfl_lightning.drop_in.client.head import head_layer, renew
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.module_options import TRAINING
@@ -20,6 +19,7 @@ from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder, Remaking
 from pfl_lightning.drop_in.features.passes import FeaturePass
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit_data import FitData
 
 __all__ = ["FeatureParts"]
 

@@ -13,12 +13,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from pfl_lightning.data import FitData
 from pfl_lightning.drop_in.features.capture import FeatureCapture, classes_of_batch
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.engines.trainer import silence
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit_data import FitData
 
 __all__ = ["FeaturePass"]
 

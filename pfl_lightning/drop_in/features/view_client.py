@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pfl_lightning.data import FitData, SplitSource
+from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.features.capture import ClassesUnknown
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder
 from pfl_lightning.drop_in.features.feature_client import FeatureModuleClient
@@ -20,6 +20,7 @@ from pfl_lightning.drop_in.features.watched_values import refuse_watched, what_t
 from pfl_lightning.drop_in.fits.optimizers import flat_objects
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics

@@ -14,13 +14,14 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from pfl_lightning.data import BatchSource, FitData, SplitSource, class_of_batch
+from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["ClassScores", "StepsTask", "as_test_name", "run_steps", "score_module"]

@@ -9,10 +9,10 @@ from _helpers.toy import Toy, for_toy, run
 from PIL import Image
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.data import FitData
 from pfl_lightning.datamodules import IID, ClientSplit, Digits, FederatedDataModule, ImageFolder, Samples
 from pfl_lightning.datamodules.clients.public import with_public
 from pfl_lightning.engines.vectorized.batches import StackedBatches
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.methods import KTpFL
 from pfl_lightning.public import HELD, PublicSamples, _inputs, public_positions
 

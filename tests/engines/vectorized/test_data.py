@@ -9,8 +9,8 @@ from _helpers.toy import CLIENTS, FEATURES, Toy, assert_same, run, whole_state
 from torch import nn
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.data import FitData
 from pfl_lightning.datamodules import Augmentation
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.methods import DualFed, FedAvg, FedClassAvg, FedPAC
 
 
