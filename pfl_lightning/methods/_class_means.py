@@ -62,6 +62,7 @@ class ReceivedMeans(nn.Module):
     Args:
         num_classes: Number of classes, C.
         width: Width of the features, d.
+        persistent: Whether they are stored after all: means of the client's own.
 
     Attributes:
         means: Class means, (C, d); zero for classes without.
@@ -71,10 +72,10 @@ class ReceivedMeans(nn.Module):
     means: Tensor
     present: Tensor
 
-    def __init__(self, num_classes: int, width: int) -> None:
+    def __init__(self, num_classes: int, width: int, persistent: bool = False) -> None:
         super().__init__()
-        self.register_buffer("means", torch.zeros(num_classes, width), persistent=False)
-        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=False)
+        self.register_buffer("means", torch.zeros(num_classes, width), persistent=persistent)
+        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=persistent)
 
     def assign(self, means: Tensor, classes: Tensor) -> None:
         """Replace the content by the means (K, d) of some classes (K,)."""

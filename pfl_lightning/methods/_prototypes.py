@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.functional import alignment_loss
-from pfl_lightning.messages import Broadcast
+from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.methods._class_means import (
     ClassMeansBroadcast,
-    ClassMeansUpdate,
     ReceivedMeans,
     class_means_update,
 )
@@ -65,7 +64,7 @@ class PrototypeClient(FederatedClient):
             terms["alignment"] = self.alignment * distance
         return terms
 
-    def make_update(self, context: FitContext, before: None) -> ClassMeansUpdate:
+    def make_update(self, context: FitContext, before: None) -> ClientUpdate:
         """The client's prototypes: class means at the trained encoder (3)."""
         return class_means_update(self, context)
 

@@ -33,8 +33,8 @@ class APFL(FederatedClient):
         adaptive: Whether every client's own alpha takes a gradient step at the first batch of a fit.
         alpha_lr: Learning rate of alpha; ``None`` takes ``lr``.
         alpha_decay: Decay of alpha towards 0 in that step (0.02 in the published implementation).
-        mixing: Whether the parameters of v and w are mixed, as in the paper, or their class ``"outputs"``, as in the
-            published implementation.
+        mixing: Whether the parameters of v and w are mixed, as the paper is read, or their class ``"outputs"``, as in
+            the published implementation.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. What ``fine_tune`` adapts is the
             mixture; with ``mixing="outputs"`` it is v inside of it, whose gradients have the factor alpha.
     """

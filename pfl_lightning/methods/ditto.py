@@ -8,6 +8,7 @@ from pfl_lightning.checks import check_at_least, check_learning_rate, check_numb
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import proximal_term
 from pfl_lightning.options import ClientOptions, Unpack
+from pfl_lightning.server import Aggregator, AveragingAggregator
 
 
 class Ditto(FederatedClient):
@@ -22,6 +23,8 @@ class Ditto(FederatedClient):
         lam: lambda, how strongly the personal model is held to the global one; 0 is local training.
         personal_epochs: Local epochs of the personal model; ``None`` takes ``epochs``, which are the global model's.
         personal_lr: Its learning rate; ``None`` takes ``lr``.
+        by_samples: Whether the server weighs clients by their numbers of samples; otherwise all count the same, as in
+            the published code.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -41,6 +44,7 @@ class Ditto(FederatedClient):
         lam: float = 0.1,
         personal_epochs: int | None = None,
         personal_lr: float | None = None,
+        by_samples: bool = True,
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
@@ -49,10 +53,14 @@ class Ditto(FederatedClient):
             check_at_least("personal_epochs", personal_epochs, 1)
         if personal_lr is not None:
             check_learning_rate("personal_lr", personal_lr)
-        self.lam, self.personal_lr = lam, personal_lr
+        self.lam, self.personal_lr, self.by_samples = lam, personal_lr, by_samples
         self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
         self.global_model = self.copy_network()
         self.frozen |= self.find_frozen(self.global_model)
+
+    def configure_aggregator(self, num_clients: int) -> Aggregator:
+        """The mean of the global models."""
+        return AveragingAggregator(self, num_clients, by_samples=self.by_samples)
 
     def active_network(self) -> nn.Module | None:
         """The global model where it alone trains; otherwise the personal one."""

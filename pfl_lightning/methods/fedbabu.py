@@ -6,6 +6,7 @@ from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.options import TrainingOptions, Unpack
+from pfl_lightning.server import Aggregator, AveragingAggregator
 
 
 class FedBABU(FederatedClient):
@@ -19,6 +20,8 @@ class FedBABU(FederatedClient):
             ``check_val_every_n_epoch`` makes evaluations rarer.
         fine_tune_lr: Learning rate of the fine-tuning; ``None`` takes ``lr``.
         eval_model: See :class:`~pfl_lightning.client.FederatedClient`.
+        by_samples: Whether the server weighs clients by their numbers of samples; otherwise all count the same, as in
+            the published code.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -39,6 +42,7 @@ class FedBABU(FederatedClient):
         fine_tune_epochs: int = 5,
         fine_tune_lr: float | None = None,
         eval_model: str | None = None,
+        by_samples: bool = True,
         **options: Unpack[TrainingOptions],
     ) -> None:
         super().__init__(
@@ -50,6 +54,11 @@ class FedBABU(FederatedClient):
             eval_model=eval_model,
             **options,
         )
+        self.by_samples = by_samples
+
+    def configure_aggregator(self, num_clients: int) -> Aggregator:
+        """The mean of the bodies."""
+        return AveragingAggregator(self, num_clients, by_samples=self.by_samples)
 
     def phases(self) -> tuple[Phase, ...]:
         """Algorithm 1: the body alone."""

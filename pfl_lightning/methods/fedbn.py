@@ -8,6 +8,7 @@ from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.options import ClientOptions, Unpack
+from pfl_lightning.server import Aggregator, AveragingAggregator
 from pfl_lightning.state.tensors import norm_names
 
 
@@ -17,6 +18,8 @@ class FedBN(FederatedClient):
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; without batch normalization the method is FedAvg.
         num_classes: Number of classes, C.
+        by_samples: Whether the server weighs clients by their numbers of samples; otherwise all count the same, as in
+            the published code.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -26,7 +29,14 @@ class FedBN(FederatedClient):
     model_agnostic = True
     batch_norm = "own"
 
-    def __init__(self, encoder: nn.Module, num_classes: int, **options: Unpack[ClientOptions]) -> None:
+    def __init__(
+        self, encoder: nn.Module, num_classes: int, *, by_samples: bool = True, **options: Unpack[ClientOptions]
+    ) -> None:
         super().__init__(encoder, num_classes, **options)
+        self.by_samples = by_samples
         if not norm_names(self, affine=True):
             warnings.warn(f"{type(encoder).__name__} has no batch normalization: FedBN is FedAvg then", stacklevel=2)
+
+    def configure_aggregator(self, num_clients: int) -> Aggregator:
+        """The mean of all but batch normalization."""
+        return AveragingAggregator(self, num_clients, by_samples=self.by_samples)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.client import Citation
-from pfl_lightning.messages import ClientUpdate
-from pfl_lightning.methods._class_means import ClassMeansBroadcast, ClassMeansUpdate
+from pfl_lightning.client import Citation, FederatedClient, FitContext
+from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.methods._class_means import (
+    ClassMeansBroadcast,
+    ClassMeansUpdate,
+    ReceivedMeans,
+    class_means_update,
+)
 from pfl_lightning.methods._prototypes import PrototypeClient
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
@@ -22,6 +27,10 @@ class FedProto(PrototypeClient):
         alignment: lambda, the weight of the distance to the global prototypes (7).
         prediction: ``"prototype"`` predicts the class of the nearest global prototype (8), ``"classifier"`` by the
             client's own head. Both train in the same way.
+        local_prototypes: Whether nothing is sent, and a client's features are pulled to the prototypes that its own
+            last fit ended with, which take the place of the global ones.
+        by_samples: Whether a client's prototypes count by its samples of the class; otherwise all count the same, as
+            in the published code.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -36,22 +45,47 @@ class FedProto(PrototypeClient):
         *,
         alignment: float = 1.0,
         prediction: str = "prototype",
+        local_prototypes: bool = False,
+        by_samples: bool = True,
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, alignment=alignment, prediction=prediction, **options)
+        self.local_prototypes, self.by_samples = local_prototypes, by_samples
+        if local_prototypes:
+            self.prototypes = ReceivedMeans(num_classes, self.feature_width, persistent=True)  # personal
 
-    def configure_aggregator(self, num_clients: int) -> FedProtoAggregator:
-        """The server of FedProto."""
+    def configure_aggregator(self, num_clients: int) -> Aggregator:
+        """The server of FedProto; with local prototypes one that has nothing to do."""
+        if self.local_prototypes:
+            return FederatedClient.configure_aggregator(self, num_clients)
         return FedProtoAggregator(self, num_clients)
+
+    def receive(self, broadcast: Broadcast) -> None:
+        """Take over the global prototypes, if there are any."""
+        if not self.local_prototypes:
+            super().receive(broadcast)
+
+    def make_update(self, context: FitContext, before: None) -> ClientUpdate:
+        """The client's prototypes (3); local ones are kept, and nothing is sent."""
+        update = class_means_update(self, context)
+        if not self.local_prototypes:
+            return update
+        self.prototypes.assign(update.means, update.classes)
+        return FederatedClient.make_update(self, context, before)
+
+    def exported_names(self) -> list[str]:
+        """The model, without prototypes."""
+        return [name for name in super().exported_names() if not name.startswith("prototypes.")]
 
 
 class FedProtoAggregator(Aggregator):
-    """Averages prototypes over the clients of the cohort that have the class, weighted by samples (6)."""
+    """Averages prototypes over the clients of the cohort that have the class, by default weighted by samples (6)."""
 
     update_class = ClassMeansUpdate
 
     def __init__(self, client: FedProto, num_clients: int) -> None:
         super().__init__(client, num_clients)
+        self.by_samples = client.by_samples
         classes, width = client.prototypes.means.shape
         self.prototypes: Tensor
         self.present: Tensor
@@ -72,6 +106,7 @@ class FedProtoAggregator(Aggregator):
         """Add a client's prototypes to the sums."""
         assert isinstance(update, ClassMeansUpdate)
         counts, classes = update.counts.to("cpu", torch.float64), update.classes.cpu()
+        counts = counts if self.by_samples else torch.ones_like(counts)
         self._sum[classes] += counts[:, None] * update.means.to("cpu", torch.float64)
         self._counts[classes] += counts
 

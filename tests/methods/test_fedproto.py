@@ -210,3 +210,25 @@ def test_only_prototypes_travel(encoders):
 def test_arguments_without_meaning_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         FedProto(tiny_encoder((6,)), CLASSES, **options)
+
+
+# ---------------------------------------------------------------------------------------- prototypes of one's own
+
+
+def test_with_local_prototypes_a_client_is_alone_in_its_federation():
+    local, _ = play([*ALL, ALL[0]], prediction="classifier", local_prototypes=True)
+    for client in (0, 3):
+        alone, plain = play([[client]] * 3, prediction="classifier")
+        assert plain.pulled > 0
+        assert_same(named(local.client_model(client)), named(plain.nets[client]), atol=1e-6)
+        assert local.test_scores[client].loss == pytest.approx(alone.test_scores[client].loss, abs=1e-5)
+
+
+def test_local_prototypes_are_stored_and_nothing_travels():
+    loop = GivenCohorts([0, 3], [0, 3])
+    federation = run(partial(FedProto, local_prototypes=True), 2, loop=loop, data=Toy(), limit_val_batches=0)
+    assert not any(loop.traffic.up.values())
+    assert not any(loop.traffic.down.values())
+    stored = federation.client_model(3).state_dict()
+    assert stored["prototypes.present"].tolist() == [c in Toy().labels[3] for c in range(CLASSES)]
+    assert not any(name.startswith("prototypes.") for name in federation.client_model(3).exported_names())
