@@ -134,6 +134,7 @@ METHODS = {
         {},
     ),
     "FedProto": (partial(FedProto, lr=0.05, epochs=1), {"encoder": [tiny_encoder, linear_encoder]}),
+    "FedProto, local": (partial(FedProto, lr=0.05, epochs=1, local_prototypes=True), {"encoder": dropout_encoder}),
     "FedMD": (for_toy(FedMD, lr=0.05, epochs=1), {"encoder": [tiny_encoder, linear_encoder]}),
     "FedMD, warm-up": (for_toy(FedMD, lr=0.05, epochs=1, warmup_epochs=1), {}),
     "KTpFL": (for_toy(KTpFL, lr=0.05, epochs=3), {"encoder": [tiny_encoder, linear_encoder]}),
