@@ -51,6 +51,8 @@ class FedFomo(FederatedClient):
             fit, ``"base"`` (published implementation).
         preference: What the server adds up for each pair of clients: ``"raw"`` weights, or ``"normalized"`` ones
             (published implementation).
+        distance: What a model's gain is divided by: its ``"euclidean"`` distance to the base, or the ``"l1"`` one, the
+            sum of absolute differences (published implementation).
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -71,6 +73,7 @@ class FedFomo(FederatedClient):
         exploration_decay: float = 0.05,
         fallback: str = "own",
         preference: str = "raw",
+        distance: str = "euclidean",
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
@@ -81,13 +84,14 @@ class FedFomo(FederatedClient):
         check_number("exploration_decay", exploration_decay)
         check_choice("fallback", fallback, ("own", "base"))
         check_choice("preference", preference, ("raw", "normalized"))
+        check_choice("distance", distance, ("euclidean", "l1"))
         if self.eval_model != "trained":
             raise ConfigurationError(
                 "FedFomo has no global model: clients are evaluated with their own, got eval_model='aggregated'; "
                 "leave it out"
             )
         self.models, self.exploration, self.exploration_decay = models, exploration, exploration_decay
-        self.fallback, self.preference = fallback, preference
+        self.fallback, self.preference, self.distance = fallback, preference, distance
         self.base = TensorDict(select_state(self, self.shared_names()))  # the own model before the last fit
         self.bank = TensorDict(persistent=False)  # received models, until they are compared
         self.register_buffer("members", torch.zeros(0, dtype=torch.int64), persistent=False)  # whose they are
@@ -136,9 +140,10 @@ class FedFomo(FederatedClient):
 
     def gain(self, before: float, loss: float, state: State) -> float:
         """w_j = max(0, (L(base) - L(theta_j)) / ||theta_j - base||): how much the loss falls on the way there."""
-        base = self.base.as_state()
-        squares = [(state[n].to(base[n]) - base[n]).double().square().sum() for n in self._parameter_names()]
-        gained = (before - loss) / (math.sqrt(float(torch.stack(squares).sum())) + 1e-5)
+        base, l1 = self.base.as_state(), self.distance == "l1"
+        changes = [(state[n].to(base[n]) - base[n]).double() for n in self._parameter_names()]
+        moved = float(torch.stack([change.abs().sum() if l1 else change.square().sum() for change in changes]).sum())
+        gained = (before - loss) / ((moved if l1 else math.sqrt(moved)) + 1e-5)
         return max(0.0, gained) if math.isfinite(gained) else 0.0
 
     def _parameter_names(self) -> list[str]:

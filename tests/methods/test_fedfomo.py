@@ -81,6 +81,15 @@ def test_rounds_equal_the_restatement(fallback, preference):
     torch.testing.assert_close(dense(federation.server).double(), preferences, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("distance", "expected"), [("euclidean", 0.5 / 5), ("l1", 0.5 / 7)])
+def test_a_gain_is_divided_by_the_distance(distance, expected):
+    client = FedFomo(tiny_encoder((6,)), CLASSES, distance=distance)
+    state = {name: value.clone() for name, value in client.base.as_state().items()}
+    state["head.bias"][:2] += torch.tensor([3.0, -4.0])
+    assert client.gain(1.0, 0.5, state) == pytest.approx(expected, rel=1e-4)
+    assert client.gain(0.5, 1.0, state) == 0
+
+
 def test_the_own_model_alone_is_local_training():
     got, expected = (run(partial(method, lr=LR, epochs=1), 3, cohorts=COHORTS) for method in (One, LocalOnly))
     for client in range(CLIENTS):
