@@ -248,8 +248,13 @@ class ModuleClient(NetworkParts, GoesOn):
         configured = configure()
         return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
 
-    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any]) -> None:
+    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any], monitor: str | None) -> None:
         """Refuse callbacks of the outer Trainer or of local fits that watch what is never logged: here none is known.
+
+        Args:
+            outside: Callbacks of the outer Trainer.
+            inside: Callbacks of local fits.
+            monitor: The value of which mean and deviation over the clients are asked for.
 
         Raises:
             ConfigurationError: One does.

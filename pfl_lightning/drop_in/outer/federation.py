@@ -189,7 +189,7 @@ class ModuleFederation(LogsOverClients):
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
         for model in self.clients.models:
-            cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own])
+            cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.monitor)
         if self.trainer.current_epoch == 0:
             self._best.clear()
             if self.clients.carried is not None:
