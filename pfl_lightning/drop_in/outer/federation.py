@@ -22,6 +22,7 @@ from pfl_lightning.drop_in.client.made_class import client_class
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
+from pfl_lightning.drop_in.fits.added_layers import add_layers, put_layer
 from pfl_lightning.drop_in.fits.continuity import Continuity
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
@@ -132,7 +133,10 @@ class ModuleFederation(LogsOverClients):
     # ------------------------------------------------------------------ set-up
 
     def _first_once_more(self) -> L.LightningModule:
-        return copied(self._given.first, self._given.factory, self._shared_names())
+        return self._copied(self._given.first)
+
+    def _copied(self, module: L.LightningModule) -> L.LightningModule:
+        return copied(module, self._given.factory, self._shared_names())
 
     def _shared_names(self) -> frozenset[str]:
         """Names of the parameters whose memory copies of the first module share."""
@@ -169,6 +173,7 @@ class ModuleFederation(LogsOverClients):
             if is_overridden("setup", module):
                 module.setup(self.stage_name)
             module.trainer = None
+            self.local.added = add_layers(self.local.callbacks, module, partial(self._copied, module), self._trainer)
             client = self._given.parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity
         thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}
@@ -226,7 +231,10 @@ class ModuleFederation(LogsOverClients):
 
     def fill_given_module(self) -> None:
         """Load the global model into the module that was given."""
-        state, given = self.global_model().state_dict(), self._given.module
+        model, given = self.global_model(), self._given.module
+        for name in self.local.added:
+            put_layer(given, name, copy.deepcopy(model.get_submodule(name)))
+        state = model.state_dict()
         if state.keys() != given.state_dict().keys():
             warnings.warn(
                 f"{type(given).__name__} makes its layers in setup or configure_model, so that it cannot be given the "
