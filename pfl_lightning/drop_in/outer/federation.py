@@ -150,6 +150,8 @@ class ModuleFederation(LogsOverClients):
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
+        if not self.validates:
+            self.handed.leave_out_validation(self.trainer)
         try:
             check_trainer(self.trainer)
         except ConfigurationError:
