@@ -46,7 +46,7 @@ class UserStages(OuterHooks):
         return "fit" if self._trainer is None else self._trainer.state.fn or "fit"
 
     @property
-    def validates(self) -> bool:
+    def _project_validates(self) -> bool:
         """Whether a plain run of the project would validate: it has a step and, as far as is known, data for it."""
         own = getattr(getattr(self._trainer, "datamodule", None), "datamodule", None)
         return brings(self.given_module, "validation_step") and (own is None or gives(own, "val_dataloader"))
