@@ -162,8 +162,12 @@ def seeded_generator(seed: int, purpose: str, *parts: int) -> torch.Generator:
 
 
 @contextmanager
-def torch_seed(seed: int) -> Iterator[None]:
+def torch_seed(seed: int, *, python: bool = False) -> Iterator[None]:
     """Seed torch's default generators inside the block (weight initialization, dropout) and restore them after it.
+
+    Args:
+        seed: The seed.
+        python: Whether Python's and NumPy's are seeded, too, as by :func:`python_seed`: by what runs a user's code.
 
     Example:
         >>> import torch
@@ -175,12 +179,21 @@ def torch_seed(seed: int) -> Iterator[None]:
         True
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        if _has_accelerator():
-            torch.manual_seed(seed)
-        else:  # the same on the CPU, without the formatting of a stack that torch keeps for a GPU that may come
-            torch.default_generator.manual_seed(seed)
-        yield
+    before = (random.getstate(), np.random.get_state()) if python else None  # noqa: NPY002  (transforms draw from it)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            if before is not None:
+                random.seed(seed)
+                np.random.seed(seed % 2**32)  # noqa: NPY002
+            if _has_accelerator():
+                torch.manual_seed(seed)
+            else:  # the same on the CPU, without the formatting of a stack that torch keeps for a GPU that may come
+                torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        if before is not None:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
 
 
 @contextmanager

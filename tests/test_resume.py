@@ -11,6 +11,7 @@ import torch
 from _helpers.methods import CORE, crossed
 from _helpers.resume import play
 from _helpers.toy import (
+    WEIGHTS_ONLY,
     Toy,
     assert_same,
     dropout_encoder,
@@ -252,7 +253,7 @@ def test_a_checkpoint_brings_every_weight_along(tmp_path, method):
     trained = play(tmp_path, 1, for_toy(method, epochs=1, **options), seed=1)
     other = Federation(for_toy(method, epochs=1, **options), tiny_encoder, seed=2)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
-    trainer.validate(other, datamodule=Toy(), ckpt_path=tmp_path / "last.ckpt", weights_only=True, verbose=False)
+    trainer.validate(other, datamodule=Toy(), ckpt_path=tmp_path / "last.ckpt", **WEIGHTS_ONLY, verbose=False)
     assert_same(whole_state(other), whole_state(trained))
     assert other.validation_scores == trained.validation_scores
 

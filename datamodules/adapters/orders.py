@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import RandomSampler, WeightedRandomSampler
+from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
 
 __all__ = ["DrawnOrder", "Order", "SampledBatches", "SampledOrder", "order_of", "seeded_draws"]
 
@@ -92,8 +93,9 @@ class SampledOrder(Order):
 
     def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
         """The client's part of one pass of the sampler."""
-        with seeded_draws(generator, self._sampler):
-            drawn = torch.tensor([int(place) for place in self._sampler], dtype=torch.int64)
+        sampler = _afresh(self._sampler)
+        with seeded_draws(generator, sampler):
+            drawn = torch.tensor([int(place) for place in sampler], dtype=torch.int64)
         return drawn[_mask(indices, self._length)[drawn]]
 
 
@@ -119,8 +121,9 @@ class SampledBatches(Order):
     def batches(self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator) -> list[list[int]]:
         """The client's part of each batch of one pass of the batch sampler."""
         own = _mask(indices, self._length).tolist()
-        with seeded_draws(generator, self._batch_sampler):
-            found = [[int(place) for place in batch if own[int(place)]] for batch in self._batch_sampler]
+        sampler = _afresh(self._batch_sampler)
+        with seeded_draws(generator, sampler):
+            found = [[int(place) for place in batch if own[int(place)]] for batch in sampler]
         return [batch for batch in found if batch]
 
 
@@ -156,6 +159,19 @@ def seeded_draws(generator: torch.Generator, sampler: Any = None) -> Iterator[No
             if isinstance(own, torch.Generator):
                 own.manual_seed(seed)
         yield
+
+
+def _afresh(sampler: Any) -> Any:
+    """A copy of a sampler: what it changes of itself in a pass, such as a list that it shuffles, reaches no other pass.
+
+    Data sets in it are not copied; a sampler that cannot be copied is used as it is.
+    """
+    owners = (sampler, getattr(sampler, "sampler", None))
+    values = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    try:
+        return copy.deepcopy(sampler, {id(value): value for value in values if isinstance(value, Dataset)})
+    except Exception:  # whatever an object's own copying may raise
+        return sampler
 
 
 def _mask(indices: Tensor, length: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from pfl_lightning.datamodules.adapters.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
 
-__all__ = ["GivenLoaders", "attached", "brings", "for_another_process", "loaders_of"]
+__all__ = ["GivenLoaders", "attached", "brings", "for_another_process", "gives", "loaders_of"]
 
 
 class GivenLoaders(LightningDataModule):
@@ -65,6 +65,10 @@ class GivenLoaders(LightningDataModule):
         """The module's own loader for predictions, if there is one."""
         return self._loader("predict_dataloader")
 
+    def gives(self, name: str) -> bool:
+        """Whether there is a loader, by the name of its hook, such as ``"val_dataloader"``."""
+        return self._given.get(name) is not None or any(brings(module, name) for module in self._module)
+
     def _loader(self, name: str) -> Any:
         given = self._given.get(name)
         for module in self._module if given is None else ():
@@ -78,6 +82,13 @@ def brings(module: Any, name: str) -> bool:
     """Whether a LightningModule, of either package, has a hook of its own: its name, such as ``"train_dataloader"``."""
     hook = getattr(module, name)
     return not str(getattr(hook, "__module__", "")).startswith(("lightning.pytorch.core.", "pytorch_lightning.core."))
+
+
+def gives(datamodule: Any, name: str) -> bool:
+    """Whether a data module may have a loader, by the name of its hook, such as ``"val_dataloader"``."""
+    if isinstance(datamodule, GivenLoaders):
+        return datamodule.gives(name)
+    return is_overridden(name, datamodule, LightningDataModule)
 
 
 def for_another_process(datamodule: LightningDataModule, is_read: bool) -> LightningDataModule:
@@ -175,7 +186,8 @@ def _check(loader: Any, name: str, streams: bool) -> None:
     if (is_stream and not streams) or not (is_stream or sized):
         raise TypeError(
             f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, so "
-            "give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client"
+            "give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client (a stream "
+            "that a module brings is each client's own where it needs no prepare_data and setup: make it in __init__)"
         )
     if not streams:
         check_sampler(loader, name)

@@ -130,7 +130,7 @@ class Engine(ABC):
         try:
             begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-            with local_fit(environment), torch_seed(seed):
+            with local_fit(environment), torch_seed(seed, python=True):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
                     found = self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.FIT, index))
@@ -234,6 +234,6 @@ class Engine(ABC):
         client.train()
         client.carried = None  # what it comes to is forgotten
         seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
-        with local_fit(environment), torch_seed(seed):
+        with local_fit(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(client.personalization_phases()):
                 self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.PERSONALIZE, index))

@@ -31,7 +31,8 @@ def prepares_evaluation(client: FederatedClient) -> bool:
 def prepare_evaluation(client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
     """Call the client's ``before_evaluation`` on the model that the module holds, in evaluation mode.
 
-    Draws of torch's own generators derive from (seed, round, client), and are the same in every evaluation of a round.
+    Draws of torch's, Python's and NumPy's own generators derive from (seed, round, client), and are the same in every
+    evaluation of a round.
 
     Raises:
         ConfigurationError: It wrote into a non-persistent buffer, which may be a broadcast's tensor.
@@ -41,7 +42,7 @@ def prepare_evaluation(client: FederatedClient, context: FitContext, environment
     client.eval()
     seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, context.round, context.client)
     try:
-        with torch.no_grad(), local_fit(environment), torch_seed(seed):
+        with torch.no_grad(), local_fit(environment), torch_seed(seed, python=True):
             client.before_evaluation(context)
     except Exception as error:
         error.add_note(f"before the evaluation of client {context.client}, round {context.round + 1}")

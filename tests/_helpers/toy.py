@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -43,6 +44,8 @@ LABELS = (
     [0] * 3 + [1] * 4,
 )
 CLIENTS = len(LABELS)
+WEIGHTS_ONLY: Any = {"weights_only": True} if "weights_only" in inspect.signature(L.Trainer.test).parameters else {}
+"""Option of a Trainer's calls that makes a checkpoint safe to load; Lightning has it from 2.6."""
 
 
 class GivenParts(Partitioner):

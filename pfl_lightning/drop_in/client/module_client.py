@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
-from torch import Tensor, nn
-from torchmetrics import Metric
+from torch import nn
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
+from pfl_lightning.drop_in.client.module_steps import ModuleSteps
 from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
-from pfl_lightning.drop_in.fits.continuity import GoesOn
-from pfl_lightning.drop_in.fits.counters import warn_of_counters
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
-from pfl_lightning.drop_in.fits.logs import LogRecord
-from pfl_lightning.drop_in.fits.optimizers import at_learning_rate, share_of_learning_rates
-from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
@@ -37,7 +30,7 @@ from pfl_lightning.options import BatchNorm
 __all__ = ["ModuleClient"]
 
 
-class ModuleClient(NetworkParts, GoesOn):
+class ModuleClient(NetworkParts, ModuleSteps):
     """The base of clients whose model is a LightningModule as its author wrote it: the attribute ``module``.
 
     Its names are given the roles ``encoder.*`` and ``head.*`` where a method's patterns are matched, so that a method
@@ -94,8 +87,7 @@ class ModuleClient(NetworkParts, GoesOn):
             eval_model=eval_model,
             batch_norm=batch_norm,
         )
-        self._record: LogRecord | None = None
-        self._own_loss: Tensor | None = None
+        self._record = self._own_loss = None
         self._transients: list[Transient] = []  # made before the first fit
 
     def assemble(self, encoder: nn.Module) -> None:
@@ -147,18 +139,12 @@ class ModuleClient(NetworkParts, GoesOn):
                 if names and not goes_on and not trained & {self.part_of(name) for name in names}:
                     yield layer
 
-    # ------------------------------------------------------------------ the module's own step
+    # ------------------------------------------------------------------ the module
 
     @property
     def encoder(self) -> nn.Module:  # type: ignore[override]  # it is not set, and no part of its own
         """The module: what has to train for features, if there were any, to change."""
         return self.module
-
-    @property
-    def step_module(self) -> L.LightningModule:
-        """The module, or what a method trains beside it in the current phase."""
-        active = self.active_network()
-        return self.module if active is None else cast(L.LightningModule, active)
 
     def exported_module(self) -> L.LightningModule:
         """The module, of its author's class; what the author has frozen is frozen."""
@@ -183,73 +169,13 @@ class ModuleClient(NetworkParts, GoesOn):
         """Parameters of the module; not those that are frozen."""
         return {name: p for name, p in self.module.named_parameters() if f"module.{name}" not in self.frozen}
 
-    def steps_on_features(self) -> bool:
-        """No: the step is the module's."""
-        return False
-
-    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The module's own loss, as its step returned it."""
-        return {} if self._own_loss is None else {"module_loss": self._own_loss}
-
-    def method_terms(self, own_loss: Tensor | None = None) -> dict[str, Tensor]:
-        """The parts of the loss by name: the module's own, where given, and what the method adds."""
-        self._own_loss = own_loss
-        try:
-            return self.loss_terms(torch.empty(0), torch.empty(0))
-        finally:
-            self._own_loss = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module gives."""
-        return self.module(*args, **kwargs)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """The module's own step, and the method's terms."""
-        if self._record is not None:
-            if batch_idx == 0:
-                self._record.start_epoch()
-            self._record.start_batch(batch)
-        return self.with_method_terms(call_step(self.step_module.training_step, batch, batch_idx))
-
-    def with_method_terms(self, output: Any) -> Any:
-        """What the module's step returned, with the method's terms added to the loss."""
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
-            return output
-        terms = self.method_terms(loss)
-        if len(terms) == 1:
-            return output
-        total = cast(Tensor, sum(terms.values()))
-        rest = output if isinstance(output, dict) else {}
-        return {**rest, "loss": total} | {name: term.detach() for name, term in terms.items()}
-
-    def configure_optimizers(self) -> Any:
-        """The module's own, at the phase's rate; or the phase's optimizer."""
-        return self.optimizers_from(self.step_module.configure_optimizers)
-
-    def optimizers_from(self, configure: Callable[[], Any]) -> Any:
-        """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
-        configured = self.new_optimizers(configure)
-        if self.phase.lr_share is not None:
-            if self.course is not None and self.course.settings.continues:
-                raise ConfigurationError(
-                    f"{type(self).__name__} sets the learning rate of each round, and here rates go on from a client's "
-                    "last fit: use federate(..., schedule='restart'), or leave its lr_schedule out"
-                )
-            configured = share_of_learning_rates(configured, self.phase.lr_share)
-        if self.course is not None:
-            self.course.take_over(configured)
-        return configured
-
-    def new_optimizers(self, configure: Callable[[], Any]) -> Any:
-        """Optimizers and schedulers of the current phase, as at the start of a run."""
-        if self.phase.optimizer is not None:
-            return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
-        configured = configure()
-        return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
-
-    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any]) -> None:
+    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any], monitor: str | None) -> None:
         """Refuse callbacks of the outer Trainer or of local fits that watch what is never logged: here none is known.
+
+        Args:
+            outside: Callbacks of the outer Trainer.
+            inside: Callbacks of local fits.
+            monitor: The value of which mean and deviation over the clients are asked for.
 
         Raises:
             ConfigurationError: One does.
@@ -296,24 +222,3 @@ class ModuleClient(NetworkParts, GoesOn):
         self.logged_metrics |= fit_module(self, make_trainer, context, generator)
         self.to(context.data.device)
         return {}
-
-    def reset_metrics(self) -> None:
-        """Reset all metric objects."""
-        for layer in self.modules():
-            if isinstance(layer, Metric):
-                layer.reset()
-
-    @contextmanager
-    def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
-        """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
-        self._record = LogRecord(in_training=True)
-        warn_of_counters(self.step_module)
-        try:
-            with patched(self.step_module, log=self._record.log):
-                yield {} if record is None else record
-                self.logged_metrics |= self._record.values()
-                self.shown_metrics |= self._record.shown
-                if self.course is not None:
-                    self.course.finish_phase(self.course.counts.after(self.phase.epochs))
-        finally:
-            self._record = None

@@ -16,7 +16,7 @@ from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.features.capture import ClassesUnknown
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder
 from pfl_lightning.drop_in.features.feature_client import FeatureModuleClient
-from pfl_lightning.drop_in.features.watched_values import refuse_watched, what_to_watch
+from pfl_lightning.drop_in.features.watched_values import refuse_watched, warn_of_monitor, what_to_watch
 from pfl_lightning.drop_in.fits.optimizers import flat_objects
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
@@ -68,10 +68,11 @@ class ViewModuleClient(FeatureModuleClient):
             )
         return configured
 
-    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any]) -> None:
-        """Refuse callbacks that watch what the module's own steps log; see :func:`refuse_watched`."""
+    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any], monitor: str | None) -> None:
+        """Refuse callbacks that watch what the module's own steps log, and warn of such a ``monitor``."""
         if self.uses_knn_evaluation():
             refuse_watched(outside, inside, type(self.module).__name__, type(self).__name__)
+            warn_of_monitor(monitor, type(self.module).__name__, type(self).__name__)
 
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The objective of two views of a batch, in the place of the module's step; in a personalization the step."""

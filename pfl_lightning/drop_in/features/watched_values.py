@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["refuse_watched", "what_to_watch"]
+__all__ = ["refuse_watched", "warn_of_monitor", "what_to_watch"]
 
 _OF_A_RUN = re.compile(r"(novel_)?(test_)?accuracy\b|train/|(round|client|loss|epoch|step)$")
 """Names that a federation itself logs."""
@@ -39,6 +40,23 @@ def refuse_watched(outside: Iterable[Any], inside: Iterable[Any], module: str, m
                 raise ConfigurationError(
                     what_to_watch(f"{type(each).__name__} watches {monitor!r}", module, method, "leave it out")
                 )
+
+
+def warn_of_monitor(monitor: str | None, module: str, method: str) -> None:
+    """Warn that rounds do not have the value that is asked for over clients; a test after a personalization has it.
+
+    Args:
+        monitor: The value; ``None`` for none.
+        module: Name of the module's class.
+        method: Name of the method.
+    """
+    if monitor is not None:
+        warnings.warn(
+            f"monitor={monitor!r} names what {module}'s own steps log, and they do not run while {method} trains it by "
+            f"an objective of its own: rounds have no {monitor}/mean, but accuracy/mean. Leave it out, unless tests "
+            "after a personalization are to have it",
+            stacklevel=2,
+        )
 
 
 def what_to_watch(what: str, module: str, method: str, instead: str) -> str:

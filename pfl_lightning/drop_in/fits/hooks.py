@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.drop_in.fits.added_layers import KeepsAdded
 from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.drop_in.outer.local_callbacks import copies, sees_evaluations
 from pfl_lightning.engines.tasks import MakeTrainer
@@ -26,11 +27,13 @@ class LocalHooks:
     Attributes:
         given: Those.
         moved: Callbacks of the outer Trainer that run inside, too.
+        added: Names of the layers that callbacks add to the module.
         outer: The outer Trainer and its turn.
     """
 
     def __init__(self, callbacks: Sequence[L.Callback] = ()) -> None:
         self.given, self.moved = list(callbacks), list[L.Callback]()
+        self.added: tuple[str, ...] = ()
         self.outer = OuterRun()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalHooks:
@@ -47,7 +50,8 @@ class LocalHooks:
         """An inner Trainer that fits a client's module; learning rates become the client's logged values."""
         own = copies(self.callbacks)
         options |= self.outer.options(client.step_module, own, client.logged_metrics)
-        return make_trainer([*own, *self.outer.callbacks(), *callbacks], **options)
+        kept = [KeepsAdded(client.step_module, self.added)] if self.added else []
+        return make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options)
 
     def trainer_of_evaluation(
         self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
@@ -55,4 +59,5 @@ class LocalHooks:
         """An inner Trainer that validates or tests a module; ``None`` where the engine has none."""
         own = copies(filter(sees_evaluations, self.callbacks))
         options |= self.outer.options(module, own, {})
-        return make_trainer([*own, *self.outer.callbacks(), *callbacks], **options)
+        kept = [KeepsAdded(module, self.added, own)] if own else []
+        return make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options)

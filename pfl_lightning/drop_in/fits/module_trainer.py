@@ -26,6 +26,7 @@ from pfl_lightning.drop_in.fits.logs import LogRecord, can_reduce
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.drop_in.fits.validation import LocalValidation
+from pfl_lightning.drop_in.forms.module_streams import is_of_module
 from pfl_lightning.engines.tasks import MakeTrainer
 from pfl_lightning.engines.trainer import silence
 
@@ -146,9 +147,14 @@ class _ScoresCallback(L.Callback):
     on_test_batch_end = on_validation_batch_end
 
 
-def _loader_for_trainer(context: FitContext, generator: torch.Generator) -> BatchSource:
-    """Training batches; where hooks of a data module go with them, on the host, as the Trainer expects them."""
+def _loader_for_trainer(context: FitContext, generator: torch.Generator) -> BatchSource | None:
+    """Training batches; where hooks of a data module go with them, on the host, as the Trainer expects them.
+
+    ``None`` where the Trainer asks the module for its own stream.
+    """
     data = context.data
+    if is_of_module(data.part):
+        return None
     if data.datamodule is not None:
         data = replace(data, device=torch.device("cpu"))
     return data.loader(generator)

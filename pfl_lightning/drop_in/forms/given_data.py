@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
 from pfl_lightning.datamodules.adapters.stages import GivenLoaders, brings
+from pfl_lightning.drop_in.forms.module_streams import brings_stream, streams_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import is_older
 
@@ -86,6 +87,8 @@ def data_of(
     elif isinstance(given, DataLoader | CombinedLoader | dict):
         given = GivenLoaders(given, module=own)
     elif given is None and own is not None and brings(own, HOOKS[0]):
+        if division.num_clients is not None and division.partition is None and brings_stream(own):
+            return streams_of(own, division.num_clients)
         given = GivenLoaders(module=own)
     if isinstance(given, FederatedDataModule | list | tuple):
         if division.is_given:

@@ -2,65 +2,41 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.client.copies import Factory, copied
-from pfl_lightning.drop_in.client.frozen import apart, frozen_parameters, name_followers
+from pfl_lightning.drop_in.client.copies import Factory
+from pfl_lightning.drop_in.client.frozen import apart, name_followers
 from pfl_lightning.drop_in.client.made_class import client_class
 from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
+from pfl_lightning.drop_in.fits.added_layers import add_layers
 from pfl_lightning.drop_in.fits.continuity import Continuity
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
 from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
+from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
-from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
 from pfl_lightning.engines import Engine, TrainerEngine
-from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.carried import CarriedStates
 from pfl_lightning.state.module_checkpoints import plain
-from pfl_lightning.state.tensors import load_state
 
 __all__ = ["ModuleFederation"]
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What was given; apart, so that it is no part of the federation's own state.
-
-    Attributes:
-        module: The author's module, which holds the global model in the end.
-        first: A copy of it as it was.
-        parts: Which of its layers the clients need.
-        factory: Makes the module once more.
-        frozen: Which of the frozen parameters never change.
-    """
-
-    module: L.LightningModule
-    first: L.LightningModule
-    parts: ClientParts
-    factory: Factory | None
-    frozen: Sequence[str] | None
-
-
-class ModuleFederation(LogsOverClients):
+class ModuleFederation(HoldsGivenModule):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
@@ -113,7 +89,7 @@ class ModuleFederation(LogsOverClients):
         parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
         first = parts.copied(module)
         take_cli_optimizers(module, first)
-        self._given = _Given(module, first, parts, module_factory, frozen)
+        self._given = Given(module, first, parts, module_factory, frozen)
         name_followers(module, frozen)
         if module.state_dict():  # otherwise it makes its layers in setup
             parts.try_out(self._first_once_more())
@@ -124,19 +100,7 @@ class ModuleFederation(LogsOverClients):
         self._continuity = Continuity(schedule, optimizer_state)
         self._best: dict[str, float] = {}
 
-    @property
-    def given_module(self) -> L.LightningModule:
-        """The module that was given."""
-        return self._given.module
-
     # ------------------------------------------------------------------ set-up
-
-    def _first_once_more(self) -> L.LightningModule:
-        return copied(self._given.first, self._given.factory, self._shared_names())
-
-    def _shared_names(self) -> frozenset[str]:
-        """Names of the parameters whose memory copies of the first module share."""
-        return frozen_parameters(self._given.first, self._given.frozen)
 
     @property
     def reads_classes(self) -> bool:
@@ -146,6 +110,8 @@ class ModuleFederation(LogsOverClients):
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
+        if not self._project_validates:
+            self.handed.leave_out_validation(self.trainer)
         try:
             check_trainer(self.trainer)
         except ConfigurationError:
@@ -169,6 +135,7 @@ class ModuleFederation(LogsOverClients):
             if is_overridden("setup", module):
                 module.setup(self.stage_name)
             module.trainer = None
+            self.local.added = add_layers(self.local.callbacks, module, partial(self._copied, module), self._trainer)
             client = self._given.parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity
         thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}
@@ -189,7 +156,7 @@ class ModuleFederation(LogsOverClients):
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
         for model in self.clients.models:
-            cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own])
+            cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.monitor)
         if self.trainer.current_epoch == 0:
             self._best.clear()
             if self.clients.carried is not None:
@@ -200,41 +167,6 @@ class ModuleFederation(LogsOverClients):
         super().on_save_checkpoint(checkpoint)
         if not plain(self.given_module.hparams.get("method", plain)):  # else it is the module's own
             checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}).pop("method", None)
-
-    # ------------------------------------------------------------------ the global model
-
-    def global_model(self) -> L.LightningModule:
-        """The model that the server would send, of the class that was given; it is the caller's.
-
-        What never travels under the method has the values that it had before the first round.
-        """
-        if not self.is_set_up:
-            raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
-        client = copy.deepcopy(self.clients.models[0])
-        assert isinstance(client, ModuleClient)
-        client.networks_as_given()
-        module = client.exported_module()
-        self.load_global(module)
-        return module
-
-    def load_global(self, module: nn.Module) -> None:
-        """Load the model that the server would send into a copy of the module."""
-        state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
-        for prefix in NETWORKS:
-            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            load_state(module, own)
-
-    def fill_given_module(self) -> None:
-        """Load the global model into the module that was given."""
-        state, given = self.global_model().state_dict(), self._given.module
-        if state.keys() != given.state_dict().keys():
-            warnings.warn(
-                f"{type(given).__name__} makes its layers in setup or configure_model, so that it cannot be given the "
-                "global model: federation.global_model() has it",
-                stacklevel=2,
-            )
-            return
-        load_state(given, state)
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:

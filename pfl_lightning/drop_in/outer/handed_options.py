@@ -51,6 +51,14 @@ class HandedOptions:
         if trainer.fast_dev_run and getattr(engine, "limit_train_batches", None) == trainer.fast_dev_run:
             self._set(trainer.fit_loop.epoch_loop, "max_steps", -1)  # which fast_dev_run has set: clients
 
+    def leave_out_validation(self, trainer: Any) -> None:
+        """Let the outer Trainer know of no validation within an epoch, which a plain run has not without validation."""
+        self._set(trainer, "val_check_interval", 1.0)
+        if hasattr(trainer, "_val_check_time_interval"):  # of newer versions
+            self._set(trainer, "_val_check_time_interval", None)
+        if trainer.check_val_every_n_epoch is None:
+            self._set(trainer, "check_val_every_n_epoch", 1)
+
     def _set(self, owner: Any, name: str, value: Any) -> None:
         self._before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)

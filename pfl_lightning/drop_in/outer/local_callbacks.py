@@ -13,7 +13,15 @@ from pfl_lightning.drop_in.outer.trainer_checks import call_with_options
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 
-__all__ = ["check_epochs", "check_local", "copies", "explain_failure", "sees_evaluations", "sort_callbacks"]
+__all__ = [
+    "check_epochs",
+    "check_local",
+    "copies",
+    "explain_failure",
+    "is_own",
+    "sees_evaluations",
+    "sort_callbacks",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +162,7 @@ def sees_evaluations(callback: L.Callback) -> bool:
     if lightning_kinds(callback) & _INSIDE:
         return False
     names = {name for name in dir(L.Callback) if name.startswith(("on_validation_", "on_test_"))}
-    return any(_is_own(callback, name) for name in names)
+    return any(is_own(callback, name) for name in names)
 
 
 def explain_failure(error: BaseException, callbacks: Iterable[L.Callback]) -> None:
@@ -176,7 +184,7 @@ def explain_failure(error: BaseException, callbacks: Iterable[L.Callback]) -> No
                 error.add_note(
                     f"{name}.{hook} was given a client for a batch: take {name} out of the Trainer's callbacks and "
                     f"use {call_with_options(own)}(..., local_callbacks=[{name}(...)]), by which it sees batches of "
-                    "each client; what it adds to the module in a fit is not there in an evaluation"
+                    "each client"
                 )
 
 
@@ -196,10 +204,10 @@ def _warn_of_batches(callbacks: Iterable[L.Callback], call: str) -> None:
 
 
 def _hooks_of_batches(callback: L.Callback) -> list[str]:
-    return [name for name in (*_WITH_CLIENTS, *_NOT_CALLED) if _is_own(callback, name)]
+    return [name for name in (*_WITH_CLIENTS, *_NOT_CALLED) if is_own(callback, name)]
 
 
-def _is_own(callback: L.Callback, hook: str) -> bool:
+def is_own(callback: L.Callback, hook: str) -> bool:
     """Whether a hook is the user's own code, not Lightning's or of this package."""
     if hook in vars(callback):  # as in a LambdaCallback
         return True

@@ -13,6 +13,7 @@ from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, explain_failure, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
 from pfl_lightning.drop_in.outer.trainer_checks import call_with_options
+from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["OuterHooks"]
 
@@ -69,6 +70,20 @@ class OuterHooks(ShowsGlobalModel):
         call = call_with_options(trainer.callbacks)
         check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues, call)
         super().on_fit_start()
+
+    def on_test_start(self) -> None:
+        """Start the engine.
+
+        Raises:
+            ConfigurationError: No client has test data; a plain Trainer refuses such a call, too.
+        """
+        if not any(len(self.data.client_data(client).test) for client in self.data.evaluated_clients()):
+            raise ConfigurationError(
+                "trainer.test needs test data, and no client has any: give the data module or the module a "
+                "test_dataloader, or give the loader to this call (with FederatedLoop(method=...)) or to federate(..., "
+                "test_dataloaders=...); trainer.validate evaluates clients on their validation data"
+            )
+        super().on_test_start()
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
         """It is the client's turn."""

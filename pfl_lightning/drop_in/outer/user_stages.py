@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules.adapters.stages import attached, brings
+from pfl_lightning.datamodules.adapters.stages import attached, brings, gives
 from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -44,6 +44,12 @@ class UserStages(OuterHooks):
     def stage_name(self) -> str:
         """The stage as Lightning tells ``setup``: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``."""
         return "fit" if self._trainer is None else self._trainer.state.fn or "fit"
+
+    @property
+    def _project_validates(self) -> bool:
+        """Whether a plain run of the project would validate: it has a step and, as far as is known, data for it."""
+        own = getattr(getattr(self._trainer, "datamodule", None), "datamodule", None)
+        return brings(self.given_module, "validation_step") and (own is None or gives(own, "val_dataloader"))
 
     @property
     def data(self) -> FederatedData:

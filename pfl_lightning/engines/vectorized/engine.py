@@ -227,7 +227,7 @@ class VectorizedEngine(VectorizedEvaluation):
         stack = Stack(members, keep_layout=not vectorize)
         numbers = [member.context.client for member in members]
         seed = derive_seed(environment.seed, stack_purpose(purpose), members[0].context.round, *numbers)
-        with local_fit(environment), torch_seed(seed):
+        with local_fit(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
                     self._find_features(client, phase, stack)
@@ -283,7 +283,7 @@ class VectorizedEngine(VectorizedEvaluation):
             else:
                 client.train()
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-            with local_fit(environment), torch_seed(seed):
+            with local_fit(environment), torch_seed(seed, python=True):
                 torch.set_rng_state(member.random_state)
                 context = replace(context, num_steps=member.num_steps)
                 update, personal = conclude(client, context, member.before)

@@ -79,7 +79,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
     try:
         begin(client, task)
         seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-        with local_fit(environment), torch_seed(seed):
+        with local_fit(environment), torch_seed(seed, python=True):
             member.before = client.before_fit(context)
             member.random_state = torch.get_rng_state()
             member.phases = tuple(client.phases())

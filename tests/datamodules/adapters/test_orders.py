@@ -123,6 +123,29 @@ def test_a_batch_sampler_gives_a_client_its_own_items_of_each_batch():
     assert len(set(map(tuple, orders))) > 1
 
 
+class Shuffling(Sampler):
+    """Shuffles its own list in each pass."""
+
+    def __init__(self):
+        self.order, self.items = list(range(NUMBER)), ITEMS
+
+    def __iter__(self):
+        random.shuffle(self.order)
+        return iter(self.order)
+
+    def __len__(self):
+        return NUMBER
+
+
+@pytest.mark.parametrize("options", [{"sampler": Shuffling()}, {"batch_sampler": BatchSampler(Shuffling(), 4, False)}])
+def test_what_a_sampler_changes_of_itself_reaches_no_other_pass(options):
+    """So that a pass does not depend on those before it: a resumed run has the batches of an uninterrupted one."""
+    split = ready(DataLoader(ITEMS, **options)).client_data(1).train
+    first, second = passes(split, number=2)
+    assert passes(split) == [first] != [second]
+    assert sorted(flat(first)) == sorted(flat(second)) == split.indices.tolist()
+
+
 @pytest.mark.parametrize("order", [RandomSampler, SequentialSampler])
 def test_torch_s_own_batch_sampler_is_a_batch_size(order):
     data = ready(DataLoader(ITEMS, batch_sampler=BatchSampler(order(ITEMS), 7, drop_last=True)))

@@ -230,3 +230,11 @@ def test_a_fit_needs_no_test_data():
     trainer = quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=1, head="fc"))
     with pytest.raises(FileNotFoundError):
         trainer.test(Net(), datamodule=LateTests(), verbose=False)
+
+
+def test_a_test_needs_test_data():
+    module, trainer = Net(), quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=1, head="fc"))
+    trainer.fit(module, DataLoader(samples(18, 4), 3), DataLoader(samples(9, 4), 3))
+    with pytest.raises(ConfigurationError, match=r"trainer\.test needs test data, and no client has any"):
+        trainer.test(module, verbose=False)
+    assert trainer.test(module, DataLoader(samples(9, 4), 3), verbose=False)[0]["test_loss"] > 0

@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import assert_same, quiet_trainer
+from _helpers.toy import WEIGHTS_ONLY, assert_same, quiet_trainer
 from torch import nn
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
@@ -95,7 +95,7 @@ def test_testing_a_checkpoint_gives_its_global_model(tmp_path):
     with torch.no_grad():
         other.fc.bias.fill_(7.0)
     again, data = federate(other, Data(), FedAvg, num_clients=3, seed=1)
-    quiet_trainer(1).test(again, datamodule=data, ckpt_path=path, weights_only=True)
+    quiet_trainer(1).test(again, datamodule=data, ckpt_path=path, **WEIGHTS_ONLY)
     assert_same(dict(other.state_dict()), dict(module.state_dict()))
 
 

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
+from torch import nn
 
 from pfl_lightning import FederatedLoop, RayEngine, SequentialEngine, TrainerEngine, federate
 from pfl_lightning.drop_in.outer.local_callbacks import check_epochs
@@ -303,3 +304,50 @@ def test_callbacks_of_the_module_that_see_batches_run_inside():
     found, trainer = run_project(FedAvg, 2, module=Preprocessed())
     assert_same(dict(found.global_model().state_dict()), dict(expected.global_model().state_dict()), atol=0.0)
     assert trainer.callback_metrics["val_loss"] == wanted.callback_metrics["val_loss"]
+
+
+class Beside(L.Callback):
+    """Trains a classifier beside the module, which it adds when the fit begins."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.beside = nn.Linear(6, 5)
+        self.optimizer, self.started = torch.optim.SGD(pl_module.beside.parameters(), lr=0.1), True
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        nn.functional.cross_entropy(pl_module.beside(batch[0]), batch[1]).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *args: Any) -> None:
+        assert self.started
+        self.log("beside", nn.functional.cross_entropy(pl_module.beside(batch[0]), batch[1]))
+
+
+def test_layers_that_a_callback_adds_are_the_clients_own(tmp_path):
+    def rounds(number: int, path: Any = None) -> Any:
+        federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, local_callbacks=[Beside()])
+        trainer = quiet_trainer(number, num_sanity_val_steps=1)
+        trainer.fit(federation, datamodule=data, ckpt_path=path)
+        return federation, trainer, float(trainer.callback_metrics["beside"])
+
+    _, trainer, before = rounds(1)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    whole, _, after = rounds(2)
+    assert after < before  # they go on from round to round
+    resumed, _, found = rounds(2, tmp_path / "one.ckpt")
+    assert found == after
+    assert_same(dict(resumed.global_model().state_dict()), dict(whole.global_model().state_dict()), atol=0.0)
+    assert_same(dict(whole.given_module.state_dict()), dict(whole.global_model().state_dict()), atol=0.0)
+    assert whole.client_model(1).beside.weight.shape == (5, 6)
+
+
+class NeedsAFit(Batches):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.state.fn != "fit" or any(isinstance(each, FederatedLoop) for each in trainer.callbacks):
+            raise RuntimeError("no local fit has begun")
+
+
+def test_a_callback_that_expects_more_of_a_fit_goes_on_as_it_was():
+    Batches.seen = {}
+    _, trainer = run_project(FedAvg, num_clients=2, cohorts=[[0, 1]], local_callbacks=[NeedsAFit()], head="fc")
+    assert float(trainer.callback_metrics["seen"]) == 3.0

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import quiet_trainer
+from _helpers.toy import WEIGHTS_ONLY, quiet_trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 
@@ -99,7 +99,7 @@ def test_callbacks_of_the_project_go_on(tmp_path):
     federation, trainer, data = fitted(5, best, stop, enable_checkpointing=True)
     assert trainer.current_epoch == 2
     assert float(best.best_model_score) == pytest.approx(float(trainer.callback_metrics["val_loss"]), rel=0.5)
-    trainer.test(federation, datamodule=data, ckpt_path="best", weights_only=True, verbose=False)
+    trainer.test(federation, datamodule=data, ckpt_path="best", **WEIGHTS_ONLY, verbose=False)
 
 
 def test_a_run_says_nothing_of_logging_intervals(tmp_path, recwarn):

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import assert_same, quiet_trainer
+from _helpers.toy import WEIGHTS_ONLY, assert_same, quiet_trainer
 from torch import nn
 
 from pfl_lightning import federate
@@ -148,7 +148,7 @@ def test_an_attribute_of_a_model_that_a_checkpoint_brings(tmp_path):
     wanted = federation.fc.weight.detach().clone()
     quiet_trainer(2).fit(federation, datamodule=data, ckpt_path=tmp_path / "one.ckpt")
     assert not torch.equal(federation.fc.weight, wanted)
-    quiet_trainer(2).test(federation, datamodule=data, ckpt_path=tmp_path / "one.ckpt", weights_only=True)
+    quiet_trainer(2).test(federation, datamodule=data, ckpt_path=tmp_path / "one.ckpt", **WEIGHTS_ONLY)
     assert torch.equal(federation.fc.weight, wanted)
 
 

@@ -128,12 +128,26 @@ def test_an_engine_that_says_something_else_is_asked_about():
         run_project(FedAvg, engine=TrainerEngine(limit_train_batches=2), trainer={"limit_train_batches": 3})
 
 
+class Validated(Data):
+    def val_dataloader(self) -> Any:
+        return self.test_dataloader()
+
+
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_would_count_clients_is_refused_with_the_right_option(options, message):
     module = Counting()
     with pytest.raises(ConfigurationError, match=message):
-        run_project(FedAvg, module=module, trainer=options)
+        run_project(FedAvg, module=module, data=Validated(), trainer=options)
     assert not module.counts
+
+
+@pytest.mark.parametrize(
+    "options", [{"val_check_interval": 0.5}, {"val_check_interval": 99, "check_val_every_n_epoch": None}]
+)
+def test_an_interval_of_validations_that_there_are_not_says_nothing(options):
+    _, trainer = run_project(FedAvg, num_clients=2, trainer=options)
+    assert options.items() <= vars(trainer).items()  # given back
+    assert "val_loss" in trainer.callback_metrics  # of items that are set aside, after the round
 
 
 def test_every_named_option_of_the_engine_is_one():

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net
-from _helpers.toy import quiet_trainer
+from _helpers.toy import WEIGHTS_ONLY, quiet_trainer
 from torch.utils.data import DataLoader
 
 from pfl_lightning import federate
@@ -160,7 +160,7 @@ def test_a_checkpoint_without_what_the_module_saves(tmp_path):
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     again, data = project(Remembering())
     with pytest.warns(UserWarning, match="nothing of Remembering.on_save_checkpoint"):
-        quiet_trainer(1).test(again, datamodule=data, ckpt_path=tmp_path / "one.ckpt", weights_only=True, verbose=False)
+        quiet_trainer(1).test(again, datamodule=data, ckpt_path=tmp_path / "one.ckpt", **WEIGHTS_ONLY, verbose=False)
 
 
 class Predicting(Net):
@@ -233,7 +233,7 @@ def test_predictions_of_a_checkpoint_on_the_project_s_own_data(tmp_path):
     expected = federation.global_model().eval()((INPUTS + 1) * 2).argmax(1).tolist()
     again, data = federate(Predicting(), DataToPredict(), FedAvg, num_clients=2, seed=1, head="fc")
     path = tmp_path / "one.ckpt"
-    found = quiet_trainer(1).predict(again, datamodule=data, ckpt_path=path, weights_only=True)
+    found = quiet_trainer(1).predict(again, datamodule=data, ckpt_path=path, **WEIGHTS_ONLY)
     assert torch.cat([classes for classes, _ in found]).tolist() == expected
     assert "predict_dataloader" not in vars(data)
 
