@@ -4,13 +4,18 @@
     python benchmarks/method_costs.py --methods FedAvg FedPAC --repetitions 5
     python benchmarks/method_costs.py --write          # also the file that `pfl methods` reads
 
-The workload is FedPAC's without augmentation: random images of 3 x 32 x 32, the paper's CNN, batches of 50, SGD.
+The workload is FedPAC's without augmentation: random images of 3 x 32 x 32, a tenth of them for validation, the
+paper's CNN, batches of 50, SGD; three clients of 200 images, two epochs. What is done once for each client weighs much
+there: it stands beside 8 steps. The column *long* is the overhead with the paper's 600 images and 5 epochs, 55 steps.
+
+Time is processor time, and every round stands beside a plain loop that runs right after it, so that a machine that is
+shared and drifts does not decide; the median of such pairs is printed.
 
 - *work*: floating-point operations of a round's forward and backward passes (torch's counter) over those of FedAvg.
-- *time*: seconds of a round over those of FedAvg, median of the repetitions, in each of which FedAvg, a plain loop and
-  the method run one after the other.
-- *overhead*: seconds of a round over those that a plain loop needs for so much work, which are its time for FedAvg's
-  times *work*.
+- *time*: time of a round over that of FedAvg, each as a multiple of the plain loop.
+- *overhead*: time of a round over that of its passes in the plain loop: so much of the loop's forward time as the
+  method has operations in forward passes, those without gradients included, and so much of the rest of the loop's time
+  (backward passes and steps of SGD) as it has operations in backward passes.
 - bytes of a client's messages in a round, and of what it and the server keep.
 - *unequal encoders*: whether two encoders of one feature width train together.
 - *novel clients*: mean test accuracy on the digits (dealt iid) of clients that never train, without a personalization.
@@ -21,13 +26,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import logging
 import os
 import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from typing import Any
@@ -68,6 +74,9 @@ OWN_RATES = ("PerFedAvg", "PFedMe", "PFedHN")
 GOAL = 1.10
 """Largest overhead."""
 
+SHORT_ROUNDS = 3
+"""Rounds that are timed for one of the long workload."""
+
 
 class NoModules:
     """Takes the place of what tells a counter which module runs."""
@@ -81,12 +90,85 @@ class NoModules:
         """Stop nothing."""
 
 
-class Watcher(L.Callback):
-    """Seconds of each round but the first two, operations of the second, and the last messages of a client."""
+@dataclass(frozen=True)
+class Workload:
+    """What a client trains on, and how long."""
+
+    samples: int
+    epochs: int
+    clients: int
+
+
+SHORT, LONG = Workload(200, 2, clients=3), Workload(600, 5, clients=2)
+
+
+class Passes(FlopCounterMode):
+    """Counts operations of forward and of backward passes."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.operations = 0
+        super().__init__(display=False)
+        self.mod_tracker = NoModules()  # its own hooks fail in modules that are called without gradients
+        self.forward = self.backward = 0
+
+    def _count_flops(self, function: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        before = self.get_total_flops()
+        result = super()._count_flops(function, out, args, kwargs)
+        operations = self.get_total_flops() - before
+        if torch._C._current_graph_task_id() == -1:
+            self.forward += operations
+        else:
+            self.backward += operations
+        return result
+
+
+class PlainLoop:
+    """FedAvg's optimizer steps by hand."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        with Passes() as passes:
+            self.run()
+        self.operations = passes.forward, passes.backward
+
+    def run(self) -> tuple[float, float]:
+        """Seconds of the forward passes, and of the rest."""
+        encoder = build_encoder("fedpac_cnn", (3, 32, 32))
+        model = nn.Sequential(encoder, nn.Linear(encoder.out_features, 10))
+        samples = self.workload.samples - int(0.1 * self.workload.samples)
+        inputs, labels = torch.rand((samples, 3, 32, 32)), torch.randint(10, (samples,))
+        forward, start = 0.0, time.process_time()
+        for _ in range(self.workload.clients):
+            optimizer = torch.optim.SGD(model.parameters(), **SETTINGS)
+            for _ in range(self.workload.epochs):
+                for batch in torch.randperm(samples).split(BATCH):
+                    begin = time.process_time()
+                    loss = F.cross_entropy(model(inputs[batch]), labels[batch])
+                    forward += time.process_time() - begin
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+        return forward, time.process_time() - start - forward
+
+    def seconds(self, passes: Passes) -> tuple[float, float]:
+        """What the loop takes now, and what so many passes would take in it."""
+        forward, rest = self.run()
+        own_forward, own_backward = self.operations
+        return forward + rest, forward * passes.forward / own_forward + rest * passes.backward / own_backward
+
+
+class Watcher(L.Callback):
+    """Operations of the second round, the last messages of a client, and times of later rounds beside a plain loop.
+
+    Attributes:
+        passes: The operations.
+        times: Rounds as multiples of the plain loop.
+        overheads: Rounds as multiples of their passes in the plain loop.
+    """
+
+    def __init__(self, plain: PlainLoop | None, epochs: int) -> None:
+        self.plain, self.epochs, self.passes = plain, epochs, Passes()
+        self.times: list[float] = []
+        self.overheads: list[float] = []
         self.sent: Message | None = None
         self.received: Message | None = None
 
@@ -110,21 +192,22 @@ class Watcher(L.Callback):
         del pl_module.server.broadcast, pl_module.server.receive
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock or the counter."""
-        self._counter = FlopCounterMode(display=False)
-        self._counter.mod_tracker = NoModules()  # its own hooks fail in modules that are called without gradients
+        """Start the clock or the counter. The first round only warms up: it has one local epoch."""
         if trainer.current_epoch == 1:
-            self._counter.__enter__()
-        self._start = time.perf_counter()
+            for client in pl_module.clients.models:
+                client.epochs = self.epochs
+            self.passes.__enter__()
+        self._start = time.process_time()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop them."""
-        seconds = time.perf_counter() - self._start
+        seconds = time.process_time() - self._start
         if trainer.current_epoch == 1:
-            self._counter.__exit__(None, None, None)
-            self.operations = self._counter.get_total_flops()
-        elif trainer.current_epoch > 1:
-            self.seconds.append(seconds)
+            self.passes.__exit__(None, None, None)
+        elif trainer.current_epoch > 1 and self.plain is not None:
+            loop, passes = self.plain.seconds(self.passes)
+            self.times.append(seconds / loop)
+            self.overheads.append(seconds / passes)
 
 
 def fit(
@@ -152,31 +235,42 @@ def public_of(method: type[FederatedClient]) -> dict[str, Any]:
     return {"public": PUBLIC} if learns_from_public(method) else {}
 
 
-def images(method: type[FederatedClient], args: argparse.Namespace) -> FromDatasets:
+def images(method: type[FederatedClient], workload: Workload) -> FromDatasets:
     """The clients' random images."""
     generator = torch.Generator().manual_seed(0)
-    number = args.clients * args.samples + PUBLIC
+    number = workload.clients * workload.samples + PUBLIC
     inputs = torch.rand((number, 3, 32, 32), generator=generator)
     dataset = TensorDataset(inputs, torch.randint(10, (number,), generator=generator))
     options = {"batch_size": BATCH, "validation_share": 0.1, **public_of(method)}
-    return FromDatasets(train=dataset, test=dataset, partition=IID(args.clients, args.samples), **options)
+    partition = IID(workload.clients, workload.samples)
+    return FromDatasets(train=dataset, test=dataset, partition=partition, **options)
 
 
-def plain_seconds(args: argparse.Namespace) -> float:
-    """FedAvg's optimizer steps by hand."""
-    encoder = build_encoder("fedpac_cnn", (3, 32, 32))
-    model = nn.Sequential(encoder, nn.Linear(encoder.out_features, 10))
-    samples = args.samples - int(0.1 * args.samples)
-    inputs, labels = torch.rand((samples, 3, 32, 32)), torch.randint(10, (samples,))
-    start = time.perf_counter()
-    for _ in range(args.clients):
-        optimizer = torch.optim.SGD(model.parameters(), **SETTINGS)
-        for _ in range(args.epochs):
-            for batch in torch.randperm(samples).split(BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
-                optimizer.step()
-    return time.perf_counter() - start
+def watched(
+    method: type[FederatedClient], workload: Workload, plain: PlainLoop | None, repetitions: int
+) -> tuple[Federation, Watcher]:
+    """A federation after two rounds and those that are timed."""
+    watcher = Watcher(plain, workload.epochs)
+    make = made(method, epochs=1, **SETTINGS)
+    return fit(make, "fedpac_cnn", images(method, workload), 2 + repetitions, watcher), watcher
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """FedAvg's passes and its time, and the plain loops; ``None`` where no time is measured."""
+
+    operations: int
+    time: float
+    short: PlainLoop | None
+    long: PlainLoop | None
+
+
+def baseline_of(repetitions: int) -> Baseline:
+    """What methods are compared with."""
+    short, long = (PlainLoop(SHORT), PlainLoop(LONG)) if repetitions else (None, None)
+    watcher = watched(FedAvg, SHORT, short, 2 * repetitions)[1]
+    time = statistics.median(watcher.times) if repetitions else 1.0
+    return Baseline(watcher.passes.get_total_flops(), time, short, long)
 
 
 def parts_of(message: Message | None) -> list[str]:
@@ -242,33 +336,24 @@ def novel_accuracy(method: type[FederatedClient]) -> float:
     return statistics.fmean(federation.test_scores[client].accuracy for client in data.novel)
 
 
-def costs_of(method: type[FederatedClient], args: argparse.Namespace) -> MethodCosts:
+def costs_of(method: type[FederatedClient], baseline: Baseline, repetitions: int) -> MethodCosts:
     """The costs of a method."""
-    data, times, overheads = images(method, args), [], []
-    baseline, watcher = Watcher(), Watcher()
-    for _ in range(max(args.repetitions, 1)):
-        rounds = 4 if args.repetitions else 2
-        baseline, watcher = Watcher(), Watcher()
-        fit(partial(FedAvg, epochs=args.epochs, **SETTINGS), "fedpac_cnn", data, rounds, baseline)
-        plain = plain_seconds(args) if args.repetitions else 1.0
-        federation = fit(made(method, epochs=args.epochs, **SETTINGS), "fedpac_cnn", data, rounds, watcher)
-        if args.repetitions:
-            work = watcher.operations / baseline.operations
-            times.append(min(watcher.seconds) / min(baseline.seconds))
-            overheads.append(min(watcher.seconds) / (plain * work))
-    stores = federation.server.client_states()
+    federation, watcher = watched(method, SHORT, baseline.short, repetitions)
+    long = watched(method, LONG, baseline.long, max(1, repetitions // SHORT_ROUNDS))[1] if repetitions else watcher
+    stores, client = federation.server.client_states(), federation.data.participating[0]
     return MethodCosts(
         method=method.__name__,
         down=parts_of(watcher.sent),
         up=parts_of(watcher.received),
         down_bytes=watcher.sent.num_bytes if watcher.sent else 0,
         up_bytes=watcher.received.num_bytes if watcher.received else 0,
-        client_bytes=size(tensors_of(federation.clients.stored(data.participating[0]))),
+        client_bytes=size(tensors_of(federation.clients.stored(client))),
         server_bytes=size(iter([*federation.server.parameters(), *federation.server.buffers()])),
-        server_bytes_per_client=size(tensors_of([store.get(data.participating[0]) for store in stores])),
-        work=round(watcher.operations / baseline.operations, 2),
-        time=round(statistics.median(times), 2) if times else None,
-        overhead=round(statistics.median(overheads), 2) if overheads else None,
+        server_bytes_per_client=size(tensors_of([store.get(client) for store in stores])),
+        work=round(watcher.passes.get_total_flops() / baseline.operations, 2),
+        time=round(statistics.median(watcher.times) / baseline.time, 2) if repetitions else None,
+        overhead=round(statistics.median(watcher.overheads), 2) if repetitions else None,
+        overhead_long=round(statistics.median(long.overheads), 2) if repetitions else None,
         unequal_encoders=takes_unequal_encoders(method),
         novel_accuracy=round(novel_accuracy(method), 3),
     )
@@ -278,27 +363,33 @@ def main() -> None:
     """Print the table, and write the file if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=[method.__name__ for method in METHODS])
-    parser.add_argument("--clients", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=200, help="of each client; a tenth is kept for validation")
-    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument(
-        "--repetitions", type=int, default=3, help="0 measures no time, only what does not depend on it"
+        "--repetitions",
+        type=int,
+        default=SHORT_ROUNDS,
+        help=f"timed rounds, one in {SHORT_ROUNDS} with more images and epochs; 0 measures no time, only what does not "
+        "depend on it",
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="write the file that `pfl methods` reads")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(args.threads)
     machine = f"{args.threads} thread of {os.cpu_count()} cores of {platform.machine()}, torch {torch.__version__}"
     print(f"{date.today()}, {machine}\nload of the machine before the start: {os.getloadavg()[0]:.1f}\n")
-    print("| method | work | time | overhead | down, kB | up, kB | client keeps, kB | unequal encoders | novel, % |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    columns = "work | time | overhead | long | down, kB | up, kB | client keeps, kB | unequal encoders | novel, %"
+    print(f"| method | {columns} |")
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    baseline = baseline_of(args.repetitions)
     for method in METHODS:
         if method.__name__ in args.methods:
-            row = costs_of(method, args)
+            row = costs_of(method, baseline, args.repetitions)
             sizes = (row.down_bytes, row.up_bytes, row.client_bytes)
             print(
                 f"| {row.method} | {row.work} | {row.time or '-'} | {row.overhead or '-'} | "
+                f"{row.overhead_long or '-'} | "
                 + " | ".join(f"{one / 1e3:.1f}" for one in sizes)
                 + f" | {'yes' if row.unequal_encoders else 'no'} | {100 * row.novel_accuracy:.0f} |",
                 flush=True,
@@ -313,7 +404,8 @@ def write(row: MethodCosts, machine: str) -> None:
     known = read_costs()
     before = known.get(row.method)
     if row.time is None and before is not None and before.time is not None:
-        row = replace(row, time=before.time, overhead=before.overhead, measured=before.measured)
+        times = {name: getattr(before, name) for name in ("time", "overhead", "overhead_long", "measured")}
+        row = replace(row, **times)
     known[row.method] = row if row.measured else replace(row, measured=f"{date.today()}, {machine}")
     ordered = [asdict(known[method.__name__]) for method in METHODS if method.__name__ in known]
     FILE.write_text(json.dumps({"rows": ordered}, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.messages import magnitude
 
 __all__ = ["Learner", "Objective", "all_finite", "check_room", "warn_of_taken_back"]
 
@@ -201,7 +203,7 @@ def check_room(
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether no tensor holds NaN or infinity."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    return all(math.isfinite(magnitude(tensor)) for tensor in tensors)
 
 
 def warn_of_taken_back(what: str, round: int, remedy: str, stacklevel: int = 3) -> None:

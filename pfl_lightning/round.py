@@ -134,7 +134,9 @@ class Round:
                 reason = f"the update calls itself that of client {numbers[0]!r}, round {_from_one(numbers[1])}"
                 raise InvalidMessageError(result.client, self.number, reason)
             for name, tensor in result.personal.items():  # which is finite, as the engine has seen
-                if magnitude(tensor) > max(LARGEST, 1e3 * magnitude(self.clients.stored(result.client)[name])):
+                if not magnitude(tensor) > LARGEST:
+                    continue
+                if not magnitude(tensor) <= 1e3 * magnitude(self.clients.stored(result.client)[name]):
                     reason = f"{name}, which it keeps, holds values of up to {magnitude(tensor):.1e}, expected at most "
                     raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
             self.traffic.count(self.traffic.up, update)

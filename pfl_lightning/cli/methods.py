@@ -109,6 +109,10 @@ def method_card(row: MethodRow) -> Table:
     if costs is not None:
         server = f"{costs.server_bytes / 1e3:,.1f} kB, and {costs.server_bytes_per_client / 1e3:,.1f} kB a client"
         time = "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's"
+        if costs.overhead is not None and costs.overhead_long is not None:
+            time += (
+                f"; {costs.overhead:.2f} times its passes in a plain loop, {costs.overhead_long:.2f} with more steps"
+            )
         lines |= {
             "the server sends": _sent(costs.down, costs.down_bytes),
             "a client sends": _sent(costs.up, costs.up_bytes),

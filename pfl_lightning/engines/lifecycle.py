@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
 from pfl_lightning.fit_data import FitData
-from pfl_lightning.messages import ClientUpdate, State
+from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.public import public_for
 from pfl_lightning.state.tensors import load_state
 
@@ -139,7 +140,7 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
     for name, tensor in personal.items():
         if name in client.unset or not tensor.is_floating_point():
             continue
-        if not bool(torch.isfinite(tensor).all()):
+        if not math.isfinite(magnitude(tensor)):
             raise ClientError(
                 context.client,
                 context.round,

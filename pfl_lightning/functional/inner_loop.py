@@ -13,7 +13,7 @@ Three things to know:
   the backward pass finds another value than the forward pass had.
 - Inner steps are detached from the parameters that they start from. Second derivatives are products with the Hessian,
   detached, too, computed by ``torch.func`` alone: ordinary autograd around ``vmap`` gives wrong ones where batch
-  normalization trains (torch 2.15).
+  normalization trains (torch 2.15). First derivatives are ordinary autograd's outside of ``vmap``.
 """
 
 from __future__ import annotations
@@ -89,9 +89,14 @@ def loss_and_gradients(objective: Objective, params: Params) -> tuple[Tensor, di
         >>> loss_and_gradients(lambda at: at["x"].square().sum(), {"x": torch.tensor([1.0, 3.0])})
         (tensor(10.), {'x': tensor([2., 6.])})
     """
-    with torch.no_grad():  # which torch.func looks past: the gradients are there, and no graph of them
-        gradients, value = torch.func.grad_and_value(objective)(_detached(params))
-    return value.detach(), _detached(gradients)
+    if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+        return _transformed(objective, params)
+    # The same numbers by ordinary autograd, which is quicker: torch.func always makes a graph of the gradients.
+    with torch.enable_grad():
+        at = {name: tensor.requires_grad_() for name, tensor in _detached(params).items()}
+        value = objective(at)
+    gradients = torch.autograd.grad(value, list(at.values()), materialize_grads=True)
+    return value.detach(), dict(zip(at, gradients, strict=True))
 
 
 def descend(
@@ -140,7 +145,14 @@ def hessian_product(objective: Objective, params: Params, vector: Params) -> dic
         gradients = torch.func.grad(objective)(dict(at))
         return torch.stack([(gradients[name] * along).sum() for name, along in held.items()]).sum()
 
-    return loss_and_gradients(slope, params)[1]
+    return _transformed(slope, params)[1]
+
+
+def _transformed(objective: Objective, params: Params) -> tuple[Tensor, dict[str, Tensor]]:
+    """:func:`loss_and_gradients` by ``torch.func``, which works inside of ``vmap``."""
+    with torch.no_grad():  # which torch.func looks past: the gradients are there, and no graph of them
+        gradients, value = torch.func.grad_and_value(objective)(_detached(params))
+    return value.detach(), _detached(gradients)
 
 
 def _of_part(prefix: str, params: Params) -> dict[str, Tensor]:

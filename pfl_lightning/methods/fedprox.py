@@ -38,8 +38,9 @@ class FedProx(FederatedClient):
     def receive(self, broadcast: Broadcast) -> None:
         """Keep the global model w^t for the proximal term."""
         super().receive(broadcast)
-        trained = dict(self.named_parameters())
-        self.received.assign({name: value for name, value in broadcast.weights.items() if name in trained})
+        # A copy in the memory layout of the parameters, which steps are quicker with.
+        own = {name: p.detach().clone() for name, p in self.named_parameters() if name in broadcast.weights}
+        self.received.assign(own)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """h_k(w; w^t) = F_k(w) + mu / 2 ||w - w^t||^2  (2)."""

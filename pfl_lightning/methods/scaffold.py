@@ -13,6 +13,7 @@ from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage
+from pfl_lightning.functional.linear_term import linear_term
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
 from pfl_lightning.methods._full_gradient import full_gradient
 from pfl_lightning.options import EvaluationOptions, Unpack
@@ -127,7 +128,8 @@ class SCAFFOLD(FederatedClient):
         super().receive(broadcast)
         assert isinstance(broadcast, ScaffoldBroadcast)
         self.server_control.assign(broadcast.control)
-        self.received.assign({name: broadcast.weights[name] for name in broadcast.control})
+        own = dict(self.named_parameters())  # a copy of x in their memory layout, which steps are quicker with
+        self.received.assign({name: own[name].detach().clone() for name in broadcast.control})
 
     def before_fit(self, context: FitContext) -> dict[str, Tensor]:
         """Set c - c_i; the gradient at x is c_i+ with ``control="gradient"`` (line 12, option I)."""
@@ -139,10 +141,8 @@ class SCAFFOLD(FederatedClient):
         """F_i(y) + <c - c_i, y - x>, whose gradient is g_i(y) - c_i + c (line 10)."""
         terms = super().loss_terms(features, labels)
         if self.uses("control"):
-            parameters, received = dict(self.named_parameters()), self.received.as_state()
             correction = self.correction.as_state()
-            products = [(c * (parameters[name] - received[name])).sum() for name, c in correction.items()]
-            terms["control"] = torch.stack(products).sum()
+            terms["control"] = linear_term(dict(self.named_parameters()), self.received.as_state(), correction)
         return terms
 
     @torch.no_grad()

@@ -168,3 +168,22 @@ def test_a_step_with_inner_steps_is_vectorized_over_clients():
         assert_close(
             {name: t[client] for name, t in moved.items()}, {f"net.{n}": b for n, b in alone.net.named_buffers()}
         )
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_gradients_are_those_of_torch_func(inference):
+    """Bit by bit, in and out of inference mode, with zeros for what the objective does not use."""
+    net, (inputs, labels) = Net(), batch()
+    params = {**dict(net.named_parameters()), "unused": torch.ones(2)}
+
+    def objective(at):
+        own = {name: tensor for name, tensor in at.items() if name != "unused"}
+        return F.cross_entropy(scores_at(net, own, inputs), labels)
+
+    gradients, value = torch.func.grad_and_value(objective)(params)
+    with torch.inference_mode(inference):
+        got_value, got = loss_and_gradients(objective, params)
+    assert torch.equal(got_value, value)
+    assert not got_value.requires_grad
+    assert_close(got, {name: gradient.detach() for name, gradient in gradients.items()}, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in net.parameters())

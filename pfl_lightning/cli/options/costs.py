@@ -25,8 +25,9 @@ class MethodCosts:
         server_bytes: Bytes of the server's state.
         server_bytes_per_client: Bytes that the server keeps of each client beside it.
         work: Operations of a round's forward and backward passes, as a ratio.
-        time: Seconds of a round, as a ratio; ``None`` where it was not measured.
-        overhead: Seconds of a round over those of a plain loop with as much work, or ``None``.
+        time: Time of a round, as a ratio; ``None`` where it was not measured.
+        overhead: Time of a round over that of its passes in a plain loop, or ``None``.
+        overhead_long: The same where a client takes more steps: FedPAC's 600 images and 5 epochs, or ``None``.
         unequal_encoders: Whether two encoders of one feature width train together.
         novel_accuracy: Test accuracy in [0, 1] of clients that never train, on ten classes, without a personalization.
         measured: Day and machine.
@@ -46,6 +47,7 @@ class MethodCosts:
     unequal_encoders: bool
     novel_accuracy: float
     measured: str = ""
+    overhead_long: float | None = None
 
 
 def read_costs() -> dict[str, MethodCosts]:
