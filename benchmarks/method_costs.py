@@ -165,8 +165,8 @@ class Watcher(L.Callback):
         overheads: Rounds as multiples of their passes in the plain loop.
     """
 
-    def __init__(self, plain: PlainLoop | None, epochs: int) -> None:
-        self.plain, self.epochs, self.passes = plain, epochs, Passes()
+    def __init__(self, plain: PlainLoop | None) -> None:
+        self.plain, self.passes = plain, Passes()
         self.times: list[float] = []
         self.overheads: list[float] = []
         self.sent: Message | None = None
@@ -192,10 +192,8 @@ class Watcher(L.Callback):
         del pl_module.server.broadcast, pl_module.server.receive
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock or the counter. The first round only warms up: it has one local epoch."""
+        """Start the clock or the counter."""
         if trainer.current_epoch == 1:
-            for client in pl_module.clients.models:
-                client.epochs = self.epochs
             self.passes.__enter__()
         self._start = time.process_time()
 
@@ -250,8 +248,8 @@ def watched(
     method: type[FederatedClient], workload: Workload, plain: PlainLoop | None, repetitions: int
 ) -> tuple[Federation, Watcher]:
     """A federation after two rounds and those that are timed."""
-    watcher = Watcher(plain, workload.epochs)
-    make = made(method, epochs=1, **SETTINGS)
+    watcher = Watcher(plain)
+    make = made(method, epochs=workload.epochs, **SETTINGS)
     return fit(make, "fedpac_cnn", images(method, workload), 2 + repetitions, watcher), watcher
 
 

@@ -119,6 +119,13 @@ def test_a_named_method_is_told_whole(measured, capsys):
     assert "FedProto: Federated Prototype Learning" in said
 
 
+def test_times_beside_a_plain_loop_are_told(monkeypatch, capsys):
+    monkeypatch.setattr("pfl_lightning.cli.methods.read_costs", lambda: {"FedAvg": replace(COSTS, overhead_long=1.01)})
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["methods", "fedavg"])
+    assert "1.00 times FedAvg's; 1.05 times its passes in a plain loop, 1.01 with more steps" in capsys.readouterr().out
+
+
 def test_an_unknown_word_is_refused(measured):
     with pytest.raises(SystemExit, match="there is no FedPAK; did you mean FedPAC"):
         main(["methods", "FedPAK"])
