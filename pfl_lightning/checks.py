@@ -28,18 +28,18 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuse a value that is none of the choices.
 
     Raises:
-        ValueError: The message names the argument, the choices and the value.
+        ConfigurationError: The message names the argument, the choices and the value.
 
     Example:
         >>> from pfl_lightning.checks import check_choice
         >>> check_choice("norm", "l1", ("mse", "l2"))
         Traceback (most recent call last):
-        ValueError: norm must be one of ('mse', 'l2'), got 'l1'
+        ConfigurationError: norm must be one of ('mse', 'l2'), got 'l1'
     """
     if value not in choices:
         near = difflib.get_close_matches(str(value).lower(), map(str, choices), n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}{hint}")
+        raise ConfigurationError(f"{name} must be one of {choices}, got {value!r}{hint}")
 
 
 def check_number(name: str, value: float, least: float = 0.0, strict: bool = False) -> None:
@@ -52,21 +52,21 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
         strict: Whether the least value itself is too small.
 
     Raises:
-        ValueError: The message names the argument, the bound and the value.
+        ConfigurationError: The message names the argument, the bound and the value.
 
     Example:
         >>> from pfl_lightning.checks import check_number
         >>> check_number("lr", 0.0, strict=True)
         Traceback (most recent call last):
-        ValueError: lr must be a finite number above 0, got 0.0
+        ConfigurationError: lr must be a finite number above 0, got 0.0
     """
     bound = f"{'above' if strict else 'of at least'} {least:g}"
     try:
         fits = math.isfinite(value) and value >= least and not (strict and value == least)
     except TypeError:
-        raise ValueError(f"{name} must be a finite number {bound}, got {value!r}") from None
+        raise ConfigurationError(f"{name} must be a finite number {bound}, got {value!r}") from None
     if not fits:
-        raise ValueError(f"{name} must be a finite number {bound}, got {value}")
+        raise ConfigurationError(f"{name} must be a finite number {bound}, got {value}")
 
 
 def check_learning_rate(name: str, value: float, strict: bool = False) -> None:
@@ -78,47 +78,47 @@ def check_learning_rate(name: str, value: float, strict: bool = False) -> None:
         strict: Whether 0 is refused, too.
 
     Raises:
-        ValueError: The message names the argument, the bound and the value.
+        ConfigurationError: The message names the argument, the bound and the value.
 
     Example:
         >>> from pfl_lightning.checks import check_learning_rate
         >>> check_learning_rate("lr", 1e30)
         Traceback (most recent call last):
-        ValueError: lr must be at most 1e+06, got 1e+30
+        ConfigurationError: lr must be at most 1e+06, got 1e+30
     """
     check_number(name, value, strict=strict)
     if value > LARGEST_LR:
-        raise ValueError(f"{name} must be at most {LARGEST_LR:g}, got {value:g}")
+        raise ConfigurationError(f"{name} must be at most {LARGEST_LR:g}, got {value:g}")
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
     """Refuse a number that is not whole, too small, or larger than any size or count.
 
     Raises:
-        ValueError: The message names the argument, the least value and the value.
+        ConfigurationError: The message names the argument, the least value and the value.
 
     Example:
         >>> from pfl_lightning.checks import check_at_least
         >>> check_at_least("epochs", 0, 1)
         Traceback (most recent call last):
-        ValueError: epochs must be at least 1, got 0
+        ConfigurationError: epochs must be at least 1, got 0
     """
     if not isinstance(value, Integral):
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise ConfigurationError(f"{name} must be at least {least}, got {value}")
     if value > LARGEST_WHOLE:
-        raise ValueError(f"{name} must be at most {LARGEST_WHOLE}, got {value}")
+        raise ConfigurationError(f"{name} must be at most {LARGEST_WHOLE}, got {value}")
 
 
 def check_whole(name: str, value: object, least: int) -> None:
     """Refuse what is not a whole number, is too small, or larger than any size or count.
 
     Raises:
-        ValueError: Names the argument, the least value and the value.
+        ConfigurationError: Names the argument, the least value and the value.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")
     check_at_least(name, int(value), least)
 
 

@@ -11,6 +11,22 @@ class ConfigurationError(FederationError, ValueError):
     """An argument, or a combination of arguments, has no meaning."""
 
 
+class UsageError(ConfigurationError):
+    """A command line is mistaken, or a file of settings that it names: ``pfl`` exits with status 2."""
+
+
+def refused(error: Exception) -> UsageError:
+    """What an error says of an option, as a refusal of the command line that has it.
+
+    Args:
+        error: The error, whose notes are taken over.
+    """
+    found = UsageError(str(error))
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
+
+
 class CheckpointError(FederationError):
     """A checkpoint is damaged, or does not fit the federation that loads it."""
 

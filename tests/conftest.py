@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import gc
+
 import pytest
 import torch
 
@@ -18,6 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     for line in NOISE:
         config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there for good, millions of objects of modules and items, out of further garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
+from _helpers.methods import EVERY_METHOD
 from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, quiet_trainer, run, tiny_encoder, whole_state
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.progress import TQDMProgressBar
@@ -15,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.methods import METHODS, Ditto, FedAvg, FedBABU, FedPAC, FedRep, LocalOnly
+from pfl_lightning.methods import Ditto, FedAvg, FedBABU, FedPAC, FedRep, LocalOnly
 
 FIT = partial(FedAvg, lr=0.05, epochs=1)
 
@@ -102,7 +103,8 @@ def test_csv_rows_carry_the_round_as_step(tmp_path):
     assert up == [up[0], 3 * up[0], 4 * up[0]]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+# The configs of the digits run every method so.
+@EVERY_METHOD
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_fast_dev_run(tmp_path, method, engine):
     callbacks = [ResultsWriter(str(tmp_path / "results")), ModelCheckpoint(tmp_path / "checkpoints")]

@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.cli.options.words import WordParser, share
+from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.report.formats import fits, terminal_table, turned
 from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.report.notes import FAIRNESS
@@ -39,7 +40,7 @@ def compare(args: Sequence[str]) -> None:
     rows = group_runs([read_run(folder, options.choice) for folder in folders], options.labels)
     names = [row.label for row in rows]
     if options.reference and options.reference not in names:
-        raise ConfigurationError(f"--reference {options.reference}: there is no such row; there are {'; '.join(names)}")
+        raise UsageError(f"--reference {options.reference}: there is no such row; there are {'; '.join(names)}")
     settings = ReportSettings(
         title=options.title,
         choice=options.choice,
@@ -57,7 +58,7 @@ def compare(args: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = WordParser(
         prog="pfl compare",
         description="Compare finished runs. Runs that differ in their seeds only become one row: mean ± standard "
         "deviation over seeds. Rows are named by what differs between their configs; runs of different data or "
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--labels", nargs="+", metavar="NAME", help="names of the rows, in their order")
     add("--choice", choices=CHOICES, default="last", help="which round's accuracies (default: last)")
     add("--figure", choices=tuple(FIGURES), default="test", help="the accuracy that is compared (default: test)")
-    add("--target-accuracy", type=_share, metavar="A", help="rounds, MB and seconds to this accuracy, such as 0.8")
+    add("--target-accuracy", type=share, metavar="A", help="rounds, MB and seconds to this accuracy, such as 0.8")
     add("--reference", metavar="NAME", help="row that the others are tested against (default: the best)")
     add("--title", default="Comparison", help="title of the report")
     add("--output", type=Path, default=Path("comparison"), help="folder of the files (default: comparison)")
@@ -78,13 +79,6 @@ def _parser() -> argparse.ArgumentParser:
         help="which of comparison.md, .csv, .tex, .png and .html (default: all)",
     )
     return parser
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1 (0.8 is 80 %), got {text}")
-    return value
 
 
 def _print(report: Report) -> None:
@@ -115,7 +109,7 @@ def tensorboard_arguments(args: Sequence[str]) -> list[str]:
     split = next((index for index, word in enumerate(args) if word.startswith("-")), len(args))
     paths, options = [Path(word) for word in args[:split]], list(args[split:])
     if not paths:
-        raise ConfigurationError("give the folder of a run: pfl tensorboard runs/fedpac_digits [--port 6007 ...]")
+        raise UsageError("give the folder of a run: pfl tensorboard runs/fedpac_digits [--port 6007 ...]")
     for path in paths:
         if next(path.rglob("events.out.tfevents.*"), None) is None:
             there = "there is no such folder" if not path.is_dir() else "the run had another logger, or none"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
+from pfl_lightning.cli.options.words import WordParser
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["completion"]
@@ -24,7 +25,7 @@ def completion(args: Sequence[str]) -> None:
     Raises:
         ConfigurationError: shtab is not installed.
     """
-    parser = argparse.ArgumentParser(
+    parser = WordParser(
         prog="pfl completion", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))

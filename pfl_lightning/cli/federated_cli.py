@@ -12,6 +12,7 @@ from typing import Any, Literal
 import lightning as L
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -33,7 +34,7 @@ from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
-from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.best_round import BestRound
@@ -177,13 +178,15 @@ class FederatedCLI(LightningCLI):
         """Make what the config names.
 
         Raises:
-            ConfigurationError: A class cannot be made from its arguments.
+            UsageError: A class cannot be made from its arguments.
         """
         try:
             super().instantiate_classes()
+        except (ValueError, MisconfigurationException) as error:
+            raise refused(error) from error
         except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError) as error:
             reason = str(error) or "out of memory"
-            raise ConfigurationError(
+            raise UsageError(
                 f"what the config names cannot be made from its arguments: {type(error).__name__}: {reason}"
             ) from error
 

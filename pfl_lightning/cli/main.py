@@ -13,7 +13,7 @@ import pfl_lightning
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
 from pfl_lightning.cli.options.config_files import check_config_files
 from pfl_lightning.cli.options.short_help import short_help
-from pfl_lightning.errors import FederationError
+from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
 
 __all__ = ["main"]
 
@@ -80,9 +80,19 @@ def _run(words: list[str], args: list[str] | None) -> None:
 
         topic = _topic(words)
         if topic is None:
-            FederatedCLI(args=args)
+            _run_trainer(FederatedCLI, args)
         else:
             _help_on(topic, words[0])
+
+
+def _run_trainer(cli: type, args: list[str] | None) -> None:
+    """Run a subcommand of the Trainer, where a value without meaning may come to light when clients are made."""
+    try:
+        cli(args=args)
+    except UsageError:
+        raise
+    except ConfigurationError as error:
+        raise refused(error) from error
 
 
 def _import_from_here() -> None:
@@ -134,7 +144,11 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("PFL_DEBUG") or not _is_reported(error):
             raise
-        sys.exit(f"pfl: {_sentence(error)}\n(PFL_DEBUG=1 shows where)")
+        where = "\n(PFL_DEBUG=1 shows where)"
+        if isinstance(error, UsageError):
+            sys.stderr.write(f"pfl: {_sentence(error)}{where if error.__cause__ else ''}\n")
+            sys.exit(2)
+        sys.exit(f"pfl: {_sentence(error)}{where}")
 
 
 def _sentence(error: Exception) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pfl_lightning.cli.options.catalog import Catalog, read_catalog
 from pfl_lightning.cli.options.costs import MethodCosts, read_costs
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 
 __all__ = [
     "MethodRow",
@@ -187,9 +187,7 @@ def _chosen(args: Sequence[str], console: Console) -> None:
         if word not in FILTERS and word.lower() not in names:
             known = [*FILTERS, *(row.name for row in rows)]
             near = difflib.get_close_matches(word, known, 1)
-            raise ConfigurationError(
-                f"pfl methods: there is no {word}" + (f"; did you mean {near[0]}?" if near else "")
-            )
+            raise UsageError(f"pfl methods: there is no {word}" + (f"; did you mean {near[0]}?" if near else ""))
     filters = [FILTERS[word] for word in args if word in FILTERS]
     named = [names[word.lower()] for word in args if word not in FILTERS]
     fitting = [row for row in named or rows if all(fits(row) for fits in filters)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.report.options import differing, short_names, show
 from pfl_lightning.report.rows import MeasuredRow
 from pfl_lightning.report.run import FinishedRun, Source
@@ -29,7 +29,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
         labels: Names of the rows, in the order of the blocks and of their rows.
 
     Raises:
-        ConfigurationError: There are more or fewer labels than rows.
+        UsageError: There are more or fewer labels than rows.
     """
     blocks: list[list[Group]] = []
     for run in runs:
@@ -42,9 +42,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
     found = [(block, name) for block in blocks for name in _labels(block)]
     names = [name for _, name in found]
     if labels is not None and len(labels) != len(names):
-        raise ConfigurationError(
-            f"--labels has {len(labels)} names for {len(names)} configurations: {', '.join(names)}"
-        )
+        raise UsageError(f"--labels has {len(labels)} names for {len(names)} configurations: {', '.join(names)}")
     settings = [title for title, block in zip(_titles(blocks), blocks, strict=True) for _ in block]
     rows = [tuple(row) for block in blocks for row in block]
     return [

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.cli.options.words import WordParser, whole_number
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.options import parse_words
 
 __all__ = ["StudyArguments", "parse_arguments", "study_parser"]
@@ -70,7 +71,7 @@ def study_parser(command: str, what: str, description: str, *, estimate: bool) -
         description: What the command does.
         estimate: Whether rounds are timed unless it is said otherwise.
     """
-    parser = argparse.ArgumentParser(
+    parser = WordParser(
         f"pfl {command}",
         usage=f"pfl {command} {what} [options] [--OPTION_OF_EVERY_RUN VALUE ...]",
         description=description,
@@ -80,12 +81,16 @@ def study_parser(command: str, what: str, description: str, *, estimate: bool) -
     parser.add_argument("study", nargs="?", default="", metavar=what)
     parser.add_argument("--scale", help="a scale of the study, such as smoke, reduced or paper")
     parser.add_argument("--output", type=Path, help="folder of the study (runs/studies/NAME[-SCALE])")
-    parser.add_argument("--processes", type=_positive, help="runs at once (cores / threads; at most 4 on a GPU)")
-    parser.add_argument("--threads", type=_positive, default=1, help="threads of each run (1)")
+    parser.add_argument(
+        "--processes", type=whole_number(at_least=1), help="runs at once (cores / threads; at most 4 on a GPU)"
+    )
+    parser.add_argument("--threads", type=whole_number(at_least=1), default=1, help="threads of each run (1)")
     parser.add_argument("--seeds", default="", metavar="0,1", help="run these seeds now; the others are missing")
     parser.add_argument("--methods", default="", metavar="A,B", help="run these methods, or rows, now")
     parser.add_argument("--settings", default="", metavar="A,B", help="run these settings now")
-    parser.add_argument("--retry", type=_whole, default=0, help="tries of a run after it has failed (0)")
+    parser.add_argument(
+        "--retry", type=whole_number(at_least=0), default=0, help="tries of a run after it has failed (0)"
+    )
     parser.add_argument("--restart", action="store_true", help="move runs of changed options aside and run them again")
     parser.add_argument("--check", action="store_true", help="check every config and print the plan")
     parser.add_argument("--report-only", action="store_true", help="write the tables of what is done")
@@ -104,7 +109,7 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> St
     """Parse the words of a command; options that are not the command's go to every run.
 
     Raises:
-        ConfigurationError: An option is neither.
+        UsageError: An option is neither.
     """
     own, others = _divide(parser, words)
     found = vars(parser.parse_args(own))
@@ -138,18 +143,4 @@ def _refuse_unknown(name: str, known: list[str]) -> None:
     instead = {"--run_dir": "the folder of a study is --output", "--ckpt_path": "runs go on by themselves"}
     near = difflib.get_close_matches(name, [*known, *(f"--{option}" for option in OF_A_RUN)], n=1)
     hint = instead.get(name) or (f"did you mean {near[0]}?" if near else "the options are in --help")
-    raise ConfigurationError(f"unknown option {name}: {hint}")
-
-
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {number}")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    raise UsageError(f"unknown option {name}: {hint}")

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import write_yaml
@@ -32,7 +32,7 @@ def check_configs(runs: Sequence[Run]) -> None:
         runs: The runs.
 
     Raises:
-        ConfigurationError: A config has an unknown option or a wrong value; it says which run, and all that is wrong.
+        UsageError: A config has an unknown option or a wrong value; it says which run, and all that is wrong.
     """
     firsts = list({id(run.cell): run for run in reversed(runs)}.values())[::-1]
     ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the study
@@ -45,7 +45,7 @@ def check_configs(runs: Sequence[Run]) -> None:
             wrong.setdefault(error, []).append(run.cell.name)
     if wrong:
         said = [f"{names[0]}{_others(names)}: {error}" for error, names in wrong.items()]
-        raise ConfigurationError("the study's configs do not fit pfl fit:\n" + "\n".join(said))
+        raise UsageError("the study's configs do not fit pfl fit:\n" + "\n".join(said))
 
 
 def _others(names: Sequence[str]) -> str:

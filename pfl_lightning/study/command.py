@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.arguments import StudyArguments, parse_arguments, study_parser
 from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.definition.reader import read_study
@@ -33,7 +33,7 @@ def study(args: list[str]) -> None:
         return
     arguments = parse_arguments(parser, args)
     if not arguments.study:
-        raise ConfigurationError("pfl study needs a study file, as in pfl study my_study.yaml")
+        raise UsageError("pfl study needs a study file, as in pfl study my_study.yaml")
     conduct(Path(arguments.study), replace(arguments, scale=arguments.scale or ""), ["study", *args])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +12,16 @@ from typing import Any
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.study.agenda import Agenda
 from pfl_lightning.study.arguments import StudyArguments
-from pfl_lightning.study.changed import changed_before_search, changes, move_aside, refusal
+from pfl_lightning.study.changed import move_aside, refusal
 from pfl_lightning.study.definition.options import Config, option_of
-from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
+from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.display import Display
 from pfl_lightning.study.estimate import probe
-from pfl_lightning.study.part import part_of
 from pfl_lightning.study.runs.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runs.runner import Outcome, Runner
-from pfl_lightning.study.runs.state import RunState, changed_options, state_of
-from pfl_lightning.study.search.searches import search_of, searched_cells, with_some_values
 from pfl_lightning.study.signals import StoppedError, stopping_signals
 from pfl_lightning.study.tables import print_tables
 from pfl_lightning.study.times import Times, duration
@@ -54,16 +51,7 @@ class Conductor:
         self.arguments = arguments
         self.words = words
         self.console = console
-        planned = plan_cells(study, arguments.words)
-        self.part = part_of(study, planned, arguments.seeds, arguments.methods, arguments.settings)
-        self._set_cells(*searched_cells(study, planned, output))
-
-    def _set_cells(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
-        """Plan the runs of the table, and those of the part that is run now."""
-        self.waiting = list(waiting)
-        self.to_search = [cell for cell in waiting if self.part.has_cell(cell)]
-        self.all_runs = plan_runs(self.study, cells, self.output)
-        self.runs = [run for run in self.all_runs if self.part.has(run)]
+        self.agenda = Agenda(study, output, arguments)
 
     # ------------------------------------------------------------------ what can be asked for
 
@@ -73,21 +61,17 @@ class Conductor:
         Args:
             failed: Why runs have just failed, by name.
         """
-        waiting = plan_runs(self.study, self.waiting, self.output)
-        print_tables(self.study, self.all_runs, self.output, self.console, waiting, failed)
+        agenda = self.agenda
+        print_tables(self.study, agenda.all_runs, self.output, self.console, agenda.waiting_runs(), failed)
 
     def check(self) -> None:
         """Check every config, and print the plan."""
         from pfl_lightning.study.check import check_configs
 
-        check_configs([*self.runs, *self._tried()])
-        self._say_plan()
-        for run in self.runs:
-            state = state_of(run)
-            changed = changes(changed_options(run)) if state is RunState.CHANGED else ""
-            self._say(f"  {state.value:<10} {run.name}{changed}")
-        for cell in self.to_search:
-            self._say(f"  to search  {cell.name}")
+        check_configs([*self.agenda.runs, *self.agenda.tried_runs()])
+        self._say(self.agenda.summary())
+        for line in self.agenda.lines():
+            self._say(line)
 
     def run(self) -> int:
         """Run what is not done, and write the tables; the exit code of the command."""
@@ -101,8 +85,8 @@ class Conductor:
         self._check_new()
         self._handle_changed()
         outcome = self._search()
-        self._say_plan()
-        open_runs = self._open_runs()
+        self._say(self.agenda.summary())
+        open_runs = self.agenda.open_runs()
         if open_runs and self.arguments.estimate and outcome.stopped is None:
             outcome = self._estimate(open_runs)
         if open_runs and outcome.stopped is None:
@@ -112,13 +96,10 @@ class Conductor:
         self.report(outcome.reasons)
         return self._exit_code(outcome)
 
-    def _open_runs(self) -> list[Run]:
-        return [run for run in self.runs if state_of(run) is not RunState.DONE]
-
     def _times(self) -> Times:
         """What is known of how long runs take."""
         times = Times.load(self.probe_folder / "times.json")
-        times.learn_all(self.runs)
+        times.learn_all(self.agenda.runs)
         return times
 
     @property
@@ -134,47 +115,36 @@ class Conductor:
 
     def _check_new(self) -> None:
         """Check the configs of cells that nothing has been run of, or that are run again."""
-        new = [run for run in self.runs if self._is_unchecked(run)] + self._tried()
+        new = self.agenda.unchecked_runs()
         if new:
             from pfl_lightning.study.check import check_configs
 
             check_configs(new)
 
-    def _is_unchecked(self, run: Run) -> bool:
-        if state_of(run) is RunState.CHANGED:  # its folder is moved aside only for a config that fits
-            return self.arguments.restart
-        return state_of(run) is RunState.NEW and (not run.config_file.is_file() or bool(changed_options(run)))
-
-    def _tried(self) -> list[Run]:
-        """Runs of the rows that are searched now, with a value of each option that is searched."""
-        cells = [with_some_values(search_of(self.study, cell), cell, longest=True) for cell in self.to_search]
-        return [run for run in plan_runs(self.study, cells, self.output) if self.part.has(run)]
-
     def _search(self) -> Outcome:
         """Search options of the cells that need it."""
         outcome = Outcome()
-        if not self.to_search:
+        if not self.agenda.to_search:
             return outcome
         estimated = ""
         if self.arguments.estimate:
             outcome, estimated = self._estimate_search()
         if outcome.stopped is None:
-            names = ", ".join(cell.name for cell in self.to_search)
+            names = ", ".join(cell.name for cell in self.agenda.to_search)
             self._say(f"searching options of {names}: {self._trials()}{estimated}")
-            planned = plan_cells(self.study, self.arguments.words)
-            self._set_cells(*searched_cells(self.study, planned, self.output, self._search_cell, self.part.has_cell))
+            self.agenda.search(self._search_cell)
             self._handle_changed()
         return outcome
 
     def _trials(self) -> str:
         """How much a search is."""
-        rounds = dict.fromkeys(str(option_of(cell.config, "trainer.max_epochs", "?")) for cell in self.to_search)
-        number = len(self.to_search) * self.study.search.trials if self.study.search is not None else 0
+        rounds = dict.fromkeys(str(option_of(cell.config, "trainer.max_epochs", "?")) for cell in self.agenda.to_search)
+        number = len(self.agenda.to_search) * self.study.search.trials if self.study.search is not None else 0
         return f"{number} trials of {' or '.join(rounds)} rounds each come first"
 
     def _estimate_search(self) -> tuple[Outcome, str]:
         """Time a round of every row, those with options to search included; how long search and runs take."""
-        tried, others, times = self._tried(), self._open_runs(), self._times()
+        tried, others, times = self.agenda.tried_runs(), self.agenda.open_runs(), self._times()
         outcome = self._probe(others, times, self.probe_folder)
         slowest = Times()  # of the values that most often take longest, which may have changed since the last time
         if outcome.stopped is None:
@@ -209,16 +179,12 @@ class Conductor:
 
     def _handle_changed(self) -> None:
         """Move runs made with different options aside, or refuse to go on; before rows are searched again, too."""
-        changed = {run.folder: (run, changed_options(run)) for run in self.runs if state_of(run) is RunState.CHANGED}
-        for run in plan_runs(self.study, self.to_search, self.output):
-            options = changed_before_search(run, search_of(self.study, run.cell)) if self.part.has(run) else {}
-            if options:
-                changed[run.folder] = (run, options)
+        changed = self.agenda.changed_runs()
         if not changed:
             return
         if not self.arguments.restart:
-            raise ConfigurationError(refusal(self.output, list(changed.values())))
-        aside = move_aside(self.output, [run for run, _ in changed.values()])
+            raise ConfigurationError(refusal(self.output, changed))
+        aside = move_aside(self.output, [run for run, _ in changed])
         self._say(f"{len(changed)} runs made with different options are now in {aside}")
 
     def _estimate(self, runs: Sequence[Run]) -> Outcome:
@@ -226,7 +192,7 @@ class Conductor:
         times = self._times()
         outcome = self._probe(runs, times, self.probe_folder)
         if outcome.stopped is None:
-            done = len(self.runs) - len(runs)
+            done = len(self.agenda.runs) - len(runs)
             time = duration(times.left(runs, self.processes))
             self._say(f"{len(runs)} runs will take about {time}" + (f"; {done} are done" if done else ""))
         return outcome
@@ -240,8 +206,8 @@ class Conductor:
 
     def _play(self, runs: Sequence[Run], times: Times) -> Outcome:
         open_names = {run.name for run in runs}
-        done = {run.name for run in self.runs if run.name not in open_names}
-        with Display(self.runs, done, times, self.processes, self.console) as display:
+        done = {run.name for run in self.agenda.runs if run.name not in open_names}
+        with Display(self.agenda.runs, done, times, self.processes, self.console) as display:
             runner = Runner(
                 self.starter,
                 display,
@@ -279,19 +245,11 @@ class Conductor:
         if self.arguments.processes is not None:
             return self.arguments.processes
         found = max(getattr(self.starter, "cores", cores()) // self.arguments.threads, 1)
-        if self.arguments.ray or all(option_of(run.config, "trainer.accelerator") == "cpu" for run in self.runs):
+        if self.arguments.ray or all(option_of(run.config, "trainer.accelerator") == "cpu" for run in self.agenda.runs):
             return found
         return min(found, RUNS_OF_A_GPU) if found > RUNS_OF_A_GPU and has_gpu() else found
 
     # ------------------------------------------------------------------ words
-
-    def _say_plan(self) -> None:
-        counts = Counter(state_of(run).value for run in self.runs)
-        parts = ", ".join(f"{number} {state}" for state, number in counts.items())
-        text = f"{self.study.title}: {len(self.runs)} runs in {self.output} ({parts})"
-        left_out = len(self.all_runs) - len(self.runs)
-        text += f"; {len(self.to_search)} rows to search" if self.to_search else ""
-        self._say(text + (f"; {left_out} others are left out now" if left_out else ""))
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.plan import Cell, Run
 from pfl_lightning.study.definition.study import Study
 
@@ -48,7 +48,7 @@ def part_of(study: Study, cells: Sequence[Cell], seeds: str, methods: str, setti
         settings: Settings; empty for all.
 
     Raises:
-        ConfigurationError: The study has no such seed, method or setting.
+        UsageError: The study has no such seed, method or setting.
     """
     known = list(dict.fromkeys([*(cell.label for cell in cells), *study.methods]))
     blocks = [name for name in study.settings if name]
@@ -71,7 +71,7 @@ def _names(option: str, text: str, known: Sequence[str], what: str) -> tuple[str
             near = difflib.get_close_matches(words[0], known, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
             has = f"it has {'; '.join(known)}" if known else "it has none"
-            raise ConfigurationError(f"{option}: the study has no {what} {words[0]!r}{meant} ({has})")
+            raise UsageError(f"{option}: the study has no {what} {words[0]!r}{meant} ({has})")
         found.append(spelled[_spelled(",".join(words[:length]))])
         words = words[length:]
     return tuple(dict.fromkeys(found))

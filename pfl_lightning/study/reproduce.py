@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pfl_lightning
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.arguments import parse_arguments, study_parser
 from pfl_lightning.study.command import conduct
 from pfl_lightning.study.definition.reader import read_study
@@ -49,7 +49,7 @@ def reproduce(args: list[str]) -> None:
         meant = f"; did you mean {near[0]}?" if near else ""
         own = f"; a study file of your own is run by pfl study {shlex.quote(arguments.study)}"
         own = own if Path(arguments.study).is_file() else ""
-        raise ConfigurationError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
+        raise UsageError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
     words = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.words)
     scale = arguments.scale
     if scale is None:

@@ -40,11 +40,14 @@ EVERY_METHOD = pytest.mark.parametrize("method", often(), ids=lambda method: met
 def crossed(
     first: Mapping[str, tuple[Any, ...]], second: Mapping[str, tuple[Any, ...]], is_often: Callable[[str, str], bool]
 ) -> list[Any]:
-    """Values of ``parametrize``: each case of the first with each of the second; slow unless ``is_often`` says so."""
+    """Values of ``parametrize``: each case of the first with each of the second; slow unless ``is_often`` says so.
+
+    All of one case follow each other, so that what they are compared with can be made once.
+    """
     return [
         pytest.param(*(*one, *other), id=f"{b}-{a}", marks=() if is_often(a, b) else pytest.mark.slow)
-        for b, other in second.items()
         for a, one in first.items()
+        for b, other in second.items()
     ]
 
 

@@ -124,8 +124,9 @@ def test_labels_name_the_rows_in_their_order(runs, tmp_path, capsys):
     with (tmp_path / "comparison.csv").open() as file:
         rows = [(row["run"], row["method"]) for row in csv.DictReader(file)]
     assert rows == [("personal", "FedPer"), ("global", "FedAvg")]
-    with pytest.raises(SystemExit, match="--labels has 1 names for 2 configurations: FedPer, FedAvg"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["compare", str(runs / "fedper"), str(runs / "fedavg"), "--labels", "one"])
+    assert "--labels has 1 names for 2 configurations: FedPer, FedAvg" in capsys.readouterr().err
 
 
 def test_a_personalization_has_columns_of_its_own(tmp_path, capsys):
@@ -184,8 +185,9 @@ def test_a_reference_is_chosen_by_its_name(tmp_path, capsys):
         write_run(tmp_path / "runs" / method, method, [value] * 3)
     compare(capsys, tmp_path / "runs", "--output", tmp_path, "--reference", "FedAvg", "--format", "csv")
     assert [row["reference"] for row in read_csv(tmp_path)] == ["", "FedAvg"]
-    with pytest.raises(SystemExit, match="no such row; there are FedAvg; FedPAC"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["compare", str(tmp_path / "runs"), "--reference", "Fed"])
+    assert "no such row; there are FedAvg; FedPAC" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["80", "0", "-1"])

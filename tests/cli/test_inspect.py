@@ -108,8 +108,9 @@ def test_an_evaluation_of_an_inspected_run_says_nothing_of_callbacks(tmp_path):
 
 def test_settings_without_meaning_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("PFL_DEBUG")
-    with pytest.raises(SystemExit, match=r"inspect\.every_n_rounds must be at least 1, got 0"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["fit", "--config", config(tmp_path, {}), "--inspect.every_n_rounds", "0"])
+    assert "inspect.every_n_rounds must be at least 1, got 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["fit", "--config", config(tmp_path, {}), "--inspect.every", "3"])
     assert "options of Inspection: clients, dirpath, every_n_rounds, part, samples" in capsys.readouterr().err

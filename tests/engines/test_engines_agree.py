@@ -28,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. F
 COHORTS = [[0, 2, 3], [1, 2]]
 
 
+@pytest.mark.slow  # test_every_engine.py compares them with one epoch, every method
 @EVERY_METHOD
 def test_engines_agree_bit_by_bit(method):
     fit = for_toy(method, lr=0.05, epochs=2)
@@ -51,7 +52,9 @@ def test_engines_agree_bit_by_bit(method):
     ],
     ids=["FedPAC", "FedBN", "DualFed", "FedAvg-FT", "Adam", "scheduler"],
 )
-@pytest.mark.parametrize("clip", [{}, {"gradient_clip_val": 0.1}], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize(  # test_every_engine.py has such clients unclipped
+    "clip", [pytest.param({}, marks=pytest.mark.slow), {"gradient_clip_val": 0.1}], ids=["unclipped", "clipped"]
+)
 def test_engines_agree_with_batch_norm_dropout_and_options(fit, encoder, clip):
     def go(engine):
         return run(fit, 2, cohorts=COHORTS, engine=engine, encoder=encoder, data=Toy(batch_size=9))

@@ -97,12 +97,12 @@ NEEDS = {"mocov2": {"bank": 6}, "smog": {"groups": 5}}
 def test_without_regularizers_and_by_samples_it_is_pfl_ssl(name):
     objective = partial(OBJECTIVES[name], hidden=6, out=5, **NEEDS.get(name, {}))
     options = {"data": ToyViews(drop_last=True), "encoder": flat_encoder, "cohorts": TWO_ROUNDS}
-    plain = run(partial(PFLSSL, objective=objective, epochs=2), 2, **options)
+    plain = run(partial(PFLSSL, objective=objective, epochs=1), 2, **options)
     off = {"alpha_n": 0.0, "alpha_p": 0.0, "aggregation": "samples"}
-    calibre = run(partial(Calibre, objective=objective, epochs=2, **off), 2, **options)
+    calibre = run(partial(Calibre, objective=objective, epochs=1, **off), 2, **options)
     assert_same(whole_state(calibre), whole_state(plain))
     off |= {"alpha_n": 0.3, "clusters": 3}
-    calibrated = run(partial(Calibre, objective=objective, epochs=2, **off), 2, **options)
+    calibrated = run(partial(Calibre, objective=objective, epochs=1, **off), 2, **options)
     first, second = (whole_state(federation) for federation in (plain, calibrated))
     assert first.keys() == second.keys()
     assert all(tensor.isfinite().all() for tensor in second.values())

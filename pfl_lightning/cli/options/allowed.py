@@ -20,7 +20,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.encoders import EncoderAssignment, encoder_class
 from pfl_lightning.engines import Engine
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.import_paths import is_of_standard_library, stands_for
 
 __all__ = ["check_names"]
@@ -57,24 +57,24 @@ def check_names(config: Namespace) -> None:
         config: The parsed config of a subcommand.
 
     Raises:
-        ConfigurationError: Names the option, what it must be, and what came.
-        ValueError: An encoder is unknown.
+        UsageError: Names the option, what it must be, and what came; or the encoder that is unknown.
     """
     for option, found in _named(config, ""):
         if isinstance(found, str):
-            encoder_class(found)
+            try:
+                encoder_class(found)
+            except ValueError as error:
+                raise UsageError(str(error)) from None
             continue
         bases = ROLES.get(option)
         name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', type(found).__qualname__)}"
         if bases is not None and not stands_for(found, bases):
             expected = " or ".join(base.__name__ for base in bases)
-            raise ConfigurationError(
+            raise UsageError(
                 f"{option} must be a subclass of {expected}, or a function that is declared to return one, got {name}"
             )
         if bases is None and is_of_standard_library(found):
-            raise ConfigurationError(
-                f"{option}: {name} is not accepted: a config names nothing of Python's own library"
-            )
+            raise UsageError(f"{option}: {name} is not accepted: a config names nothing of Python's own library")
 
 
 def _named(value: Any, option: str) -> Iterator[tuple[str, Any]]:
@@ -98,4 +98,4 @@ def _imported(option: str, path: str) -> Any:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{option}: {path} cannot be imported: {error}") from error
+        raise UsageError(f"{option}: {path} cannot be imported: {error}") from error

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 
 __all__ = ["check_config_files"]
 
@@ -18,7 +18,7 @@ def check_config_files(words: Sequence[str]) -> None:
         words: The command line.
 
     Raises:
-        ConfigurationError: Names the file and what it holds, and where it is wrong.
+        UsageError: Names the file and what it holds, and where it is wrong.
     """
     for word, following in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")
@@ -33,11 +33,11 @@ def _check(path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is no text file; a config is a YAML file") from None
+        raise UsageError(f"{path} is no text file; a config is a YAML file") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigurationError(f"{path}{place}: this is no YAML: {error.problem or error.context}") from None
+        raise UsageError(f"{path}{place}: this is no YAML: {error.problem or error.context}") from None
     if not isinstance(root, yaml.MappingNode):
         found = {None: "is empty", yaml.SequenceNode: "holds a list"}.get(root and type(root), "holds a single value")
-        raise ConfigurationError(f"{path} {found}; a config is a mapping with keys such as model, data and trainer")
+        raise UsageError(f"{path} {found}; a config is a mapping with keys such as model, data and trainer")

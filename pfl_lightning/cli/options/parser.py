@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from pfl_lightning.cli.options.messages import shorten
 from pfl_lightning.cli.options.suggestions import hint, nearest
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 
 __all__ = ["CLIParser", "all_options", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
 
@@ -52,7 +52,7 @@ def apply_engine_option(config: Namespace) -> None:
     """Move ``engine: NAME`` of a config file to ``model.engine``.
 
     Raises:
-        ConfigurationError: ``model.engine`` is another engine.
+        UsageError: ``model.engine`` is another engine.
     """
     if config.engine is None:
         return
@@ -60,7 +60,7 @@ def apply_engine_option(config: Namespace) -> None:
     if given is None:
         config.model.engine = Namespace(class_path=f"pfl_lightning.{ENGINES[config.engine]}", init_args=Namespace())
     elif given.class_path.rpartition(".")[2] != ENGINES[config.engine]:
-        raise ConfigurationError(f"engine is {config.engine!r}, model.engine is {given.class_path}: give one of them")
+        raise UsageError(f"engine is {config.engine!r}, model.engine is {given.class_path}: give one of them")
     config.engine = None
 
 
@@ -68,7 +68,7 @@ def apply_clipping(config: Namespace) -> None:
     """Move ``trainer.gradient_clip_val`` to the engine, which trains the clients: the outer Trainer has no gradients.
 
     Raises:
-        ConfigurationError: The engine has another value of its own, or cannot clip.
+        UsageError: The engine has another value of its own, or cannot clip.
     """
     given = {name: config.trainer[name] for name in CLIPPING if config.trainer[name] is not None}
     if not given:
@@ -85,11 +85,9 @@ def apply_clipping(config: Namespace) -> None:
     for name, value in given.items():
         own = place.engine.init_args.get(name)
         if name not in arguments:
-            raise ConfigurationError(f"trainer.{name} is {value!r}, but {place.engine.class_path} has no such option")
+            raise UsageError(f"trainer.{name} is {value!r}, but {place.engine.class_path} has no such option")
         if own not in (None, value, arguments[name].default):
-            raise ConfigurationError(
-                f"trainer.{name} is {value!r}, {engine}.init_args.{name} is {own!r}: give one of them"
-            )
+            raise UsageError(f"trainer.{name} is {value!r}, {engine}.init_args.{name} is {own!r}: give one of them")
         place.engine.init_args[name] = value
         config.trainer[name] = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 
 __all__ = ["Config", "merge", "option_of", "parse_words", "with_option"]
 
@@ -109,18 +109,18 @@ def parse_words(words: Sequence[str]) -> list[tuple[str, str]]:
     """Options of a command line, ``--name value`` or ``--name=value``, as pairs of path and text.
 
     Raises:
-        ConfigurationError: A word is not an option, or an option has no value.
+        UsageError: A word is not an option, or an option has no value.
     """
     found: list[tuple[str, str]] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
         if not word.startswith("--") or word == "--":
-            raise ConfigurationError(f"expected an option such as --trainer.max_epochs 5, got {word!r}")
+            raise UsageError(f"expected an option such as --trainer.max_epochs 5, got {word!r}")
         name, equals, text = word.removeprefix("--").partition("=")
         if not equals:
             if not waiting or waiting[0].startswith("--"):
-                raise ConfigurationError(f"--{name} has no value; give one, as in --trainer.max_epochs 5")
+                raise UsageError(f"--{name} has no value; give one, as in --trainer.max_epochs 5")
             text = waiting.pop(0)
         found.append((name, text))
     return found

@@ -11,7 +11,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.options import Config, merge, option_of, with_option
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.definition.yaml_file import read_yaml, value_of
@@ -102,7 +102,7 @@ def plan_cells(study: Study, words: Sequence[tuple[str, str]] = ()) -> list[Cell
         words: Further options of every run, as pairs of path and text.
 
     Raises:
-        ConfigurationError: Two cells would share a folder, a published figure has no row, or the command line has an
+        UsageError: Two cells would share a folder, a published figure has no row, or the command line has an
             option of the grid or of the search.
     """
     _check_words(study, words)
@@ -177,9 +177,7 @@ def _check_words(study: Study, words: Sequence[tuple[str, str]]) -> None:
             for path in paths:
                 if short_path(word) == short_path(path) or option_of(content, path, _MISSING) is not _MISSING:
                     said = f"--{word}" if word != "config" else f"{path} of --config {text}"
-                    raise ConfigurationError(
-                        f"{said} is an option of the study's {what}: change the study file instead"
-                    )
+                    raise UsageError(f"{said} is an option of the study's {what}: change the study file instead")
 
 
 def short_path(path: str) -> str:
@@ -209,9 +207,7 @@ def _check_folders(cells: Sequence[Cell]) -> None:
     for cell in cells:
         other = names.setdefault(str(cell.path).casefold(), cell)
         if other is not cell:
-            raise ConfigurationError(
-                f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them"
-            )
+            raise UsageError(f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them")
 
 
 def _check_published(study: Study, cells: Sequence[Cell]) -> None:
@@ -224,4 +220,4 @@ def _check_published(study: Study, cells: Sequence[Cell]) -> None:
                 near = difflib.get_close_matches(label, labels, n=1)
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 where = f"published.figures{f'.{setting}' if setting else ''}"
-                raise ConfigurationError(f"{study.name}: {where}: the table has no row {label!r}{meant}")
+                raise UsageError(f"{study.name}: {where}: the table has no row {label!r}{meant}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.study import CHOICES, FIGURES, Dimension, Published, Search, Study
 from pfl_lightning.study.definition.yaml_file import read_yaml
@@ -30,7 +30,7 @@ def read_study(path: str | Path, scale: str = "") -> Study:
         scale: Name of one of its scales; "" for the study as it stands.
 
     Raises:
-        ConfigurationError: What is wrong, with its place in the file.
+        UsageError: What is wrong, with its place in the file.
     """
     path = Path(path)
     content = _Entry(str(path), read_yaml(path), path.parent)
@@ -47,7 +47,7 @@ def read_study(path: str | Path, scale: str = "") -> Study:
         _check(study, str(path))
     elif scale not in scales:
         has = f"; it has {', '.join(scales)}{_meant(scale, scales)}" if scales else ""
-        raise ConfigurationError(f"{path} has no scale {scale!r}{has}")
+        raise UsageError(f"{path} has no scale {scale!r}{has}")
     return replace(found, scales=tuple(scales))
 
 
@@ -63,9 +63,9 @@ class _Entry:
         separator = ": " if self.place.endswith((".yaml", ".yml")) else "."
         return _Entry(f"{self.place}{separator}{key}", value, self.folder)
 
-    def error(self, expected: str) -> ConfigurationError:
+    def error(self, expected: str) -> UsageError:
         text = str(self.value)
-        return ConfigurationError(f"{self.place}: expected {expected}, got {text[:80]}{' ...' * (len(text) > 80)}")
+        return UsageError(f"{self.place}: expected {expected}, got {text[:80]}{' ...' * (len(text) > 80)}")
 
     def mapping(self, known: Iterable[str] | None = None, expected: str = "a mapping") -> dict[str, _Entry]:
         """Entries by key; of a mapping whose keys are known, no others."""
@@ -74,7 +74,7 @@ class _Entry:
         entries = {str(key): self.at(str(key), value) for key, value in self.value.items()}
         for key in entries:
             if known is not None and key not in known:
-                raise ConfigurationError(
+                raise UsageError(
                     f"{self.place}: unknown key {key!r}{_meant(key, known)} (known are {', '.join(known)})"
                 )
         return entries
@@ -126,7 +126,7 @@ class _Entry:
         path = self.folder / self.value
         content = read_yaml(path, self.place)
         if not isinstance(content, Mapping):
-            raise ConfigurationError(f"{self.place}: {path} is no config: it holds no mapping")
+            raise UsageError(f"{self.place}: {path} is no config: it holds no mapping")
         return dict(content)
 
     def configs(self) -> tuple[Config, ...]:
@@ -213,7 +213,7 @@ def _search(entry: _Entry) -> Search:
     own = _own_spaces(entries["methods"]) if "methods" in entries else {}
     for key in ("trials",) if own else ("trials", "space"):
         if key not in entries:
-            raise ConfigurationError(f"{entry.place}: {key} is missing")
+            raise UsageError(f"{entry.place}: {key} is missing")
     space = _space(entries["space"]) if "space" in entries else {}
     for method, options in own.items():
         if not options and not space:
@@ -274,19 +274,17 @@ def _published(entry: _Entry) -> Published:
 def _check(study: Study, place: str) -> None:
     """Check what more than one key has to do with."""
     if not study.methods:
-        raise ConfigurationError(f"{place}: methods are missing; give at least one, as in methods: {{FedAvg: {{...}}}}")
+        raise UsageError(f"{place}: methods are missing; give at least one, as in methods: {{FedAvg: {{...}}}}")
     for path in study.search.paths if study.search is not None else ():
         if path in study.grid:
-            raise ConfigurationError(f"{place}: search.space: {path} is in the grid, too: leave it out of one of them")
+            raise UsageError(f"{place}: search.space: {path} is in the grid, too: leave it out of one of them")
     named = {"skip_training": study.skip_training, "search.methods": study.search.methods if study.search else ()}
     for key, names in named.items():
         for name in names:
             if name not in study.methods and not study.scale:  # a scale may leave methods out
-                raise ConfigurationError(f"{place}: {key}: no method {name!r}{_meant(name, study.methods)}")
+                raise UsageError(f"{place}: {key}: no method {name!r}{_meant(name, study.methods)}")
     if study.scale:
         return
     for setting in study.published.figures:
         if setting not in study.settings:
-            raise ConfigurationError(
-                f"{place}: published.figures: no setting {setting!r}{_meant(setting, study.settings)}"
-            )
+            raise UsageError(f"{place}: published.figures: no setting {setting!r}{_meant(setting, study.settings)}")

@@ -9,7 +9,7 @@ import yaml
 from jsonargparse import get_loader
 
 from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.state.files import replace_file
 
 __all__ = ["read_yaml", "value_of", "write_yaml"]
@@ -23,18 +23,18 @@ def read_yaml(path: Path, named_in: str = "") -> Any:
         named_in: Where the file is named, for the error.
 
     Raises:
-        ConfigurationError: There is no such file, or it is no YAML, or gives a key twice.
+        UsageError: There is no such file, or it is no YAML, or gives a key twice.
     """
     where = f"{named_in}: " if named_in else ""
     try:
         return _load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise ConfigurationError(f"{where}there is no file {path}") from None
+        raise UsageError(f"{where}there is no file {path}") from None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{where}{path} is no text file") from error
+        raise UsageError(f"{where}{path} is no text file") from error
     except yaml.YAMLError as error:
         text = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
-        raise ConfigurationError(f"{where}{path} is no YAML: {text}") from error
+        raise UsageError(f"{where}{path} is no YAML: {text}") from error
 
 
 def value_of(text: str) -> Any:

@@ -60,7 +60,10 @@ def number_of_graphs(engine):
     return sum(len(steps.graphs) for states in engine._computations._compiled.values() for steps in states)
 
 
-@pytest.mark.parametrize("method", [FedPAC, FedBN, FedProx, FedRoD, partial(DualFed, contrastive=1.0)])
+ALIKE = [pytest.param(method, marks=pytest.mark.slow) for method in (FedBN, FedProx)]  # FedPAC's steps have more
+
+
+@pytest.mark.parametrize("method", [FedPAC, FedRoD, partial(DualFed, contrastive=1.0), *ALIKE])
 def test_compiled_steps_agree(method, early):
     """Fits of clients with unequal numbers of batches, in several phases, with features in place of inputs."""
     options = {"encoder": dropout_and_norm}

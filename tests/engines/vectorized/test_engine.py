@@ -51,6 +51,7 @@ def assert_agree(
     return got
 
 
+@pytest.mark.slow  # test_every_engine.py has it of every method, and the next test of the core with nothing fallen back
 @EVERY_METHOD
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_every_method_agrees(method, rounds):
@@ -129,7 +130,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("scheduler", [None, partial(StepLR, step_size=1, gamma=0.5)], ids=["constant", "scheduled"])
+# A constant rate is what each of them has in the first epoch of a schedule.
+@pytest.mark.parametrize(
+    "scheduler",
+    [pytest.param(None, marks=pytest.mark.slow), partial(StepLR, step_size=1, gamma=0.5)],
+    ids=["constant", "scheduled"],
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizers_and_schedules_agree(optimizer, scheduler):
     """A client with fewer batches lowers its rate earlier, and stays as it is when it has finished."""
@@ -158,7 +164,7 @@ def test_clipping_is_each_clients_own(algorithm):
     assert_agree(partial(FedPAC, lr=0.05), clip=clip)
 
 
-@pytest.mark.parametrize("cache", [True, False], ids=["cached", "fresh"])
+@pytest.mark.parametrize("cache", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["cached", "fresh"])
 @pytest.mark.parametrize(
     "fit",
     [FedPAC, FedBN, partial(DualFed, contrastive=1.0), partial(FedAvg, fine_tune="head"), FedRep],

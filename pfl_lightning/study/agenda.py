@@ -1,0 +1,111 @@
+"""What a command line asks of a study: the runs of the table, those that are run now, and the rows to search first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pfl_lightning.study.arguments import StudyArguments
+from pfl_lightning.study.changed import changed_before_search, changes
+from pfl_lightning.study.definition.options import Config
+from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
+from pfl_lightning.study.definition.study import Search, Study
+from pfl_lightning.study.part import part_of
+from pfl_lightning.study.runs.state import RunState, changed_options, state_of
+from pfl_lightning.study.search.searches import search_of, searched_cells, with_some_values
+
+__all__ = ["Agenda"]
+
+
+class Agenda:
+    """The runs of a study, as a command line and the searches so far leave them.
+
+    Args:
+        study: The study.
+        output: Its folder.
+        arguments: What the command line says.
+
+    Attributes:
+        all_runs: Runs of the table, without those of rows that wait for a search.
+        runs: Those of them that are run now.
+        to_search: Rows whose options are searched now, before their runs are known.
+
+    Raises:
+        UsageError: The study has no such seed, method or setting, or an option of the command line is one of its grid.
+    """
+
+    def __init__(self, study: Study, output: Path, arguments: StudyArguments) -> None:
+        self.study = study
+        self.output = output
+        self.words = arguments.words
+        self.restart = arguments.restart
+        planned = plan_cells(study, self.words)
+        self.part = part_of(study, planned, arguments.seeds, arguments.methods, arguments.settings)
+        self._set_cells(*searched_cells(study, planned, output))
+
+    def _set_cells(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
+        """Plan the runs of the table, and those of the part that is run now."""
+        self._waiting = list(waiting)
+        self.to_search = [cell for cell in waiting if self.part.has_cell(cell)]
+        self.all_runs = plan_runs(self.study, cells, self.output)
+        self.runs = [run for run in self.all_runs if self.part.has(run)]
+
+    def search(self, search: Callable[[Search, Config, Path], Mapping[str, Any]]) -> None:
+        """Search options of the rows that need it, and plan their runs.
+
+        Args:
+            search: Searches a row: what is searched, the row's config, and the folder of the search.
+        """
+        planned = plan_cells(self.study, self.words)
+        self._set_cells(*searched_cells(self.study, planned, self.output, search, self.part.has_cell))
+
+    def waiting_runs(self) -> list[Run]:
+        """Runs of all rows that wait for a search."""
+        return plan_runs(self.study, self._waiting, self.output)
+
+    def open_runs(self) -> list[Run]:
+        """Runs of now that are not done."""
+        return [run for run in self.runs if state_of(run) is not RunState.DONE]
+
+    def tried_runs(self) -> list[Run]:
+        """Runs of the rows that are searched now, with a value of each option that is searched."""
+        cells = [with_some_values(search_of(self.study, cell), cell, longest=True) for cell in self.to_search]
+        return [run for run in plan_runs(self.study, cells, self.output) if self.part.has(run)]
+
+    def unchecked_runs(self) -> list[Run]:
+        """Runs of cells that nothing has been run of, or that are run again; those that are tried."""
+        return [run for run in self.runs if self._is_unchecked(run)] + self.tried_runs()
+
+    def _is_unchecked(self, run: Run) -> bool:
+        if state_of(run) is RunState.CHANGED:  # its folder is moved aside only for a config that fits
+            return self.restart
+        return state_of(run) is RunState.NEW and (not run.config_file.is_file() or bool(changed_options(run)))
+
+    def changed_runs(self) -> list[tuple[Run, Mapping[str, tuple[Any, Any]]]]:
+        """Runs made with different options, and which; of rows that are searched again, too."""
+        changed = {run.folder: (run, changed_options(run)) for run in self.runs if state_of(run) is RunState.CHANGED}
+        for run in plan_runs(self.study, self.to_search, self.output):
+            options = changed_before_search(run, search_of(self.study, run.cell)) if self.part.has(run) else {}
+            if options:
+                changed[run.folder] = (run, options)
+        return list(changed.values())
+
+    def summary(self) -> str:
+        """How many runs there are, in which states."""
+        counts = Counter(state_of(run).value for run in self.runs)
+        parts = ", ".join(f"{number} {state}" for state, number in counts.items())
+        text = f"{self.study.title}: {len(self.runs)} runs in {self.output} ({parts})"
+        left_out = len(self.all_runs) - len(self.runs)
+        text += f"; {len(self.to_search)} rows to search" if self.to_search else ""
+        return text + (f"; {left_out} others are left out now" if left_out else "")
+
+    def lines(self) -> list[str]:
+        """A line for each run with its state, and for each row to search."""
+        found = []
+        for run in self.runs:
+            state = state_of(run)
+            changed = changes(changed_options(run)) if state is RunState.CHANGED else ""
+            found.append(f"  {state.value:<10} {run.name}{changed}")
+        return found + [f"  to search  {cell.name}" for cell in self.to_search]

@@ -1,0 +1,63 @@
+"""What is mistaken in a command line is told in a sentence, and the exit code is 2; what fails exits with 1."""
+
+import pytest
+from _helpers.configs import digits_config
+
+from pfl_lightning.cli import main
+from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
+
+MISTAKES = {
+    "compare runs --target-accuracy much": "argument --target-accuracy: must be above 0 and at most 1 (0.8 is 80 %)",
+    "compare runs --choice newest": "argument --choice: invalid choice: 'newest'",
+    "compare": "the following arguments are required: RUN",
+    "completion fish": "argument shell: invalid choice: 'fish'",
+    "methods FedPAK": "there is no FedPAK; did you mean FedPAC?",
+    "tensorboard --port 6007": "give the folder of a run: pfl tensorboard runs/fedpac_digits",
+    "study --processes many": "argument --processes: must be a whole number, got 'many'",
+    "study --processes 0": "argument --processes: must be at least 1, got 0",
+    "study --seeds": "argument --seeds: expected one argument",
+    "study --processes 1": "pfl study needs a study file",
+    "study missing.yaml": "there is no file missing.yaml",
+    "study empty.yaml": "empty.yaml: expected a mapping, got",
+    "reproduce nothing_of_this_name": "no study 'nothing_of_this_name' ships",
+    "reproduce digits --scale huge": "has no scale 'huge'",
+    "reproduce digits --methods FedPAK": "--methods: the study has no method or row 'FedPAK'",
+    "reproduce digits --trainer.max_epochs": "--trainer.max_epochs has no value",
+    "fit --config config.yaml --model.method.init_args.lr=-1": "lr must be a finite number of at least 0, got -1.0",
+    "fit --config config.yaml --model.encoder=nothing": "nothing",
+    "fit --config config.yaml --loop.cohort=0": "cohort must be ",
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PFL_DEBUG", raising=False)
+    (tmp_path / "empty.yaml").write_text("")
+    digits_config(tmp_path, {})
+
+
+def refused(capsys, words):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(words)
+    said = capsys.readouterr().err
+    said = said[said.index("pfl: ") :]  # before it Lightning's log may speak, of the seed
+    assert "usage" not in said
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize("command", [*TRAINER_COMMANDS, *OTHER_COMMANDS])
+def test_an_option_that_no_command_has(capsys, command):
+    assert len(refused(capsys, [command, "--no_such_option", "1"]).splitlines()) <= 3
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES.items(), ids=MISTAKES)
+def test_a_mistake(capsys, words, said):
+    assert said in refused(capsys, words.split()).splitlines()[0]
+
+
+@pytest.mark.parametrize("words", ["compare missing", "tensorboard missing"])
+def test_what_cannot_be_done(words):
+    with pytest.raises(SystemExit, match=r"^pfl: .*missing"):  # Python prints it and exits with 1
+        main(words.split())
