@@ -13,6 +13,7 @@ import numpy as np
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.checks import check_number_of_clients
+from pfl_lightning.datamodules.adapters.reloading import Reloading
 from pfl_lightning.drop_in.forms.project_callback import ProjectCallback
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
@@ -85,6 +86,8 @@ class FederatedLoop(ProjectCallback):
         self._start = 0.0
         self._in_round, self._aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
+        self._reloading = Reloading(0)
+        self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
 
     # ------------------------------------------------------------------ the cohort
 
@@ -137,7 +140,11 @@ class FederatedLoop(ProjectCallback):
         data.cohort = cohort
         data.eval_clients = [clients[place] for place in self.sample_eval_clients(len(clients), pl_module.seed)]
         # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
-        trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+        options: Any = trainer
+        if self._every_before is None:
+            self._every_before = options.reload_dataloaders_every_n_epochs
+        self._reloading = Reloading(self._every_before if hasattr(pl_module, "given_module") else 0)
+        options.reload_dataloaders_every_n_epochs = 1
         # It would be said again with each round's loader, of clients; every round is logged.
         warnings.filterwarnings(
             "ignore", r"The number of training batches \(\d+\) is smaller than the logging interval"
@@ -161,6 +168,11 @@ class FederatedLoop(ProjectCallback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """From now on all clients are evaluated."""
         self.leave()
+        self._give_back(trainer)
+
+    def _give_back(self, trainer: Any) -> None:
+        if self._every_before is not None:
+            trainer.reload_dataloaders_every_n_epochs, self._every_before = self._every_before, None
         self._evaluate_all(trainer)
 
     @staticmethod
@@ -175,6 +187,8 @@ class FederatedLoop(ProjectCallback):
         """Begin a round."""
         assert isinstance(pl_module, Federation)
         self._start = time.perf_counter()
+        if self._reloading.every:
+            self._reloading.before(trainer.current_epoch, pl_module.data, trainer)
         self._in_round, self._aggregated = True, False
         self._round = pl_module.begin_round(self.traffic)
 
@@ -227,7 +241,7 @@ class FederatedLoop(ProjectCallback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Stop the engine: Lightning calls no ``teardown`` after an error."""
         self.leave()
-        self._evaluate_all(trainer)
+        self._give_back(trainer)
         if isinstance(pl_module, Federation):
             pl_module.explain_failure_outside(exception)
             pl_module.stop_engine()

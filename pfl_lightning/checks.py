@@ -34,7 +34,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
         >>> from pfl_lightning.checks import check_choice
         >>> check_choice("norm", "l1", ("mse", "l2"))
         Traceback (most recent call last):
-        ConfigurationError: norm must be one of ('mse', 'l2'), got 'l1'
+        pfl_lightning.errors.ConfigurationError: norm must be one of ('mse', 'l2'), got 'l1'
     """
     if value not in choices:
         near = difflib.get_close_matches(str(value).lower(), map(str, choices), n=1)
@@ -58,7 +58,7 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
         >>> from pfl_lightning.checks import check_number
         >>> check_number("lr", 0.0, strict=True)
         Traceback (most recent call last):
-        ConfigurationError: lr must be a finite number above 0, got 0.0
+        pfl_lightning.errors.ConfigurationError: lr must be a finite number above 0, got 0.0
     """
     bound = f"{'above' if strict else 'of at least'} {least:g}"
     try:
@@ -84,7 +84,7 @@ def check_learning_rate(name: str, value: float, strict: bool = False) -> None:
         >>> from pfl_lightning.checks import check_learning_rate
         >>> check_learning_rate("lr", 1e30)
         Traceback (most recent call last):
-        ConfigurationError: lr must be at most 1e+06, got 1e+30
+        pfl_lightning.errors.ConfigurationError: lr must be at most 1e+06, got 1e+30
     """
     check_number(name, value, strict=strict)
     if value > LARGEST_LR:
@@ -101,7 +101,7 @@ def check_at_least(name: str, value: int, least: int) -> None:
         >>> from pfl_lightning.checks import check_at_least
         >>> check_at_least("epochs", 0, 1)
         Traceback (most recent call last):
-        ConfigurationError: epochs must be at least 1, got 0
+        pfl_lightning.errors.ConfigurationError: epochs must be at least 1, got 0
     """
     if not isinstance(value, Integral):
         raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -17,7 +17,16 @@ from typing import Any, TypeVar
 import lightning as L
 from torch import nn
 
-__all__ = ["also_older", "as_lightning", "as_older", "as_written", "is_older", "made_lightning", "written_class"]
+__all__ = [
+    "also_older",
+    "as_lightning",
+    "as_older",
+    "as_written",
+    "has_older_base",
+    "is_older",
+    "made_lightning",
+    "written_class",
+]
 
 T = TypeVar("T")
 
@@ -36,10 +45,11 @@ class _Ordered(type):
 
 def is_older(value: Any) -> bool:
     """Whether an object is a module or data module of pytorch_lightning, and none of lightning."""
-    return not isinstance(value, L.LightningModule | L.LightningDataModule) and _has_older_base(value)
+    return not isinstance(value, L.LightningModule | L.LightningDataModule) and has_older_base(value)
 
 
-def _has_older_base(value: Any) -> bool:
+def has_older_base(value: Any) -> bool:
+    """Whether an object is a module or data module of pytorch_lightning, be it one of lightning, too, or not."""
     names = {"LightningModule", "LightningDataModule"}
     return any(base.__name__ in names and _within(base, NEWER) is not None for base in type(value).__mro__)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.sources import one_class
@@ -57,12 +59,16 @@ def find_classes(
     found = {key: classes_of(dataset, labels, read=read) for key, dataset in sets.items()}
     known = [classes for classes in found.values() if classes is not None]
     names: tuple[str, ...] | None = None
+    said = partition.needs_labels or labels is not None or class_names is not None
     if len(known) == len(found):
         try:
             names = names_of_classes(class_names, sources["train"][0].dataset, known)
         except ValueError:  # whole numbers that cannot be classes are none, where nobody has said that they are
-            if partition.needs_labels or labels is not None or class_names is not None:
+            if said:
                 raise
+        # Numbers of persons or files, each there once: no class has an item to set aside for tests.
+        if list(sources) == ["train"] and not said and not read and len(np.unique(known[0])) == len(known[0]):
+            names = None
     elif partition.needs_labels:
         name, number = next(key for key in found if found[key] is None)
         which = f"{name} set" if len(sources[name]) == 1 else f"{name} loader {number}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
@@ -42,6 +43,11 @@ class FromLoaders(ItemDataModule):
     neither, a share of all items is held out for tests first.
 
     Attributes that this module does not have are looked up in ``datamodule``.
+
+    Attributes:
+        holds_out: Whether items are held out where there are neither validation nor test loaders; if not, clients train
+            on all of theirs, and nothing is evaluated.
+        shared_evaluation: Whether every client is evaluated on all items of the validation and test loaders.
 
     Args:
         partition: Rule that assigns the items to clients.
@@ -100,7 +106,7 @@ class FromLoaders(ItemDataModule):
         super().__init__(partition, validation_share=0.1 if validation_share is None else validation_share, **kwargs)
         self.datamodule = as_lightning(datamodule)
         self.labels, self.given_names, self._share_is_given = labels, class_names, validation_share is not None
-        self._labeled = True
+        self._labeled, self.holds_out, self.shared_evaluation = True, True, False
         self._stages: dict[str, StageLoaders] = {}
         self._sources: dict[str, tuple[ItemSource, ...]] = {}
         self._held: ItemSource | None = None
@@ -149,6 +155,15 @@ class FromLoaders(ItemDataModule):
                 f"{type(self.partition).__name__} lets clients see images or classes differently, which items of a "
                 "user-defined data set do not allow: use FromDatasets"
             )
+        tested = self._classes.get("test", self._classes.get("validation"))
+        if tested is None and self.shared_evaluation:
+            raise PartitionError(
+                "shared_evaluation gives every client all items of the validation and test loaders, and there are "
+                "none: leave it out, or give such a loader"
+            )
+        if tested is not None and self.evaluates_on_all:
+            division = replace(self._loaded.division, test=self._evaluated(tested[0]))
+            self._ready = replace(self._loaded, division=division)
         division = self._loaded.division
         if self.drop_last and self._sources["train"][0].order is None:
             check_batches(division, self.batch_size)
@@ -156,8 +171,20 @@ class FromLoaders(ItemDataModule):
             self._validation = self._evaluated(self._classes["validation"][0])
         self._others = {stage: self._divide_others(stage) for stage in self._sources}
 
+    @property
+    def evaluates_on_all(self) -> bool:
+        """Whether clients are evaluated on all items: by the option, or since one client holds all, as a plain run."""
+        held, rule = self._loaded.division, self.partition
+        if self.shared_evaluation:
+            return True
+        if self.num_clients > 1 or rule.fixed_test or self.test_samples_per_client is not None:
+            return False
+        return len(held.train[0]) + len(held.validation[0]) == len(self._classes["train"][0])
+
     def _evaluated(self, classes: Ints) -> IndexLists:
         """Items of an evaluation for each client, in the class proportions of its training items."""
+        if self.evaluates_on_all:
+            return IndexLists([np.arange(len(classes), dtype=np.int64)] * self.num_clients)
         division, targets = self._loaded.division, self._loaded.samples.train_targets.numpy()
         held = [targets[part] for part in division.train.arrays()]
         return IndexLists(Partitioner.partition_test(self.partition, classes, held, self.test_samples_per_client))
@@ -206,7 +233,9 @@ class FromLoaders(ItemDataModule):
         self.batch_size, self.drop_last = sizes.batch_size, sizes.drop_last
         evaluated = self._sources.get("validation", self._sources.get("test", self._sources["train"]))[0].batches
         self.eval_batch_size = self.batch_size if evaluated is None else evaluated.eval_batch_size
-        if len(loaders) == 1:
+        if len(loaders) == 1 and not self.holds_out:
+            self.validation_share = 0.0
+        elif len(loaders) == 1:
             _log.warning(
                 "%s has neither val_dataloader nor test_dataloader: %g of its training items are held out for tests",
                 type(own).__name__,
@@ -219,7 +248,8 @@ class FromLoaders(ItemDataModule):
     def _samples(self) -> Samples:
         found = find_classes(self._sources, self.partition, self.labels, self.given_names)
         self._labeled, self._classes = found.are_known, found.by_stage
-        tested = self._classes.get("test", self._classes.get("validation", [None]))[0]
+        nothing = [None] if self.holds_out else self._classes["train"]  # for the rule's sake: see client_data
+        tested = self._classes.get("test", self._classes.get("validation", nothing))[0]
         places = None if tested is None else torch.arange(len(tested))
         return Samples(
             torch.arange(len(self._classes["train"][0])),
@@ -240,7 +270,7 @@ class FromLoaders(ItemDataModule):
         """
         own, nothing = super().client_data(client), torch.empty(0, dtype=torch.int64)
         validation = self._held_out(own.validation.indices)
-        test = self._held_out(own.test.indices)
+        test = self._held_out(own.test.indices if self.holds_out or len(self._sources) > 1 else nothing)
         if "test" in self._sources:
             test = self._split("test", client, own.test.indices)
         if self._validation is not None:

@@ -42,6 +42,7 @@ def federate(
     schedule: str = "continue",
     optimizer_state: str = "reset",
     seed: int | None = None,
+    shared_evaluation: bool = False,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
     test_dataloaders: Any = None,
@@ -90,6 +91,8 @@ def federate(
         optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
             local fit begins without them.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
+        shared_evaluation: Whether every client is evaluated on all items of the validation and test loaders, in their
+            order, not on a part of its own: for steps that need the whole of a set (a retrieval, a leaderboard).
         train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, a dictionary or
             a CombinedLoader of several, or a list of loaders, one a client.
         val_dataloaders: The validation loader, a list of several, or one a client.
@@ -123,8 +126,9 @@ def federate(
     )
     loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
     divided = isinstance(datamodule, FederatedDataModule | list | tuple) and federation.reads_classes
-    division = Division(partition, num_clients, None if divided else labels)
-    data = data_of(datamodule, loaders, division, getattr(module, "_orig_mod", module))  # as it was before compilation
+    division = Division(partition, num_clients, None if divided else labels, shared_evaluation)
+    original = getattr(module, "_orig_mod", module)  # as it was before compilation
+    data = data_of(datamodule, loaders, division, original, federation.reads_classes)
     given = datamodule if isinstance(datamodule, list | tuple) else [datamodule]
     if any(map(is_older, (module, *given))):
         as_older(federation)

@@ -31,6 +31,8 @@ class Evaluation:
         test_scores: Metrics on the test parts, likewise.
         finetune_failures: Clients that were evaluated without the fine-tuning of their method, which failed.
         summary: Metrics over clients, by the name under which they are logged; set by :meth:`close`.
+        left: Clients that are still to be evaluated.
+        is_closed: Whether the scores were summarized.
     """
 
     round: int = 0
@@ -38,6 +40,8 @@ class Evaluation:
     test_scores: dict[int, EvalMetrics] = field(default_factory=dict)
     finetune_failures: list[int] = field(default_factory=list)
     summary: dict[str, float] = field(default_factory=dict)
+    left: int = 0
+    is_closed: bool = False
     _results: Iterator[EvaluationResult] = field(default_factory=lambda: iter(()), repr=False)
 
     def start(
@@ -62,6 +66,7 @@ class Evaluation:
                 f"evaluation after round {self.round + 1}: the outer Trainer asks for client {client}, and {found}; "
                 "leave the order of the data module's loaders as it is"
             )
+        self.left -= 1
         if result.finetune_failures is not None:
             warn_if_not_finetuned(result.finetune_failures)
             self.finetune_failures.append(client)
@@ -81,7 +86,7 @@ class Evaluation:
             novel: Clients that never train; they are summarized apart, as ``novel_accuracy/*`` and so on.
             summarize: Gives the metrics of some clients.
         """
-        apart = set(novel)
+        self.is_closed, apart = True, set(novel)
         for part, scores in (("", self.validation_scores), ("test_", self.test_scores)):
             trained = {client: score for client, score in scores.items() if client not in apart}
             others = {client: score for client, score in scores.items() if client in apart}

@@ -41,7 +41,7 @@ class EvaluationHooks(EngineHooks, ClientModels):
             (self.clients.model_of(client), task) if stage is None else stage.prepare(client, task)
             for client, task in tasks
         )
-        self.evaluation = Evaluation(self.round)
+        self.evaluation = Evaluation(self.round, left=len(clients))
         self.evaluation.start(prepared, self.engine, self.environment)
 
     # Evaluation under inference_mode would forbid the fine-tuning of a client's model, and would leave tensors behind
@@ -56,11 +56,15 @@ class EvaluationHooks(EngineHooks, ClientModels):
         except BaseException:
             self.stop_engine()  # Lightning calls no teardown after an error, and there may be no loop
             raise
+        if not self.evaluation.left:  # here, so that callbacks find the values in their on_validation_epoch_end
+            self.on_validation_epoch_end()
 
     test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         """Log ``accuracy/*`` of the validation parts and ``test_accuracy/*`` of the test parts."""
+        if self.evaluation.is_closed:
+            return
         self.evaluation.close(self.data.novel, self.summary_of)
         summary = self.evaluation.summary
         # During a fit the loop logs them against the round; Lightning would count local fits.

@@ -58,7 +58,7 @@ class FedProto(PrototypeClient):
         """The server of FedProto; with local prototypes one that has nothing to do."""
         if self.local_prototypes:
             return FederatedClient.configure_aggregator(self, num_clients)
-        return FedProtoAggregator(self, num_clients)
+        return FedProtoAggregator(self, num_clients, self.by_samples)
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the global prototypes, if there are any."""
@@ -83,9 +83,9 @@ class FedProtoAggregator(Aggregator):
 
     update_class = ClassMeansUpdate
 
-    def __init__(self, client: FedProto, num_clients: int) -> None:
+    def __init__(self, client: PrototypeClient, num_clients: int, by_samples: bool = True) -> None:
         super().__init__(client, num_clients)
-        self.by_samples = client.by_samples
+        self.by_samples = by_samples
         classes, width = client.prototypes.means.shape
         self.prototypes: Tensor
         self.present: Tensor

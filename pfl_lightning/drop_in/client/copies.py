@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from pfl_lightning.drop_in.client.closures import bind_functions
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import made_lightning, written_class
@@ -47,6 +48,7 @@ def copied(
                 f"module_factory=...) a function that makes it once more, such as lambda: {name}(...), whose weights "
                 "are then copied; or make what cannot be copied (a lock, an open file, a connection) in setup"
             ) from error
+        bind_functions(module, other)
     else:
         other = _made_again(module, factory, shared)
     made_lightning(other)

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from pfl_lightning.drop_in.fits.continuity import GoesOn
 from pfl_lightning.drop_in.fits.counters import warn_of_counters
 from pfl_lightning.drop_in.fits.logs import LogRecord
-from pfl_lightning.drop_in.fits.optimizers import at_learning_rate, share_of_learning_rates
+from pfl_lightning.drop_in.fits.optimizers import at_learning_rate, held_schedulers, share_of_learning_rates
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.errors import ConfigurationError
 
@@ -91,7 +91,7 @@ class ModuleSteps(GoesOn):
                 )
             configured = share_of_learning_rates(configured, self.phase.lr_share)
         if self.course is not None:
-            self.course.take_over(configured)
+            self.course.take_over([configured, *held_schedulers(self.step_module, configured)])
         return configured
 
     def new_optimizers(self, configure: Callable[[], Any]) -> Any:

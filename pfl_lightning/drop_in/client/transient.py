@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
+import logging
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 __all__ = ["Transient"]
 
+_log = logging.getLogger(__name__)
+
 _NOT_THE_AUTHORS = ("torch.", "torchvision.", "torchmetrics.")
 _LIGHTNINGS = frozenset({*vars(L.LightningModule()), *vars(nn.Module()), "_compiled_call_impl"})
 _DATA = (Dataset, DataLoader, L.LightningDataModule)
+_OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *_DATA)
 
 
 class Transient:
@@ -37,10 +45,13 @@ class Transient:
         for name, layer in module.named_modules():
             if _is_the_authors(layer):
                 self._attributes[name], self._names[name] = _copies(_own(layer), known), set(_own(layer))
+        self._said = False
 
     def restore(self, module: nn.Module) -> None:
         """Bring the module back to that."""
         known = _tensors_and_layers(module)
+        if not self._said:
+            self._say_which_weights_are_lost(module, known)
         for name, first in self._attributes.items():
             layer = module.get_submodule(name)
             for added in _own(layer).keys() - self._names[name]:
@@ -51,6 +62,44 @@ class Transient:
             for name, value in self._buffers.items():
                 if name in buffers and buffers[name].shape == value.shape:
                     buffers[name].copy_(value)
+
+    def _say_which_weights_are_lost(self, module: nn.Module, known: dict[int, Any]) -> None:
+        """Warn once of an object that has followed the weights in a local fit, such as an average of them."""
+        forms = Counter(p.shape for p in module.parameters() if p.requires_grad)
+        for name, first in self._attributes.items():
+            for attribute, value in _own(module.get_submodule(name)).items():
+                now = [t for t in _tensors(value) if id(t) not in known]
+                if len(now) < max(2, forms.total()) or forms - Counter(t.shape for t in now):
+                    continue
+                before = list(_tensors(first.get(attribute)))
+                if len(before) != len(now) or not all(map(_same, before, now)):
+                    self._said = True
+                    _log.warning(
+                        "%s.%s (a %s) holds weights that a local fit has changed. It is no part of the state_dict: "
+                        "every local fit and evaluation begins with those that it held at the start, so that an "
+                        "average of the weights does not go on from round to round, and evaluations with it are of "
+                        "the first weights. Make it a layer (a copy of the network that is a submodule, or buffers), "
+                        "or use Lightning's WeightAveraging",
+                        type(module).__name__,
+                        f"{name}.{attribute}".removeprefix("."),
+                        type(value).__name__,
+                    )
+
+
+def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
+    """Tensors of floating-point numbers in an object, its attributes, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif depth and not isinstance(value, _OF_LAYERS):
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+        for part in vars(value).values() if parts is None and hasattr(value, "__dict__") else parts or ():
+            yield from _tensors(part, depth - 1)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    alike = one.shape == other.shape and one.device == other.device
+    return alike and (one.is_meta or torch.equal(one, other))
 
 
 def _is_the_authors(layer: nn.Module) -> bool:

@@ -40,7 +40,7 @@ class ClassScores:
     """
 
     def __init__(self, module: nn.Module, num_classes: int) -> None:
-        self._module, self._num_classes = module, num_classes
+        self._module, self._num_classes, self._is_guess = module, num_classes, num_classes == 0
         self._given: Any = None
         self._right, self._seen, self._missing = 0.0, 0, num_classes == 1
         self.forward_called = False
@@ -90,8 +90,10 @@ class ClassScores:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(classes):
             return False
         width = output.shape[1]
-        if self._num_classes == 0 and width > 1 and 0 <= int(classes.min()) <= int(classes.max()) < width:
-            self._num_classes = width
+        if self._is_guess:  # descriptors of numbered items look like scores until a number is too large
+            if width < 2 or not 0 <= int(classes.min()) <= int(classes.max()) < width:
+                return False
+            self._num_classes = self._num_classes or width
         return width == self._num_classes
 
     @property
@@ -192,8 +194,16 @@ def run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
     """Run the steps and hooks of a stage under an inner Trainer, where there is one; return what the module logged."""
     from pfl_lightning.drop_in.fits.module_trainer import run_steps_under_trainer
 
-    found = run_steps_under_trainer(task, make_trainer)
-    return _run_steps_in_loop(task) if found is None else found
+    try:
+        found = run_steps_under_trainer(task, make_trainer)
+        return _run_steps_in_loop(task) if found is None else found
+    except Exception as error:
+        error.add_note(
+            f"in the {task.stage} of a client by the module's own steps, on the {len(task.part)} items that are the "
+            "client's: where they need the whole of a validation or test set, FederatedLoop(..., "
+            "shared_evaluation=True), or federate(..., shared_evaluation=True), gives every client all of it"
+        )
+        raise
 
 
 def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import lightning as L
@@ -31,6 +32,8 @@ from pfl_lightning.engines.tasks import MakeTrainer
 from pfl_lightning.engines.trainer import silence
 
 __all__ = ["fit_module", "run_steps_under_trainer"]
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -200,17 +203,41 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
         return None
     validates, datamodule = task.stage == "validation", task.data.datamodule
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
-    log = task.notes.watched(task.client.module.log)
-    with silence(), _module_under_trainer(task.client.module, log=log), logged_in_place():
+    functions = {"log": task.notes.watched(module.log), "optimizers": _optimizers_when_asked_for(module)}
+    with silence(), _module_under_trainer(module, **functions), logged_in_place():
         if datamodule is None:
-            run(task.client.module, dataloaders=task.loader(task.environment.device), verbose=False)
+            run(module, dataloaders=task.loader(task.environment.device), verbose=False)
         else:
             loader = task.loader(torch.device("cpu"))
             name = "val_dataloader" if validates else "test_dataloader"
-            run(task.client.module, datamodule=_standing_in(datamodule, {name: loader}), verbose=False)
+            run(module, datamodule=_standing_in(datamodule, {name: loader}), verbose=False)
     task.client.to(task.environment.device)
     task.client.eval()
     return _numbers(trainer.callback_metrics)
+
+
+def _optimizers_when_asked_for(module: L.LightningModule) -> Callable[..., Any]:
+    """``optimizers`` of a module whose steps ask for them where none are: in a plain fit there are some."""
+    own = module.optimizers
+
+    @wraps(own)
+    def optimizers(*args: Any, **kwargs: Any) -> Any:
+        trainer: Any = module.trainer
+        if not trainer.strategy.optimizers:
+            _say_that_optimizers_are_new(type(module).__name__)
+            trainer.strategy.setup_optimizers(trainer)
+        return own(*args, **kwargs)
+
+    return optimizers
+
+
+@cache
+def _say_that_optimizers_are_new(name: str) -> None:
+    _log.warning(
+        "%s asks for self.optimizers() in an evaluation, where a client has none: it gets new ones of its "
+        "configure_optimizers, with their first rates and without what they have learned",
+        name,
+    )
 
 
 def _standing_in(datamodule: LightningDataModule, loaders: Mapping[str, BatchSource | None]) -> LightningDataModule:

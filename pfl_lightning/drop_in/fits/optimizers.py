@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["at_learning_rate", "flat_objects", "share_of_learning_rates"]
+__all__ = ["at_learning_rate", "flat_objects", "held_schedulers", "share_of_learning_rates"]
 
 
 def at_learning_rate(configured: Any, lr: float) -> Any:
@@ -74,3 +76,19 @@ def flat_objects(configured: Any) -> Iterator[Any]:
             yield from flat_objects(value)
     else:
         yield configured
+
+
+def held_schedulers(module: nn.Module, configured: Any) -> list[LRScheduler]:
+    """Schedulers that ``configure_optimizers`` has made and not returned: the module steps them itself.
+
+    Args:
+        module: The module, whose attributes they are.
+        configured: What ``configure_optimizers`` returned.
+    """
+    found = list(flat_objects(configured))
+    own = [value for value in vars(module).values() if isinstance(value, LRScheduler)]
+    return [each for each in own if not _among(each, found) and _among(each.optimizer, found)]
+
+
+def _among(one: Any, others: list[Any]) -> bool:
+    return any(one is other for other in others)

@@ -15,23 +15,27 @@ from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.drop_in.forms.checks import split_method
 from pfl_lightning.drop_in.forms.later_loaders import with_loaders
+from pfl_lightning.drop_in.forms.loaded_module import checkpoint_of, restore, warn_of_other_weights
 from pfl_lightning.drop_in.forms.prediction import GlobalWeights
 from pfl_lightning.drop_in.forms.trainer_data import GivenData, data_given_to, put_in_place
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.older_package import as_older, has_older_base, written_class
 from pfl_lightning.state.checkpoints import use_atomic_files
 
 __all__ = ["CallbackForm"]
 
 _OWN_DATA = ("datamodule", "train_dataloaders")
+_DIVIDE = {*_OWN_DATA, "val_dataloaders", "test_dataloaders", "partition", "num_clients"}
 
 
 class CallbackForm:
     """Puts the federation of a module in the module's place when a Trainer begins to fit, validate, test or predict.
 
     The federation is made once for a module, and goes on in later calls with it: what is tested after a fit is what
-    was fitted.
+    was fitted. Another module of its class, such as one that ``load_from_checkpoint`` read, is validated or tested on
+    the same clients, and the federation of the fit stays.
 
     Args:
         method: A class of :mod:`pfl_lightning.methods` or a partial of one, or its name or import path.
@@ -55,6 +59,7 @@ class CallbackForm:
         self.federation: ModuleFederation | None = None
         self.data: FederatedDataModule | None = None
         self._module: L.LightningModule | None = None
+        self._loaded: tuple[Any, Any] = (None, None)  # another module that is evaluated, and its federation
         self._given = GivenData()
         self._predicting: GlobalWeights | None = None
 
@@ -69,6 +74,8 @@ class CallbackForm:
         """
         found: Any = trainer.lightning_module
         module = self._module if found is self.federation else found
+        if found is not None and found is self._loaded[1]:
+            module = self._loaded[0]
         if isinstance(module, Federation):
             raise ConfigurationError(
                 "FederatedLoop(method=...) makes the federation of a LightningModule itself, and was given a "
@@ -81,7 +88,7 @@ class CallbackForm:
             return False
         federation, data = self._federation_of(trainer, module, given)
         put_in_place(trainer, federation, data)
-        return is_new
+        return is_new and federation is self.federation
 
     def leave(self) -> None:
         """The Trainer's call is over."""
@@ -97,6 +104,9 @@ class CallbackForm:
 
     def _federation_of(self, trainer: L.Trainer, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
         if module is not self._module:
+            data = self._data_of(given) if self._is_evaluated_alike(trainer, module) else None
+            if data is not None:
+                return self._of_another(trainer, module, data), data
             self.federation = self.data = None
         data = self._data_of(given) if self.data is not None else None
         if data is None:
@@ -105,12 +115,46 @@ class CallbackForm:
         assert self.federation is not None
         return self.federation, data
 
+    def _is_evaluated_alike(self, trainer: L.Trainer, module: Any) -> bool:
+        """Whether a module of the fitted one's class is to be validated or tested."""
+        if self._module is None or self.data is None:
+            return False
+        evaluates = trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
+        return evaluates and written_class(module) is written_class(self._module)
+
+    def _of_another(self, trainer: L.Trainer, module: Any, data: Any) -> ModuleFederation:
+        """A federation of another module over the same clients, for an evaluation; :attr:`federation` stays.
+
+        Where the module has the weights of a checkpoint of the Trainer, it is the federation as it was when that was
+        written, each client with its own parts; otherwise every client has the module's weights.
+        """
+        assert self.federation is not None
+        known = _DIVIDE if self.federation.reads_classes else {*_DIVIDE, "labels"}
+        options = {name: value for name, value in self.options.items() if name not in known}
+        checkpoint = checkpoint_of(module, trainer)
+        module.trainer = None
+        try:
+            federation, _ = federate(module, self.data, method=self.method, **options)
+        finally:
+            module.trainer = trainer
+        if checkpoint is None:
+            warn_of_other_weights(module)
+        else:
+            restore(federation, data, trainer, checkpoint, TrainerFn(trainer.state.fn).value)
+        self._loaded = module, federation
+        return federation
+
     def _data_of(self, given: GivenData) -> Any:
         """Data of the federation that there is, for what is given now; ``None`` where they are to be divided first."""
         predicts = "predict_dataloaders" in given.loaders
         if predicts or given.is_part_of(self._given) or (self._has_own_data and not given.is_for_evaluation):
             return self.data
-        return with_loaders(self.data, given.loaders) if given.is_for_evaluation else None
+        if not given.is_for_evaluation:
+            return None
+        found = with_loaders(self.data, given.loaders)
+        if has_older_base(self.data):
+            as_older(found)
+        return found
 
     @property
     def _has_own_data(self) -> bool:

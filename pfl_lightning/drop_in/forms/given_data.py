@@ -52,20 +52,27 @@ class Division:
         partition: A rule.
         num_clients: Number of clients of an even random division, where there is no rule.
         labels: Gives the class of an item.
+        shared_evaluation: Whether every client is evaluated on all items.
     """
 
     partition: Any = None
     num_clients: int | None = None
     labels: Callable[[Any], Any] | None = None
+    shared_evaluation: bool = False
 
     @property
     def is_given(self) -> bool:
         """Whether anything is said."""
-        return any(given is not None for given in (self.partition, self.num_clients, self.labels))
+        given = (self.partition, self.num_clients, self.labels)
+        return self.shared_evaluation or any(each is not None for each in given)
 
 
 def data_of(
-    given: Any, loaders: LoadersByStage, division: Division, module: L.LightningModule | None = None
+    given: Any,
+    loaders: LoadersByStage,
+    division: Division,
+    module: L.LightningModule | None = None,
+    evaluates: bool = True,
 ) -> FederatedDataModule:
     """Divide a project's data among clients.
 
@@ -77,6 +84,8 @@ def data_of(
         loaders: Loaders given by name.
         division: Who gets what.
         module: The LightningModule, which may bring loaders.
+        evaluates: Whether the method evaluates clients in a way of its own. If not, nothing is held out for a module
+            without steps for it: a plain Trainer would evaluate nothing, and train on all items.
 
     Raises:
         ConfigurationError: They are no data, they contradict each other, or it is not said who gets what.
@@ -95,7 +104,8 @@ def data_of(
             name = type(given).__name__
             what = name if isinstance(given, FederatedDataModule) else f"a {name} with the data of each client"
             raise ConfigurationError(
-                f"{what} is divided among clients already: leave partition, num_clients and labels away"
+                f"{what} is divided among clients already: leave partition, num_clients, labels and shared_evaluation "
+                "away"
             )
         return given if isinstance(given, FederatedDataModule) else _silos(given)
     if not isinstance(given, LightningDataModule) and not is_older(given):
@@ -104,7 +114,10 @@ def data_of(
             "expected a LightningDataModule, a DataLoader, or a list with the data of each client, got "
             f"{nothing if given is None else type(given).__name__}"
         )
-    return FromLoaders(_rule(division), datamodule=given, labels=division.labels)
+    data = FromLoaders(_rule(division), datamodule=given, labels=division.labels)
+    data.shared_evaluation = division.shared_evaluation
+    data.holds_out = evaluates or module is None or brings(module, "validation_step") or brings(module, "test_step")
+    return data
 
 
 def _rule(division: Division) -> Partitioner:

@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 
+from pfl_lightning.drop_in.forms.loaded_module import restore
 from pfl_lightning.drop_in.forms.trainer_data import GivenData
 from pfl_lightning.errors import ConfigurationError
 
@@ -51,15 +52,9 @@ class GlobalWeights:
     def _global_state(self, checkpoint: dict[str, Any]) -> Mapping[str, Any]:
         federation, data = self._federation()
         trainer: Any = self._trainer
-        before, trainer.datamodule, federation.trainer = trainer.datamodule, data, trainer
         try:
-            data.prepare_data()
-            data.setup("predict")
-            federation.setup("predict")
-            federation.on_load_checkpoint(checkpoint)
-            federation.load_state_dict(checkpoint["state_dict"])
+            restore(federation, data, trainer, checkpoint, "predict")
         finally:
-            trainer.datamodule = before
             if self._given.datamodule is not None:  # whose training data were asked for since
                 self._given.datamodule.trainer = trainer
                 self._given.datamodule.setup("predict")

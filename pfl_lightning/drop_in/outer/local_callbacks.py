@@ -79,7 +79,20 @@ def sort_callbacks(
         names = ", ".join(type(callback).__name__ for callback in inside)
         _log.info("%s: runs inside local fits, a new copy in each, as %s(..., local_callbacks=) says it", names, call)
     _warn_of_batches((callback for callback in own if callback not in inside), call)
+    _warn_of_steps(own)
     return inside
+
+
+def _warn_of_steps(callbacks: Iterable[L.Callback]) -> None:
+    for callback in callbacks:
+        steps = getattr(callback, "_every_n_train_steps", 0)  # of a ModelCheckpoint
+        if steps:
+            _log.warning(
+                "%s(every_n_train_steps=%d) does not count the steps of clients, and no fit goes on from what it saves "
+                "in the middle of a round: use every_n_epochs, which counts rounds",
+                type(callback).__name__,
+                steps,
+            )
 
 
 def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:

@@ -26,6 +26,8 @@ class LogsOverClients(UserStages):
     _best: dict[str, float]
     """The best so far, by name, of what a MaxMetric or a MinMetric of the module gave."""
 
+    _said_nothing = False
+
     def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
         """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
         before = "novel_" if prefix.startswith("novel_") else ""
@@ -41,7 +43,8 @@ class LogsOverClients(UserStages):
         if len(own):
             found = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
             values |= {f"{before}{name}/{what}": float(value) for what, value in found.items()}
-        if not values:
+        if not values and not self._said_nothing:
+            self._said_nothing = True
             warnings.warn(
                 f"{type(self.given_module).__name__} logs nothing in its validation or test step, and its forward "
                 "does not give class scores for batches (inputs, classes): nothing is known of the clients' models",

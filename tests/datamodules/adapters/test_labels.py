@@ -7,6 +7,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from pfl_lightning.datamodules import IID, FromDatasets, FromLoaders
 from pfl_lightning.datamodules.adapters.labels import classes_of
+from pfl_lightning.datamodules.partition.base import PartitionError
 
 
 class Named(TensorDataset):
@@ -118,3 +119,11 @@ def test_numbers_that_are_no_classes_are_none_where_nobody_asks_for_classes():
     module = FromLoaders(IID(2), datamodule=Project(prices))
     module.setup("fit")
     assert (module.num_classes, len(module.client_data(0).train)) == (0, 7)
+
+
+def test_numbers_that_are_each_there_once_are_no_classes_where_items_are_set_aside_for_tests():
+    numbered = FromLoaders(IID(2), datamodule=Project(TensorDataset(torch.rand(40, 4), torch.arange(40))))
+    numbered.setup("fit")
+    assert [len(numbered.client_data(client).test) for client in range(2)] == [10, 10]
+    with pytest.raises(PartitionError, match="leaves no test sample"):
+        FromLoaders(ByClass(2), datamodule=Project(TensorDataset(torch.rand(40, 4), torch.arange(40)))).setup("fit")

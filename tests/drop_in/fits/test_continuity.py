@@ -65,6 +65,19 @@ class OneCycle(Net):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Held(Net):
+    """Keeps its scheduler to itself, and steps it after every step of the optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        self.warm_up = LambdaLR(optimizer, lambda step: min(1, (step + 1) / 9))
+        return optimizer
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.warm_up.step()
+
+
 class Manual(Net):
     """Two optimizers, stepped by hand."""
 
@@ -96,7 +109,7 @@ def project(method: Any, rounds: int, module: Any, data: Any = None, **options: 
 ONE_CLIENT = {"cohorts": [[0]], "optimizer_state": "keep"}
 
 
-@pytest.mark.parametrize("module", [Cosine, ByEpoch, OneCycle, Manual])
+@pytest.mark.parametrize("module", [Cosine, ByEpoch, OneCycle, Held, Manual])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_rounds_of_one_client_are_epochs_of_a_plain_run_bit_by_bit(module, epochs):
     federation, _ = project(FedAvg, ROUNDS, module(), epochs=epochs, **ONE_CLIENT)

@@ -10,10 +10,12 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
+from _helpers.toy import assert_same
 from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine
+from pfl_lightning.drop_in.fits.module_evaluation import ClassScores
 from pfl_lightning.methods import FedAvg
 
 ENGINES = pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
@@ -109,3 +111,40 @@ def test_batches_that_hooks_change_are_not_judged_without_them():
     with pytest.warns(UserWarning, match="logs nothing in its validation or test step"):
         federation, _ = run_project(FedAvg, module=Mute(), data=Shifting(), engine=TrainerEngine())
     assert all(math.isnan(score.accuracy) for score in federation.test_scores.values())
+
+
+def test_descriptors_of_numbered_items_are_no_class_scores():
+    scores = ClassScores(nn.Identity(), 0)
+    for numbers in (torch.arange(4), torch.arange(4, 8)):
+        scores._keep(nn.Identity(), (), torch.rand(4, 6))
+        scores.see((torch.rand(4, 6), numbers))
+    assert math.isnan(scores.accuracy)
+
+
+def test_steps_of_evaluations_that_ask_for_optimizers_get_new_ones(caplog):
+    class Asking(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
+            super().validation_step(batch, batch_idx)
+
+    expected, _ = run_project(FedAvg, engine=TrainerEngine())
+    asking, trainer = run_project(FedAvg, module=Asking(), engine=TrainerEngine())
+    assert float(trainer.callback_metrics["rate"]) == pytest.approx(0.05)
+    assert_same(asking.global_model().state_dict(), expected.global_model().state_dict(), atol=0)
+    said = [message for message in caplog.messages if "Asking asks for self.optimizers() in an evaluation" in message]
+    assert len(said) == 1
+
+
+def test_that_nothing_is_known_is_said_once():
+    class Mute(Net):
+        validation_step = L.LightningModule.validation_step
+        test_step = L.LightningModule.test_step
+
+    class Shifting(Data):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch[0] * 100, batch[1]
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run_project(FedAvg, 2, module=Mute(), data=Shifting(), engine=TrainerEngine())
+    assert len([each for each in said if "logs nothing in its validation" in str(each.message)]) == 1

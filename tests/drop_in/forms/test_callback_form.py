@@ -298,6 +298,7 @@ def test_projects_of_the_older_package():
     assert_same(new.state_dict(), old.state_dict(), atol=0)
     assert isinstance(trainer.lightning_module, Federation)
     assert trainer.test(old, OldData())
+    assert trainer.test(old, dataloaders=loaders()["test_dataloaders"])
 
 
 class Predicts(Net):

@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from pfl_lightning import FederatedLoop, RayEngine, SequentialEngine, TrainerEngine, federate
-from pfl_lightning.drop_in.outer.local_callbacks import check_epochs
+from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callbacks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
 
@@ -351,3 +351,10 @@ def test_a_callback_that_expects_more_of_a_fit_goes_on_as_it_was():
     Batches.seen = {}
     _, trainer = run_project(FedAvg, num_clients=2, cohorts=[[0, 1]], local_callbacks=[NeedsAFit()], head="fc")
     assert float(trainer.callback_metrics["seen"]) == 3.0
+
+
+@pytest.mark.parametrize(("given", "times"), [({"every_n_train_steps": 4}, 1), ({"every_n_epochs": 1}, 0), ({}, 0)])
+def test_a_checkpoint_by_steps_is_named(given, times, caplog):
+    sort_callbacks([ModelCheckpoint(save_top_k=-1, **given)], True)
+    said = [message for message in caplog.messages if "does not count the steps of clients" in message]
+    assert len(said) == times

@@ -1,0 +1,81 @@
+"""Functions that hold layers of a module, in a copy of it.
+
+``copy.deepcopy`` leaves functions as they are. A layer that calls its parts by a function made in ``__init__``, such as
+``self.mlpf = lambda x: m.dropout(m.c_proj(x))``, and a forward hook that keeps what it sees in ``self``, would go on
+with the layers of the original: those of the copy would never be trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+from torch import nn
+
+__all__ = ["bind_functions"]
+
+_OF_TORCH = ("_parameters", "_buffers", "_modules")
+
+
+def bind_functions(module: nn.Module, copied: nn.Module) -> None:
+    """Let functions among the attributes of a copy, and its hooks, hold the layers of the copy.
+
+    Args:
+        module: The original.
+        copied: What ``copy.deepcopy`` made of it.
+    """
+    places: dict[int, Any] = {}
+    for own, other in zip(module.modules(), copied.modules(), strict=True):
+        places[id(own)] = other
+        for name, value in vars(own).items():
+            if isinstance(value, dict | list) and name in vars(other):
+                places[id(value)] = vars(other)[name]
+    for kind in ("named_parameters", "named_buffers"):
+        others = dict(getattr(copied, kind)(remove_duplicate=False))
+        for name, value in getattr(module, kind)(remove_duplicate=False):
+            places[id(value)] = others[name]
+    for layer in copied.modules():
+        for name, value in list(vars(layer).items()):
+            if name not in _OF_TORCH:
+                _bind_at(vars(layer), name, value, places)
+
+
+def _bind_at(holder: Any, key: Any, value: Any, places: Mapping[int, Any]) -> None:
+    """Bind a value, or what a dictionary or list holds, in its place."""
+    if isinstance(value, FunctionType):
+        bound = _bound(value, places)
+        if bound is not value:
+            holder[key] = bound
+    elif isinstance(value, dict):
+        for name, part in list(value.items()):
+            if isinstance(part, FunctionType):
+                _bind_at(value, name, part, places)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            if isinstance(part, FunctionType):
+                _bind_at(value, index, part, places)
+
+
+def _bound(function: FunctionType, places: Mapping[int, Any]) -> FunctionType:
+    cells, defaults = function.__closure__ or (), function.__defaults__
+    held = [(cell, _content(cell)) for cell in cells]
+    if not any(id(content) in places for content in [*(content for _, content in held), *(defaults or ())]):
+        return function
+    closure = tuple(CellType(places[id(content)]) if id(content) in places else cell for cell, content in held)
+    given = None if defaults is None else tuple(places.get(id(value), value) for value in defaults)
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, given, closure)
+    made.__kwdefaults__, made.__qualname__, made.__doc__ = (
+        function.__kwdefaults__,
+        function.__qualname__,
+        function.__doc__,
+    )
+    vars(made).update(vars(function))
+    return made
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return cell

@@ -1,0 +1,50 @@
+"""Functions that a module has among its attributes, and hooks, hold the layers of their own copy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from _helpers.project import Net, run_project
+from _helpers.toy import assert_same
+
+from pfl_lightning.drop_in.client.copies import copied
+from pfl_lightning.methods import FedAvg
+
+
+class ByFunction(Net):
+    """Runs its layers by functions made in ``__init__``, and keeps features by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        body = self.body
+        self.seen: dict[str, Any] = {}
+        self.run = lambda inputs: self.fc(body(inputs))
+        self.runs = [lambda inputs, layer=self.fc: layer(inputs)]
+        self.double = partial(torch.mul, other=2)
+        self.body.register_forward_hook(lambda layer, inputs, output: self.seen.update(features=output.detach()))
+
+    def forward(self, inputs: Any) -> Any:
+        return self.run(inputs)
+
+
+def test_clients_train_the_layers_that_functions_run():
+    expected, _ = run_project(FedAvg, module=Net())
+    found, _ = run_project(FedAvg, module=ByFunction())
+    assert_same(found.global_model().state_dict(), expected.global_model().state_dict(), atol=0)
+
+
+def test_functions_and_hooks_of_a_copy_are_its_own():
+    module = ByFunction()
+    other = copied(module)
+    inputs = torch.ones(2, module.body[0].in_features)
+    other(inputs).sum().backward()
+    assert other.seen
+    assert not module.seen
+    assert all(p.grad is not None for p in other.parameters())
+    assert all(p.grad is None for p in module.parameters())
+    other.runs[0](other.seen["features"]).sum().backward()
+    assert module.fc.weight.grad is None
+    assert module.run.__closure__[0].cell_contents in (module, module.body)
+    assert float(other.double(torch.ones(()))) == 2

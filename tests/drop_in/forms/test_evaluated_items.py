@@ -1,0 +1,96 @@
+"""Which items clients are evaluated on: shares, all of them, or none where a plain Trainer would evaluate nothing."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from _helpers.project import SEED, Net
+from _helpers.toy import CLASSES, INPUTS, quiet_trainer
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from pfl_lightning import FederatedLoop
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import FedAvg, FedProto
+
+
+def items(number: int, seed: int = 0) -> TensorDataset:
+    inputs = torch.rand(number, INPUTS, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(inputs, torch.arange(number) % CLASSES)
+
+
+class TrainsAlone(L.LightningModule):
+    """No steps but that of the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    configure_optimizers = Net.configure_optimizers
+    lr = 0.05
+
+
+def test_without_steps_for_it_nothing_is_held_out():
+    plain, module = TrainsAlone(), TrainsAlone()
+    quiet_trainer(2).fit(plain, DataLoader(items(20), 4))
+    loop = FederatedLoop(method=FedAvg, num_clients=1, optimizer_state="keep", seed=SEED)
+    trainer = quiet_trainer(2, loop, num_sanity_val_steps=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="(?s).*(nothing is known|held out)")
+        trainer.fit(module, DataLoader(items(20), 4))
+    assert all(torch.equal(value, module.state_dict()[name]) for name, value in plain.state_dict().items())
+    assert "test_accuracy/mean" in trainer.test(module, DataLoader(items(9, 1), 4), verbose=False)[0]
+    loop = FederatedLoop(method=FedProto, num_clients=2, seed=SEED)  # which evaluates clients itself
+    quiet_trainer(1, loop).fit(TrainsAlone(), DataLoader(items(40), 4))
+    assert len(loop.data.client_data(0).test) > 0
+
+
+class Ranked(Net):
+    """A validation that needs the whole set, in its order."""
+
+    def on_validation_epoch_start(self) -> None:
+        self.seen: list[Any] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.append(batch[0])
+
+    def on_validation_epoch_end(self) -> None:
+        whole = torch.cat(self.seen)
+        if not np.array_equal(whole, items(11, 1).tensors[0]):
+            raise ValueError(f"{len(whole)} of 11")
+        self.log("rank", float(self(whole).argmax(1).float().mean()))
+
+
+def test_every_client_may_be_evaluated_on_all_items():
+    loaders = DataLoader(items(30), 4), DataLoader(items(11, 1), 4)
+    with pytest.raises(ValueError, match="of 11") as error:
+        quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=3, seed=SEED)).fit(Ranked(), *loaders)
+    assert "shared_evaluation=True" in error.value.__notes__[0]
+    loop = FederatedLoop(method=FedAvg, num_clients=3, seed=SEED, shared_evaluation=True)
+    trainer, module = quiet_trainer(1, loop), Ranked()
+    trainer.fit(module, *loaders)
+    assert "rank" in trainer.callback_metrics
+    (found,) = trainer.test(module, DataLoader(items(10, 2), 4), verbose=False)
+    whole = F.cross_entropy(module(items(10, 2).tensors[0]), items(10, 2).tensors[1])
+    assert found["test_loss"] == pytest.approx(whole.item())
+
+
+def test_a_shared_evaluation_needs_a_loader():
+    loop = FederatedLoop(method=FedAvg, num_clients=2, shared_evaluation=True)
+    with pytest.raises(ValueError, match="and there are none"):
+        quiet_trainer(1, loop).fit(Net(), DataLoader(items(30), 4))
+    silos = [DataLoader(items(9), 4), DataLoader(items(9), 4)]
+    loop = FederatedLoop(method=FedAvg, datamodule=silos, shared_evaluation=True)
+    with pytest.raises(ConfigurationError, match="labels and shared_evaluation away"):
+        quiet_trainer(1, loop).fit(Net(), silos[0])
