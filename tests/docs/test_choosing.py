@@ -57,7 +57,7 @@ def test_what_clients_with_little_keep_and_send():
     cheap = [KNOWN[name].costs for name in re.findall(r"\n\| \[`(\w+)`", little)]
     assert all(costs.work == 1 and costs.client_bytes <= KNOWN["FedPer"].costs.client_bytes for costs in cheap)
     assert all(KNOWN[name].costs.work > 3 for name in re.findall(r"\n\| \[`(\w+)`", dear))
-    sending = SECTIONS["Bytes matter"].partition("The encoders then")[0].partition("too:")[2]
+    sending = SECTIONS["Bytes matter"].partition("(`DCPFL`")[0].partition("too:")[2]
     for name in re.findall(r"`(\w+)`", sending):
         costs = KNOWN[name].costs
         assert 15 * (costs.down_bytes + costs.up_bytes) <= 2 * KNOWN["FedAvg"].costs.down_bytes
