@@ -31,7 +31,7 @@ from pfl_lightning.cli.runs.folders import RunFolder, run_folder, runs_below
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.cli.runs.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
-from pfl_lightning.cli.tables import fit_table
+from pfl_lightning.cli.tables import fit_table, say_unevaluated
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
@@ -162,7 +162,7 @@ class FederatedCLI(LightningCLI):
 
     def _find_checkpoint(self, runs: RunFolder, config: Namespace) -> Path | None:
         """Put the checkpoint's path into the config, name it, and return the run that it is from, if it is one here."""
-        options = yaml.safe_load(self._parser(self.subcommand).dump(config, skip_none=False))
+        options = yaml.safe_load(self._parser(self.subcommand).dump(config, skip_unset=False))
         checkpoint = runs.find_checkpoint(config.ckpt_path, options)
         if config.ckpt_path in ("last", "best"):
             print(f"--ckpt_path {config.ckpt_path}: {checkpoint}")
@@ -236,7 +236,7 @@ class FederatedCLI(LightningCLI):
         if not inspect or self.subcommand == "partition":
             return []
         settings = Inspection() if inspect is True else inspect
-        config = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
+        config = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_unset=False)
         return settings.callbacks(config, without=[type(callback) for callback in configured])
 
     def _progress(self, callbacks: list[L.Callback], wanted: bool | None) -> dict[str, Any]:
@@ -319,10 +319,13 @@ class FederatedCLI(LightningCLI):
 
     def _report_fit(self) -> None:
         writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
-        if not writer.chosen or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        folder = writer.folder(self.trainer)
+        if not writer.chosen:
+            say_unevaluated(self.trainer, folder)
             return
         Console().print(fit_table(self.model, writer))
-        folder = writer.folder(self.trainer)
         print(f"Results: {folder}/results.json, clients.csv")
         if any(isinstance(logger, TensorBoardLogger) for logger in self.trainer.loggers):
             print(f"TensorBoard: pfl tensorboard {folder.parent}")
