@@ -169,7 +169,7 @@ class _Watch(L.Callback):
                 continue
             if name is not None:
                 norms[name] = None
-            own = getattr(node, "variable", None)
+            own: Any = getattr(node, "variable", None)
             owner = owners.get(id(own))
             if owner is not None and own.numel() > 1 and owner not in called:  # as in a regularizer
                 last[owner or itself[id(own)]] = None  # used outside of its layer's call
