@@ -170,6 +170,8 @@ def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:
 def class_of_batch(batch: Any) -> Tensor | None:
     """Classes of a batch (inputs, classes), or of a dictionary with one of ``LABEL_KEYS``; ``None`` if it has none.
 
+    Those of a batch of graphs (of torch_geometric) are its ``y``, where that has one number for each graph.
+
     Example:
         >>> import torch
         >>> from pfl_lightning.data import class_of_batch
@@ -182,9 +184,17 @@ def class_of_batch(batch: Any) -> Tensor | None:
     """
     if isinstance(batch, Mapping):
         found = [batch[key] for key in LABEL_KEYS if key in batch]
+    elif isinstance(batch, tuple | list):
+        found = [batch[1]] if len(batch) == 2 else []
     else:
-        found = [batch[1]] if isinstance(batch, tuple | list) and len(batch) == 2 else []
+        found = _of_graphs(batch)
     if len(found) != 1 or not isinstance(found[0], Tensor):
         return None
     whole = not (found[0].is_floating_point() or found[0].is_complex() or found[0].dtype == torch.bool)
     return found[0] if whole and found[0].ndim == 1 else None
+
+
+def _of_graphs(batch: Any) -> list[Any]:
+    """The ``y`` of graphs; not that of their nodes, which may be of another part of the data."""
+    count, found = getattr(batch, "num_graphs", None), getattr(batch, "y", None)
+    return [found] if isinstance(found, Tensor) and found.ndim and len(found) == count else []

@@ -57,6 +57,8 @@ class Purpose(StrEnum):
     """Draws of the model itself in a personalization."""
     EVALUATION_MODEL = "evaluation/model"
     """Draws of a client before its evaluation, apart from those of a personalization."""
+    EVALUATION_STEPS = "evaluation/steps"
+    """Draws of a client's model while it is evaluated on its validation part (0) or its test part (1)."""
     PERSONALIZE_HEAD = "personalize/head"
     """First weights of the linear head that a personalization trains."""
     SERVER = "server"

@@ -29,6 +29,7 @@ PURPOSES = {
     "PERSONALIZE_MODEL": "personalize/model",
     "PERSONALIZE_HEAD": "personalize/head",
     "EVALUATION_MODEL": "evaluation/model",
+    "EVALUATION_STEPS": "evaluation/steps",
     "SERVER": "server",
     "SERVER_BATCHES": "server batches",
     "FURTHER_WEIGHTS": "further weights",

@@ -148,6 +148,8 @@ def _of_item(item: Any) -> Any:
     if isinstance(item, Mapping):
         known = [item[key] for key in LABEL_KEYS if key in item]
         return known[0] if len(known) == 1 else None
+    if hasattr(item, "num_nodes"):  # a graph of torch_geometric
+        return getattr(item, "y", None)
     return item[1] if isinstance(item, tuple | list) and len(item) == 2 else None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,8 +55,20 @@ class Reloading:
                 )
         elif is_new:
             seed = derive_seed(data.seed, Purpose.RELOAD, due)
-            with torch_seed(seed), python_seed(seed):
+            with torch_seed(seed), python_seed(seed), _in_epoch(due, trainer):
                 _reload(data, trainer)
+
+
+@contextmanager
+def _in_epoch(epoch: int, trainer: Any) -> Iterator[None]:
+    """Let a Trainer that was resumed be in the epoch in which an uninterrupted one asks."""
+    progress = trainer.fit_loop.epoch_progress.current
+    before = progress.processed, progress.completed  # current_epoch is the one or the other, by Lightning's version
+    progress.processed = progress.completed = epoch
+    try:
+        yield
+    finally:
+        progress.processed, progress.completed = before
 
 
 def _reload(data: FromLoaders, trainer: Any) -> None:

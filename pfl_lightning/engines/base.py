@@ -199,13 +199,19 @@ class Engine(ABC):
             yield result
 
     def score(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> SplitMetrics:
-        """Metrics of the model that the module holds, in evaluation mode, on the parts that are asked for."""
+        """Metrics of the model that the module holds, in evaluation mode, on the parts that are asked for.
+
+        What a model draws derives from (seed, round, client, part), so that neither the engine nor a resume changes it.
+        """
+        context = task.context
 
         def score(part: SplitSource | None, stage: str) -> EvalMetrics | None:
             if part is None or not len(part):
                 return None
-            make_trainer = partial(self.make_trainer, environment)
-            return client.evaluate(part, stage, task.context.data, environment, make_trainer)
+            make_trainer, place = partial(self.make_trainer, environment), int(stage == "test")
+            purpose = Purpose.EVALUATION_STEPS
+            with torch_seed(derive_seed(environment.seed, purpose, context.round, context.client, place), python=True):
+                return client.evaluate(part, stage, context.data, environment, make_trainer)
 
         return score(task.validation, "validation"), score(task.test, "test")
 

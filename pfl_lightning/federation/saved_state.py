@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.federation.rounds import FederationRounds
 from pfl_lightning.state.checkpoint_contents import CONTENTS, content_fault, describe_contents
-from pfl_lightning.state.checkpoint_file import damaged
+from pfl_lightning.state.checkpoint_file import damaged, goes_on
 from pfl_lightning.state.checkpoints import check_fits
 from pfl_lightning.state.module_checkpoints import as_federation_wrote
 
@@ -68,7 +68,7 @@ class SavedState(FederationRounds):
                 "validate or test, not by load_from_checkpoint"
             )
         path, fault = str(self.trainer.ckpt_path), content_fault(checkpoint)
-        if fault is None and self.trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in checkpoint:
+        if fault is None and self.trainer.state.fn == TrainerFn.FITTING and not goes_on(checkpoint):
             fault = "holds the models alone (save_weights_only): it can be evaluated, but no fit can go on from it"
         if fault is not None:
             raise damaged(path, fault)

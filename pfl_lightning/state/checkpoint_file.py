@@ -14,7 +14,7 @@ from pfl_lightning.errors import CheckpointError
 from pfl_lightning.state.checkpoint_contents import content_fault
 from pfl_lightning.state.module_checkpoints import as_federation_wrote
 
-__all__ = ["damaged", "newest_good", "read_checkpoint"]
+__all__ = ["damaged", "goes_on", "newest_good", "read_checkpoint"]
 
 BLOCK = 1 << 20
 
@@ -48,12 +48,27 @@ def damaged(path: str | Path, fault: str, weights_only: bool | None = None) -> C
         weights_only: How the others are read.
     """
     good = newest_good(Path(path), weights_only)
-    instead = f"there is no good one in {Path(path).parent}" if good is None else f"the newest good one is {good}"
+    folder = Path(path).parent
+    if good is None:
+        return CheckpointError(f"the checkpoint {path} {fault}; there is no good one in {folder}")
+    instead = f"the newest good one is {good}"
+    if not goes_on(_read(good, "cpu", weights_only)):
+        instead = (
+            f"there is none in {folder} that a fit can go on from, and the newest that can be evaluated is {good}: "
+            "leave save_weights_only out of the ModelCheckpoint of runs that are to be resumed"
+        )
     return CheckpointError(f"the checkpoint {path} {fault}; {instead}")
+
+
+def goes_on(checkpoint: Any) -> bool:
+    """Whether a fit can go on from a checkpoint: it does not hold the models alone (``save_weights_only``)."""
+    return "optimizer_states" in checkpoint
 
 
 def newest_good(beside: Path, weights_only: bool | None = None) -> Path | None:
     """The newest checkpoint in the folder of another one that is whole; ``None`` without any.
+
+    One that holds the models alone is named only where there is no other.
 
     Args:
         beside: The other one, which does not count.
@@ -62,11 +77,14 @@ def newest_good(beside: Path, weights_only: bool | None = None) -> Path | None:
     if not beside.parent.is_dir():
         return None
     others = [path for path in beside.parent.glob("*.ckpt") if path.name != beside.name and path.is_file()]
+    of_models = None
     for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
         found = _read(path, "cpu", weights_only)
         if not isinstance(found, str) and content_fault(as_federation_wrote(found)) is None:
-            return path
-    return None
+            if goes_on(found):
+                return path
+            of_models = of_models or path
+    return of_models
 
 
 def _read(path: Path, map_location: Any, weights_only: bool | None) -> dict[str, Any] | str:

@@ -162,6 +162,20 @@ def test_weights_alone_cannot_be_resumed(tmp_path):
         resume(tmp_path / "weights.ckpt")
 
 
+def test_weights_alone_are_named_only_where_no_fit_can_go_on(folder):
+    run(METHOD, 1, enable_checkpointing=False).trainer.save_checkpoint(folder / "weights.ckpt", weights_only=True)
+    (folder / "last.ckpt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"is empty; the newest good one is .*epoch=1\.ckpt$"):
+        resume(folder / "last.ckpt")
+    for name in ("epoch=0.ckpt", "epoch=1.ckpt"):
+        (folder / name).unlink()
+    with pytest.raises(
+        CheckpointError,
+        match=r"none in .* that a fit can go on from, and the newest that can be evaluated is .*weights\.ckpt: leave",
+    ):
+        resume(folder / "last.ckpt")
+
+
 def test_files_of_lightnings_own_writer_are_checked_too(tmp_path):
     content = {"state_dict": {"w": torch.randn(1000)}, "pytorch-lightning_version": "2.6.0"}
     TorchCheckpointIO().save_checkpoint(content, tmp_path / "x.ckpt")

@@ -7,7 +7,7 @@ with the layers of the original: those of the copy would never be trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
@@ -18,27 +18,35 @@ __all__ = ["bind_functions"]
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 
 
-def bind_functions(module: nn.Module, copied: nn.Module) -> None:
+def bind_functions(module: nn.Module, copied: nn.Module, kept: Iterable[dict[str, Any]] = ()) -> None:
     """Let functions among the attributes of a copy, and its hooks, hold the layers of the copy.
 
     Args:
         module: The original.
         copied: What ``copy.deepcopy`` made of it.
+        kept: Values of attributes that are kept apart to be given to the copy later.
     """
     places: dict[int, Any] = {}
-    for own, other in zip(module.modules(), copied.modules(), strict=True):
-        places[id(own)] = other
+    layers = dict(copied.named_modules(remove_duplicate=False))
+    for place, own in module.named_modules(remove_duplicate=False):
+        if place not in layers:  # a layer that copies itself in a way of its own
+            continue
+        places[id(own)] = other = layers[place]
         for name, value in vars(own).items():
             if isinstance(value, dict | list) and name in vars(other):
                 places[id(value)] = vars(other)[name]
     for kind in ("named_parameters", "named_buffers"):
         others = dict(getattr(copied, kind)(remove_duplicate=False))
         for name, value in getattr(module, kind)(remove_duplicate=False):
-            places[id(value)] = others[name]
+            if name in others:
+                places[id(value)] = others[name]
     for layer in copied.modules():
         for name, value in list(vars(layer).items()):
             if name not in _OF_TORCH:
                 _bind_at(vars(layer), name, value, places)
+    for values in kept:
+        for name, value in list(values.items()):
+            _bind_at(values, name, value, places)
 
 
 def _bind_at(holder: Any, key: Any, value: Any, places: Mapping[int, Any]) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
+from pfl_lightning.drop_in.client.closures import bind_functions
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
@@ -116,6 +117,8 @@ class ModuleClient(NetworkParts, ModuleSteps):
         make, arguments, state = self.__reduce__()
         memo[id(self)] = other = make(*arguments)
         other.__setstate__(copy.deepcopy(state, memo))
+        if self._factory is None:
+            bind_functions(self, other, [values for first in other._transients for values in first.attributes])
         return cast(ModuleClient, other)
 
     # ------------------------------------------------------------------ modes

@@ -107,9 +107,8 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
     Raises:
         ConfigurationError: It is not known which layer that is, or it cannot be set apart.
     """
-    found = [
-        name for name in module.state_dict() if name.startswith(tuple(f"{n}." for n in (*trace.last, *trace.norms)))
-    ]
+    layers = (*trace.last, *trace.norms)  # or parameters of the module itself
+    found = [n for n in module.state_dict() if n in layers or n.startswith(tuple(f"{layer}." for layer in layers))]
     problem = trace.problem
     if problem is None and not trace.is_sure:
         problem = f"it depends on {len(trace.last)} last layers at once"

@@ -34,7 +34,8 @@ class Trace:
     """What a batch has shown.
 
     Attributes:
-        last: Names of the layers with trained weights from which the loss follows without another such layer between.
+        last: Names of the layers with trained weights from which the loss follows without another such layer between,
+            and of parameters of the module itself. Under manual optimization, of all losses of the step.
         norms: Names of the normalization layers behind them.
         called: Names of all layers with trained weights that the step has called, in this order.
         inputs: Shape of what enters each layer that was called, without weights included.
@@ -109,7 +110,7 @@ def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
 
 
 class _Watch(L.Callback):
-    """Remembers which layer has made which node of the graph, and looks at the graph of the first loss."""
+    """Remembers which layer has made which node of the graph, and looks at the graph of every loss of the step."""
 
     def __init__(self, module: L.LightningModule) -> None:
         self._module, self.trace = module, Trace()
@@ -147,15 +148,15 @@ class _Watch(L.Callback):
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Look at the loss."""
-        if self.trace.problem is not None:
-            self._look_at(loss)
+        self._look_at(loss)
 
     def _look_at(self, loss: Tensor) -> None:
         called = tuple(dict.fromkeys(self._made.values()))
         inner = {name for name in called if any(other.startswith(f"{name}.") for other in called)}  # no last layers
         made = {node: name for node, name in self._made.items() if name not in inner}
         owners = {id(p): name for name, layer in self._module.named_modules() for p in layer.parameters(recurse=False)}
-        last, norms = dict[str, None](), dict[str, None]()
+        itself = {id(p): name for name, p in self._module.named_parameters(recurse=False)}
+        last, norms = dict.fromkeys(self.trace.last), dict.fromkeys(self.trace.norms)
         seen, waiting = set(), [loss.grad_fn]
         while waiting:
             node: Any = waiting.pop()
@@ -168,11 +169,10 @@ class _Watch(L.Callback):
                 continue
             if name is not None:
                 norms[name] = None
-            own = getattr(node, "variable", None)
-            if own is not None:  # a parameter that is used outside of its layer's call, as by a regularizer
-                owner = owners.get(id(own), "")
-                if own.numel() > 1 and owner not in called:
-                    last[owner or "a parameter of the module itself"] = None
+            own: Any = getattr(node, "variable", None)
+            owner = owners.get(id(own))
+            if owner is not None and own.numel() > 1 and owner not in called:  # as in a regularizer
+                last[owner or itself[id(own)]] = None  # used outside of its layer's call
             waiting += [following for following, _ in node.next_functions]
         self.trace.last, self.trace.norms, self.trace.called = tuple(last), tuple(norms), called
         self.trace.problem = None if last else "the loss depends on no layer with weights that train"

@@ -47,6 +47,11 @@ class Transient:
                 self._attributes[name], self._names[name] = _copies(_own(layer), known), set(_own(layer))
         self._said = False
 
+    @property
+    def attributes(self) -> list[dict[str, Any]]:
+        """Those of each layer, as they were."""
+        return list(self._attributes.values())
+
     def restore(self, module: nn.Module) -> None:
         """Bring the module back to that."""
         known = _tensors_and_layers(module)

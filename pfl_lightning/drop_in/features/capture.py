@@ -153,11 +153,12 @@ def classes_of_batch(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
             reason = f"labels= gave a tensor of shape {tuple(found.shape)} and type {found.dtype}"
     known = class_of_batch(batch)
     if known is None:
+        example = "batch.y" if hasattr(batch, "y") else 'batch["topic"]'
         raise (ClassesUnknown if labels is None else ConfigurationError)(
-            f"this method needs the class of every sample, a batch here is a {type(batch).__name__} that is neither a "
-            "pair "
-            f"(inputs, classes) nor has an entry {', '.join(LABEL_KEYS)}, and {reason}: give labels= a function that "
-            'returns the classes (N,) of a batch, such as lambda batch: batch["topic"]'
+            f"this method needs the class of every sample, a batch here is a {type(batch).__name__} that is no pair "
+            f"(inputs, classes), has no entry {', '.join(LABEL_KEYS)}, and is no batch of graphs with a class y for "
+            f"each of them; {reason}: give labels= a function that returns the classes (N,) of a batch, such as "
+            f"lambda batch: {example}"
         )
     return known
 

@@ -27,7 +27,7 @@ from pfl_lightning.state.checkpoints import use_atomic_files
 __all__ = ["CallbackForm"]
 
 _OWN_DATA = ("datamodule", "train_dataloaders")
-_DIVIDE = {*_OWN_DATA, "val_dataloaders", "test_dataloaders", "partition", "num_clients"}
+_DIVIDE = {*_OWN_DATA, "val_dataloaders", "test_dataloaders", "partition", "num_clients", "shared_evaluation"}
 
 
 class CallbackForm:
@@ -60,6 +60,7 @@ class CallbackForm:
         self.data: FederatedDataModule | None = None
         self._module: L.LightningModule | None = None
         self._loaded: tuple[Any, Any] = (None, None)  # another module that is evaluated, and its federation
+        self._unfitted: L.LightningModule | None = None  # what is evaluated with the weights that it has
         self._given = GivenData()
         self._predicting: GlobalWeights | None = None
 
@@ -90,8 +91,15 @@ class CallbackForm:
         put_in_place(trainer, federation, data)
         return is_new and federation is self.federation
 
+    def begin_evaluation(self, trainer: L.Trainer, federation: Any) -> None:
+        """Warn of clients that have no weights of their own: now it is known whether there is a ``ckpt_path``."""
+        module, self._unfitted = self._unfitted, None
+        if module is not None and trainer.ckpt_path is None:
+            warn_of_other_weights(module, module is not self._module, federation)
+
     def leave(self) -> None:
         """The Trainer's call is over."""
+        self._unfitted = None
         if self._predicting is not None:
             self._predicting.leave()
             self._predicting = None
@@ -138,7 +146,7 @@ class CallbackForm:
         finally:
             module.trainer = trainer
         if checkpoint is None:
-            warn_of_other_weights(module)
+            self._unfitted = module
         else:
             restore(federation, data, trainer, checkpoint, TrainerFn(trainer.state.fn).value)
         self._loaded = module, federation
@@ -175,6 +183,8 @@ class CallbackForm:
             module.trainer = trainer
         if self.federation is None:
             self.federation, self._module = federation, module
+            evaluates = trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
+            self._unfitted = module if evaluates else None
         self.data, self._given = data, given
         return data
 

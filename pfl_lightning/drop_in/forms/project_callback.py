@@ -77,6 +77,13 @@ class ProjectCallback(L.Callback):
         if self._is_in_place:
             attach_logging(trainer)
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say with which weights clients are evaluated, where that may be a mistake."""
+        if self._form is not None:
+            self._form.begin_evaluation(trainer, pl_module)
+
+    on_test_start = on_validation_start
+
     def leave(self) -> None:
         """The Trainer's call is over."""
         self._is_in_place = False

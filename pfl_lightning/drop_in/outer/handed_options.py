@@ -46,20 +46,21 @@ class HandedOptions:
             # Without clients there are no batches either: 0 means the same outside.
             if means_all or value == 0 or getattr(engine, name, self) != _NONE_INSIDE[name]:
                 continue
-            self._set(trainer, name, nothing)
-            self._set(engine, name, value)
+            self.keep(trainer, name, nothing)
+            self.keep(engine, name, value)
         if trainer.fast_dev_run and getattr(engine, "limit_train_batches", None) == trainer.fast_dev_run:
-            self._set(trainer.fit_loop.epoch_loop, "max_steps", -1)  # which fast_dev_run has set: clients
+            self.keep(trainer.fit_loop.epoch_loop, "max_steps", -1)  # which fast_dev_run has set: clients
 
     def leave_out_validation(self, trainer: Any) -> None:
         """Let the outer Trainer know of no validation within an epoch, which a plain run has not without validation."""
-        self._set(trainer, "val_check_interval", 1.0)
+        self.keep(trainer, "val_check_interval", 1.0)
         if hasattr(trainer, "_val_check_time_interval"):  # of newer versions
-            self._set(trainer, "_val_check_time_interval", None)
+            self.keep(trainer, "_val_check_time_interval", None)
         if trainer.check_val_every_n_epoch is None:
-            self._set(trainer, "check_val_every_n_epoch", 1)
+            self.keep(trainer, "check_val_every_n_epoch", 1)
 
-    def _set(self, owner: Any, name: str, value: Any) -> None:
+    def keep(self, owner: Any, name: str, value: Any) -> None:
+        """Let an attribute have another value until the run ends."""
         self._before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 

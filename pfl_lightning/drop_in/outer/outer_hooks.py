@@ -61,6 +61,14 @@ class OuterHooks(ShowsGlobalModel):
         """Build the clients; inside, the outer Trainer's loggers are known from now on."""
         super().setup(stage)
         self.local.outer.trainer = self.trainer
+        self._log_graphs()
+
+    def _log_graphs(self) -> None:
+        """Send the graph of the author's module, not of the federation, to loggers that would ask for one next."""
+        for logger in self.trainer.loggers:
+            if getattr(logger, "_log_graph", False):  # of a TensorBoardLogger
+                logger.log_graph(self.shown)
+                self.handed.keep(logger, "_log_graph", False)
 
     def on_fit_start(self) -> None:
         """Start the engine, where callbacks inside local fits can have an effect."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from pfl_lightning.engines.lifecycle import local_fit
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.evaluation_batches import Piece, PieceBatch, gather, groups_of, pieces_of
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
+from pfl_lightning.engines.vectorized.randomness import device_generators, host_generators
 from pfl_lightning.engines.vectorized.stack import Member, Stack, places_of
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import torch_seed
@@ -43,15 +44,21 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
         CannotVectorizeError: The client's forward pass cannot be vectorized.
     """
     tasks = [cast(EvaluationTask, member.task) for member in members]
-    states = _States(members)
+    states, drawn = _States(members), _generators(environment)
     try:
         with local_fit(environment), guarded_attributes(client) as refuse_changes:
             scores = _StackedEvaluation(client, states, environment).scores(tasks)
             refuse_changes("forward")
+            if _generators(environment) != drawn:  # which are seeded for each client, one by one
+                raise CannotVectorizeError(f"an evaluation of {type(client).__name__} draws random numbers")
     finally:
         for row, member in enumerate(members):
             member.state = states.row(row)
     return scores
+
+
+def _generators(environment: FitEnvironment) -> tuple[Any, ...]:
+    return host_generators(), device_generators(environment.device)
 
 
 class _States:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from _helpers.project import Net, run_project
-from _helpers.toy import assert_same
+from _helpers.toy import INPUTS, assert_same
 
+from pfl_lightning import SequentialEngine
 from pfl_lightning.drop_in.client.copies import copied
-from pfl_lightning.methods import FedAvg
+from pfl_lightning.methods import Ditto, FedAvg, FedPer
 
 
 class ByFunction(Net):
@@ -48,3 +50,38 @@ def test_functions_and_hooks_of_a_copy_are_its_own():
     assert module.fc.weight.grad is None
     assert module.run.__closure__[0].cell_contents in (module, module.body)
     assert float(other.double(torch.ones(()))) == 2
+
+
+@pytest.mark.parametrize("method", [FedPer, Ditto])
+def test_models_that_are_handed_out_run_their_own_layers(method):
+    federation, _ = run_project(method, module=ByFunction(), engine=SequentialEngine())
+    models = [federation.client_model(client) for client in range(5)] + [federation.global_model(), federation.shown]
+    inputs = torch.randn(4, INPUTS)
+    for model in models:
+        plain = Net()
+        plain.load_state_dict(model.state_dict())
+        assert torch.equal(model(inputs), plain(inputs))
+    for client, model in federation.client_models(range(5)):
+        plain.load_state_dict(model.module.state_dict())
+        assert torch.equal(model(inputs), plain(inputs)), client
+
+
+class CopiesLess(torch.nn.Linear):
+    """A layer whose copy has none of what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(INPUTS, INPUTS)
+        self.kept = torch.nn.Linear(2, 2)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        other = torch.nn.Linear(INPUTS, INPUTS)
+        other.load_state_dict({"weight": self.weight, "bias": self.bias})
+        return other
+
+
+def test_a_layer_may_copy_itself_in_a_way_of_its_own():
+    module = ByFunction()
+    module.less = CopiesLess()
+    other = copied(module)
+    assert not hasattr(other.less, "kept")
+    assert other.run.__closure__[0].cell_contents in (other, other.body)

@@ -57,6 +57,55 @@ class Teacher(Stepping):
         return F.cross_entropy(scores, batch[1]) + F.mse_loss(scores, self.teacher(batch[0]))
 
 
+class Adversarial(Stepping):
+    """Two losses by turns, each of one network while the other is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.judge = nn.Linear(CLASSES, 1)
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            self.manual_backward(self.judge(self(batch[0])).square().mean())
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self):
+        own = [*self.body.parameters(), *self.fc.parameters()]
+        return [torch.optim.SGD(own, lr=0.1), torch.optim.SGD(self.judge.parameters(), lr=0.1)]
+
+
+class InputGradient(Stepping):
+    """Inputs that ask for gradients are no parameters."""
+
+    def training_step(self, batch, batch_idx):
+        inputs = batch[0].clone().requires_grad_()
+        return F.cross_entropy(self(inputs), batch[1]) + inputs.square().mean()
+
+
+class OwnScale(Stepping):
+    """A parameter of the module itself behind the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(CLASSES))
+
+    def forward(self, inputs):
+        return self.scale * super().forward(inputs)
+
+
+class OnlyOwn(Stepping):
+    """No layer is called, and nothing else is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Parameter(torch.zeros(INPUTS, CLASSES))
+
+    def forward(self, inputs):
+        return inputs @ self.start
+
+
 class Regularized(Stepping):
     """All weights are part of the loss."""
 
@@ -173,6 +222,7 @@ def trace(module):
         (Segmenting, "out"),
         (Attending, "fc"),
         (Manual, "fc"),
+        (InputGradient, "fc"),
     ],
 )
 def test_the_last_layer_of_the_loss_is_found(module, head):
@@ -189,12 +239,19 @@ def test_a_normalization_behind_it_is_part_of_the_head():
     assert {"fc.weight", "norm.weight", "norm.running_mean"} <= traced_head(module, found, "FedPer").head
 
 
+def test_a_parameter_of_the_module_itself_may_be_the_head():
+    module = OnlyOwn()
+    assert traced_head(module, trace(module), "FedPer").head == {"start"}
+
+
 @pytest.mark.parametrize(
     ("module", "last", "message"),
     [
         (Tied, ("out",), "embedding.weight and out.weight are one parameter"),
         (TwoHeads, ("second", "fc"), "2 last layers at once.*candidates are 'second', 'fc'"),
         (Functional, ("out", "fc"), "2 last layers at once"),
+        (Adversarial, ("fc", "judge"), "2 last layers at once.*candidates are 'fc', 'judge'"),
+        (OwnScale, ("scale", "fc"), "2 last layers at once.*candidates are 'fc', 'scale'"),
         (Failing, (), "the step ended in KeyError: 'nothing'.*candidates are .*'fc'"),
     ],
 )

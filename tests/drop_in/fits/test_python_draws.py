@@ -6,11 +6,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from _helpers.fake_cluster import fake_ray_engine
 from _helpers.project import Net
 from _helpers.toy import CLASSES, INPUTS, assert_same, quiet_trainer
 from torch.utils.data import DataLoader, Dataset
 
-from pfl_lightning import SequentialEngine, TrainerEngine, federate
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
 from pfl_lightning.methods import FedAvg
 
 DRAWS = {"numpy": lambda: np.random.random(), "random": random.random}  # noqa: NPY002
@@ -67,3 +68,11 @@ def test_they_are_seeded_for_round_and_client(library, tmp_path):
     assert_same(fitted(library, SequentialEngine, seed=2), whole)
     fitted(library, TrainerEngine, rounds=1, save=tmp_path / "one.ckpt", seed=3)
     assert_same(fitted(library, TrainerEngine, ckpt_path=str(tmp_path / "one.ckpt"), seed=4), whole)
+
+
+@pytest.mark.parametrize("library", DRAWS)
+def test_they_are_the_same_in_worker_processes_and_vectorized(library, monkeypatch):
+    whole = fitted(library, TrainerEngine)
+    assert_same(fitted(library, VectorizedEngine, seed=2), whole)
+    ray = fake_ray_engine(monkeypatch, engine=TrainerEngine())[0]
+    assert_same(fitted(library, lambda: ray, seed=3), whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -12,16 +13,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop
-from pfl_lightning.methods import FedPer
+from pfl_lightning.methods import FedAvg, FedPer
 
 
-def fitted(tmp_path: Any, weights_only: bool = True) -> tuple[Any, Any, Any, Any, Any]:
+def fitted(tmp_path: Any, weights_only: bool = True, **options: Any) -> tuple[Any, Any, Any, Any, Any]:
     """A Trainer after three rounds, with the file of the first, and loaders."""
     samples = Toy().load()
     train = DataLoader(TensorDataset(samples.train_inputs, samples.train_targets), 8)
     test = DataLoader(TensorDataset(samples.test_inputs, samples.test_targets), 7)
     kept = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_weights_only=weights_only)
-    loop, module = FederatedLoop(method=FedPer, num_clients=3, seed=SEED), Net()
+    loop, module = FederatedLoop(method=FedPer, num_clients=3, seed=SEED, **options), Net()
     trainer = quiet_trainer(3, kept, loop, enable_checkpointing=True)
     trainer.fit(module, train, test)
     return trainer, loop, module, test, str(tmp_path / "epoch=0.ckpt")
@@ -56,3 +57,35 @@ def test_a_module_of_no_checkpoint_is_tested_with_its_own_weights(tmp_path):
     assert_same(other.state_dict(), before, atol=0)
     assert found["test_loss"] != trainer.test(module, test, verbose=False)[0]["test_loss"]
     assert "test_loss" in trainer.test(Net(), Data(), verbose=False)[0]
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path):
+    trainer, _, module, test, path = fitted(tmp_path)
+    expected = trainer.test(module, test, ckpt_path=path, verbose=False)
+    (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
+    torch.save({"weights": 1}, tmp_path / "b.ckpt")
+    assert trainer.test(Net.load_from_checkpoint(path), test, verbose=False) == expected
+
+
+def test_a_shared_evaluation_is_one_of_a_loaded_module_too(tmp_path):
+    trainer, _, module, test, path = fitted(tmp_path, shared_evaluation=True)
+    expected = trainer.test(module, test, ckpt_path=path, verbose=False)
+    assert trainer.test(Net.load_from_checkpoint(path), test, verbose=False) == expected
+
+
+def test_another_module_with_a_ckpt_path_is_not_warned_of(tmp_path):
+    trainer, _, module, test, path = fitted(tmp_path)
+    expected = trainer.test(module, test, ckpt_path=path, verbose=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="this Net is another one")
+        warnings.filterwarnings("error", message="no fit came before")
+        assert trainer.test(Net(), test, ckpt_path=path, verbose=False) == expected
+
+
+@pytest.mark.parametrize(("method", "says"), [(FedPer, True), (FedAvg, False)])
+def test_an_evaluation_alone_says_that_clients_have_no_weights_of_their_own(method, says):
+    trainer = quiet_trainer(1, FederatedLoop(method=method, num_clients=3, seed=SEED))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer.test(Net(), Data(), verbose=False)
+    assert any("no fit came before, and no ckpt_path is given" in str(each.message) for each in said) == says

@@ -68,6 +68,17 @@ def test_what_a_loader_draws_is_the_same_after_a_resume(every, ended, tmp_path):
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
+def test_a_resume_asks_for_the_loaders_of_the_epoch_in_which_the_run_had_asked(tmp_path):
+    _, whole = fitted(4, Curriculum(), every=2, clients=2)
+    trainer, _ = fitted(3, Curriculum(), every=2, clients=2)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    data = Curriculum()
+    trainer, resumed = fitted(4, data, every=2, clients=2, ckpt_path=str(tmp_path / "last.ckpt"))
+    assert data.epochs == [0, 2]
+    assert trainer.current_epoch == 4
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
 def test_another_length_is_refused():
     with pytest.raises(ValueError, match=r"gave \[24\] items at first and gives \[25\] in round 2"):
         fitted(2, Curriculum(grows=True), clients=2)

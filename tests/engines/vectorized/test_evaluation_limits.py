@@ -4,6 +4,7 @@ import pickle
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from _helpers.engines import FORWARDS, assert_scores_agree, evaluate, trained
@@ -37,6 +38,11 @@ class Random(FedAvg):
         return super().forward(inputs + torch.randn_like(inputs))
 
 
+class DrawsByNumPy(FedAvg):
+    def forward(self, inputs):
+        return super().forward(inputs) * (1 + np.random.rand())  # noqa: NPY002
+
+
 class Remembers(FedAvg):
     def forward(self, inputs):
         self.last = inputs
@@ -65,6 +71,7 @@ REASONS = [
     (Branches, r"Branches.forward, .*test_evaluation_limits.py:\d+: if inputs.sum\(\) > 1e9:: branches on"),
     (CallsItem, r"CallsItem.forward, .*test_evaluation_limits.py:\d+: .*item\(\)\): calls .item\(\)"),
     (Random, "Random.forward, .*random"),
+    (DrawsByNumPy, "an evaluation of DrawsByNumPy draws random numbers"),
     (Remembers, "Remembers changes the attribute 'last' in forward"),
     (Buffered, "Buffered.forward changes 'passes'"),
     (Assigned, "Assigned.forward changes 'passes'"),
@@ -78,7 +85,6 @@ def test_a_forward_that_cannot_be_vectorized_says_why_once(method, reason, fine_
     federation = trained(partial(method, lr=0.02, fine_tune=fine_tune))
     engine, results = VectorizedEngine(3, forward="vmap"), []
     for used in (engine, SequentialEngine()):
-        torch.manual_seed(1)
         results.append((evaluate(federation, used), evaluate(federation, used)))
     for got, expected in zip(*results, strict=True):
         assert_scores_agree(got, expected, atol=1e-5 if fine_tune else 0)

@@ -1,0 +1,48 @@
+"""A client's draws from Python's and NumPy's generators are seeded: a resumed run is the uninterrupted one."""
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from _helpers.fake_cluster import fake_ray_engine
+from _helpers.toy import assert_same, run, whole_state
+
+from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning.methods import FedAvg
+
+ENGINES = {
+    "sequential": lambda _: SequentialEngine(),
+    "trainer": lambda _: TrainerEngine(),
+    "vmap": lambda _: VectorizedEngine(forward="vmap"),
+    "loop": lambda _: VectorizedEngine(forward="loop"),
+    "ray": lambda monkeypatch: fake_ray_engine(monkeypatch)[0],
+}
+
+
+class Draws(FedAvg):
+    """Weights its loss by draws, in fits and in the fine-tuning before an evaluation."""
+
+    def loss_terms(self, features, labels):
+        weight = random.random() + np.random.rand()  # noqa: NPY002
+        return {"cross_entropy": weight * super().loss_terms(features, labels)["cross_entropy"]}
+
+
+def fitted(engine, seed, rounds, path=None, save=None):
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+    federation = run(partial(Draws, lr=0.05, epochs=1, fine_tune="all"), rounds, engine=engine, ckpt_path=path)
+    if save is not None:
+        federation.trainer.save_checkpoint(save)
+    return whole_state(federation), {client: score.loss for client, score in federation.test_scores.items()}
+
+
+@pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
+def test_a_resumed_run_draws_the_same(make_engine, monkeypatch, tmp_path):
+    whole = fitted(make_engine(monkeypatch), 1, 2)
+    fitted(make_engine(monkeypatch), 2, 1, save=tmp_path / "one.ckpt")
+    resumed = fitted(make_engine(monkeypatch), 3, 2, path=str(tmp_path / "one.ckpt"))
+    assert_same(resumed[0], whole[0], atol=0)
+    assert resumed[1] == whole[1]
