@@ -165,11 +165,14 @@ class FederatedDataModule(LightningDataModule, ABC):
 
         Raises:
             PartitionError: If the partition cannot be met, or a client has no samples or no batch.
+            TypeError: If :meth:`load` returns something else.
             ValueError: If the public samples are more than there are, or of another shape than the clients'.
         """
         if self._ready is not None:
             return
         samples = self.load()
+        if not isinstance(samples, Samples):
+            raise TypeError(f"{type(self).__name__}.load must return Samples, got {type(samples).__name__}")
         if self.public is not None:
             samples = with_public(samples, self.public, self.seed, getattr(self, "image_size", None))
         division = divide(

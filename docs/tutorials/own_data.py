@@ -1,14 +1,15 @@
-"""Tutorial: arrays, Datasets, a folder of images and a partition rule of your own."""
+"""Tutorial: arrays, Datasets, a folder of images, a partition rule and a data module of your own."""
 
 # %% Imports
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_wine, make_moons
 from torch.utils.data import TensorDataset
 
 from pfl_lightning import Federation
@@ -21,6 +22,7 @@ from pfl_lightning.datamodules import (
     ImageFolder,
     Partitioner,
     PartitionError,
+    Samples,
 )
 from pfl_lightning.methods import FedPer
 
@@ -87,3 +89,27 @@ class AllButOneClass(Partitioner):
 data = FromDatasets(AllButOneClass(num_clients=6), batch_size=8, train=wines)
 print(f"own rule: mean test accuracy {mean_accuracy(data, 'mlp', rounds=3):.2f}")
 print("training samples of each class at each client:", data.class_counts().tolist())
+
+
+# %% A data module of your own: all samples as tensors
+class TwoMoons(FederatedDataModule):
+    """Points on two half circles.
+
+    Args:
+        partition: Rule that assigns the points to clients.
+        noise: Standard deviation of the points around the circles.
+        options: Further arguments of ``FederatedDataModule``, such as ``batch_size``.
+    """
+
+    def __init__(self, partition: Partitioner, *, noise: float = 0.1, **options: Any) -> None:
+        super().__init__(partition, **options)
+        self.noise = noise
+
+    def load(self) -> Samples:
+        """All points; a quarter of them is set aside for tests."""
+        points, labels = make_moons(400, noise=self.noise, random_state=0)
+        return Samples(torch.tensor(points, dtype=torch.float32), torch.tensor(labels), ("upper", "lower"))
+
+
+data = TwoMoons(IID(num_clients=4), noise=0.2, batch_size=10)
+print(f"own data module: mean test accuracy {mean_accuracy(data, 'mlp', rounds=3):.2f}")

@@ -20,6 +20,7 @@ from pfl_lightning.report.run import CHOICES, FIGURES
 from pfl_lightning.report.significance import CAVEAT
 from pfl_lightning.report.tables import TextTable
 from pfl_lightning.report.writing import FORMATS, Report
+from pfl_lightning.state.files import explain_folder
 
 __all__ = ["compare", "tensorboard"]
 
@@ -53,7 +54,8 @@ def compare(args: Sequence[str]) -> None:
     report = Report(tuple(rows), settings, about)
     _print(report)
     forms = list(dict.fromkeys(options.format))
-    written = report.write(options.output, {form: f"comparison.{form}" for form in forms})
+    with explain_folder(options.output, "--output"):
+        written = report.write(options.output, {form: f"comparison.{form}" for form in forms})
     print(f"Saved {options.output}/{', '.join(path.name for path in written)}")
 
 

@@ -110,9 +110,8 @@ def method_card(row: MethodRow) -> Table:
         server = f"{costs.server_bytes / 1e3:,.1f} kB, and {costs.server_bytes_per_client / 1e3:,.1f} kB a client"
         time = "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's"
         if costs.overhead is not None and costs.overhead_long is not None:
-            time += (
-                f"; {costs.overhead:.2f} times its passes in a plain loop, {costs.overhead_long:.2f} with more steps"
-            )
+            time += f"; {costs.overhead:.2f} times a plain loop of as many operations, "
+            time += f"{costs.overhead_long:.2f} with more steps"
         lines |= {
             "the server sends": _sent(costs.down, costs.down_bytes),
             "a client sends": _sent(costs.up, costs.up_bytes),
@@ -187,7 +186,8 @@ def _chosen(args: Sequence[str], console: Console) -> None:
         if word not in FILTERS and word.lower() not in names:
             known = [*FILTERS, *(row.name for row in rows)]
             near = difflib.get_close_matches(word, known, 1)
-            raise UsageError(f"pfl methods: there is no {word}" + (f"; did you mean {near[0]}?" if near else ""))
+            hint = f"did you mean {near[0]}?" if near else "pfl methods --help lists the filters"
+            raise UsageError(f"pfl methods: there is no {word}; {hint}")
     filters = [FILTERS[word] for word in args if word in FILTERS]
     named = [names[word.lower()] for word in args if word not in FILTERS]
     fitting = [row for row in named or rows if all(fits(row) for fits in filters)]

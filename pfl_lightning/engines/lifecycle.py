@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
+from pfl_lightning.engines.received import check_names, check_set, mark_shared
 from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
@@ -37,6 +38,12 @@ __all__ = [
     "trains",
     "unpack_optimizers",
 ]
+
+BEGUN = ("begun",)
+"""Key of a module's names at the beginning of its first fit."""
+
+MARKED = ("marked",)
+"""Key of the shared names that its first fit is to set."""
 
 # Matching the patterns of a method takes longer than a step of a small model, and their names do not change.
 _names: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Iterable[str]]] = WeakKeyDictionary()
@@ -88,16 +95,26 @@ def local_fit(environment: FitEnvironment) -> AbstractContextManager[object]:
 def begin(client: FederatedClient, task: FitTask) -> None:
     """Bring a client to the start of its fit: its personal state, under the message of the server."""
     client.train()
+    known = _names.setdefault(client, {})
+    if BEGUN not in known:
+        known[BEGUN], known[MARKED] = tuple(client.state_dict()), mark_shared(client)
     load_state(client, task.personal)
     client.receive(task.broadcast)
     client.frozen_before = sampled(client, client.frozen) if client.frozen else {}
 
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:
-    """Let the phase's parameters train, and nothing else."""
+    """Let the phase's parameters train, and nothing else.
+
+    Raises:
+        ConfigurationError: The phase has nothing to train; in the first fit of the module: nothing has set something
+            that is shared.
+    """
     client.phase = phase
     parameters = dict(client.named_parameters())
     known = _names.setdefault(client, {})
+    if MARKED in known:
+        check_set(client, tuple(known.pop(MARKED)))
     key = ("trained", phase.name, *phase.train, None, *(phase.losses or ()), None, *parameters)
     if key not in known:
         client.check_phase(phase)
@@ -126,7 +143,7 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
 
     Raises:
         ClientError: The personal state is not finite.
-        ConfigurationError: The fit has changed what is frozen.
+        ConfigurationError: The fit has changed what is frozen, or has added a parameter or buffer.
     """
     if client.frozen_before:
         check_unchanged(client, context)
@@ -135,6 +152,7 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
     known = _names.setdefault(client, {})
     key = ("kept", *state)
     if key not in known:
+        check_names(client, known.get(BEGUN, state))
         known[key] = client.kept_names()
     personal = {name: state[name] for name in known[key]}
     for name, tensor in personal.items():

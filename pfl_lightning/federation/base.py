@@ -71,10 +71,9 @@ class Federation(EvaluationHooks, SavedState):
         spill_dir: str | None = None,
     ) -> None:
         super().__init__()
-        if not callable(method):
-            raise ConfigurationError(
-                f"method must be a class of pfl_lightning.methods or a partial of one, got {method!r}"
-            )
+        if not callable(method) or isinstance(method, nn.Module):
+            got = f"a {type(method).__name__} that is made already" if isinstance(method, nn.Module) else repr(method)
+            raise ConfigurationError(f"method must be a class of pfl_lightning.methods or a partial of one, got {got}")
         self.automatic_optimization = False
         self.engine = engine or SequentialEngine()
         self.seed = global_seed() if seed is None else seed

@@ -95,6 +95,8 @@ def loss_and_gradients(objective: Objective, params: Params) -> tuple[Tensor, di
     with torch.enable_grad():
         at = {name: tensor.requires_grad_() for name, tensor in _detached(params).items()}
         value = objective(at)
+    if not value.requires_grad:  # nothing of it depends on the parameters
+        return value, {name: torch.zeros_like(tensor) for name, tensor in params.items()}
     gradients = torch.autograd.grad(value, list(at.values()), materialize_grads=True)
     return value.detach(), dict(zip(at, gradients, strict=True))
 

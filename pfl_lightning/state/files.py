@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pfl_lightning.errors import DiskFullError, FederationError
 
-__all__ = ["explain_full_disk", "replace_file", "size_text"]
+__all__ = ["explain_folder", "explain_full_disk", "make_folder", "replace_file", "size_text"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, larger than files may be."""
@@ -56,6 +56,42 @@ def explain_full_disk(
             f"{path} cannot be written ({reason}): {needs}{_free(Path(path))}. Files that were there before are "
             "as they were; make room, then go on from the last checkpoint"
         ) from error
+
+
+@contextmanager
+def explain_folder(folder: Path, option: str) -> Iterator[None]:
+    """Inside, an error of making a folder, or of writing below it, says so and names the option to change.
+
+    Args:
+        folder: The folder.
+        option: The option that names it.
+
+    Raises:
+        OSError: Of the same kind, with a sentence. That of an exhausted disk, or of a file elsewhere, stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL or not Path(error.filename or "").is_relative_to(folder):
+            raise
+        raise type(error)(
+            f"the folder {folder} cannot be made or written ({error.strerror}): give another {option}, or make it a "
+            "folder that may be written"
+        ) from error
+
+
+def make_folder(folder: Path, option: str) -> None:
+    """Make a folder, and those above it, if it is not there.
+
+    Args:
+        folder: The folder.
+        option: The option that names it.
+
+    Raises:
+        OSError: It cannot be made; says so and names the option.
+    """
+    with explain_folder(folder, option):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _full(error: BaseException | None) -> str | None:

@@ -71,8 +71,9 @@ class _Watcher:
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Refuse to start the study."""
+        said = " ".join(line for line in lines.splitlines() if not line.startswith("(PFL_DEBUG"))
         raise FederationError(
-            f"{run.cell.name} fails in its first round: {lines.removeprefix('pfl: ')} (log: {run.log})"
+            f"{run.cell.name} fails in its first round: {said.removeprefix('pfl: ')} (log: {run.log})"
         )
 
     def elsewhere(self, run: Run) -> None:

@@ -221,3 +221,10 @@ def test_a_comparison_needs_neither_pytorch_nor_without_pictures_matplotlib(tmp_
     args = [package, str(tmp_path / "run"), "--output", str(tmp_path), "--format", "md", "csv", "tex"]
     found = subprocess.run([sys.executable, "-c", LIGHT, *args], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
+
+
+def test_an_output_that_cannot_be_written(tmp_path):
+    write_run(tmp_path / "runs")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match=r"the folder \S*file cannot be made or written \(.*\): give another --output"):
+        main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "file")])

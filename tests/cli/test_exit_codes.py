@@ -11,6 +11,10 @@ MISTAKES = {
     "compare runs --choice newest": "argument --choice: invalid choice: 'newest'",
     "compare": "the following arguments are required: RUN",
     "completion fish": "argument shell: invalid choice: 'fish'",
+    "methods --public": "there is no --public; pfl methods --help lists the filters",
+    "fit": "the following arguments are required: model.method, model.encoder, data",
+    "fit --config missing.yaml": "pfl: config: File does not exist",
+    "fit --config config.yaml --data=my_modul.Data": "data: No module named 'my_modul'",
     "methods FedPAK": "there is no FedPAK; did you mean FedPAC?",
     "tensorboard --port 6007": "give the folder of a run: pfl tensorboard runs/fedpac_digits",
     "study --processes many": "argument --processes: must be a whole number, got 'many'",
@@ -60,4 +64,30 @@ def test_a_mistake(capsys, words, said):
 @pytest.mark.parametrize("words", ["compare missing", "tensorboard missing"])
 def test_what_cannot_be_done(words):
     with pytest.raises(SystemExit, match=r"^pfl: .*missing"):  # Python prints it and exits with 1
+        main(words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("fit", "give a config: --config FILE"),
+        ("fit --config config.yaml --data=my_modul.Data", "modules are found in the folder where pfl runs, and among"),
+    ],
+)
+def test_what_to_do_stands_below(capsys, words, hint):
+    assert refused(capsys, words.split()).splitlines()[1].startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("fit --config config.yaml --run_dir empty.yaml/run", "--run_dir"),
+        ("fit --config config.yaml --run_dir empty.yaml", "--run_dir"),
+        ("partition --config config.yaml --output empty.yaml/folder", "--output"),
+    ],
+)
+def test_a_folder_that_cannot_be_made(words, option):
+    with pytest.raises(
+        SystemExit, match=rf"the folder empty\.yaml\S* cannot be made or written .* give another {option}"
+    ):
         main(words.split())

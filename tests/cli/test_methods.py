@@ -123,7 +123,8 @@ def test_times_beside_a_plain_loop_are_told(monkeypatch, capsys):
     monkeypatch.setattr("pfl_lightning.cli.methods.read_costs", lambda: {"FedAvg": replace(COSTS, overhead_long=1.01)})
     monkeypatch.setenv("COLUMNS", "200")
     main(["methods", "fedavg"])
-    assert "1.00 times FedAvg's; 1.05 times its passes in a plain loop, 1.01 with more steps" in capsys.readouterr().out
+    said = "1.00 times FedAvg's; 1.05 times a plain loop of as many operations, 1.01 with more steps"
+    assert said in capsys.readouterr().out
 
 
 def test_an_unknown_word_is_refused(measured, capsys):

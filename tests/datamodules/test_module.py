@@ -38,6 +38,16 @@ class Toy(FederatedDataModule):
         return Samples(*numbered(self.size, 0), names, *test)
 
 
+class Pair(FederatedDataModule):
+    def load(self):
+        return torch.zeros(4, 2), torch.zeros(4)
+
+
+def test_a_load_that_returns_no_samples():
+    with pytest.raises(TypeError, match=r"Pair\.load must return Samples, got tuple"):
+        Pair(IID(2)).setup("fit")
+
+
 def ready(*args, **kwargs) -> Toy:
     data = Toy(*args, **kwargs)
     data.setup("fit")

@@ -187,3 +187,12 @@ def test_gradients_are_those_of_torch_func(inference):
     assert not got_value.requires_grad
     assert_close(got, {name: gradient.detach() for name, gradient in gradients.items()}, rtol=0, atol=0)
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("names", [(), ("weight",)])
+def test_an_objective_of_other_things_has_gradients_of_zero(names):
+    params = {name: torch.ones(2, requires_grad=True) for name in names}
+    value, gradients = loss_and_gradients(lambda at: torch.tensor(3.0), params)
+    assert value == 3
+    assert gradients.keys() == params.keys()
+    assert all(torch.equal(gradient, torch.zeros(2)) for gradient in gradients.values())

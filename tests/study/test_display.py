@@ -7,8 +7,10 @@ import pytest
 from _helpers.studies import write_study
 from rich.console import Console
 
+from pfl_lightning.errors import FederationError
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.display import Display
+from pfl_lightning.study.estimate import _Watcher
 from pfl_lightning.study.times import CellTime, Times, duration
 
 
@@ -110,3 +112,11 @@ def test_the_time_left_has_what_a_run_takes_around_its_rounds(runs, monkeypatch)
     write_progress(runs[1], 2, 0.75)
     display.finished(runs[1])  # what it played before is not known
     assert display.times.cells[str(runs[1].cell.path)].around == 0.0
+
+
+def test_the_reason_of_a_first_round_that_fails_is_told_once(runs, tmp_path):
+    watcher = _Watcher(Times(), tmp_path / "times.json")
+    with pytest.raises(FederationError) as found:
+        watcher.failed(runs[0], 1, "pfl: no image folder at '/nowhere'\n(PFL_DEBUG=1 shows where)", again=False)
+    name = runs[0].cell.name
+    assert str(found.value) == f"{name} fails in its first round: no image folder at '/nowhere' (log: {runs[0].log})"

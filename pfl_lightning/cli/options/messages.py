@@ -34,7 +34,8 @@ def shorten(message: str) -> str:
         message: A message.
     """
     if "\n" not in message or not (_KEY in message or _UNION in message):
-        return clip(_NO_MAPPING.sub(_MAPPING, _INTERNAL.sub("", message)))
+        plain = re.sub(rf'^{_KEY}([\w.]+)":\s*', r"\1: ", message)
+        return clip(_NO_MAPPING.sub(_MAPPING, _INTERNAL.sub("", plain)))
     complaints: list[tuple[int, str]] = []
     given = ""
     for line in message.splitlines():

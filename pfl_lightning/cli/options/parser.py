@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+from pfl_lightning.cli.commands import TRAINER_COMMANDS
 from pfl_lightning.cli.options.messages import shorten
 from pfl_lightning.cli.options.suggestions import hint, nearest
 from pfl_lightning.errors import UsageError
@@ -122,6 +124,8 @@ class CLIParser(LightningArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         short = shorten(message)
+        if "arguments are required: " in short:  # which are named with their subcommand
+            short = re.sub(rf"(?<![.\w])(?:{'|'.join(TRAINER_COMMANDS)})\.", "", short)
         message = "\n".join(filter(None, (short, hint(message, short, all_options(self)))))
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help all)\n")
         self.exit(2)

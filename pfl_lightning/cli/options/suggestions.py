@@ -23,6 +23,7 @@ OTHER_NAMES = {
     "max_rounds": "trainer.max_epochs",
     "num_rounds": "trainer.max_epochs",
     "rounds": "trainer.max_epochs",
+    "trainer.epochs": "trainer.max_epochs",
 }
 """Names that options have elsewhere."""
 
@@ -60,8 +61,8 @@ def nearest_options(word: str, options: Iterable[str]) -> list[str]:
     """
     word = word.lstrip("-").partition("=")[0]
     last = word.rpartition(".")[2]
-    if last in OTHER_NAMES:
-        return [OTHER_NAMES[last]]
+    if word in OTHER_NAMES or last in OTHER_NAMES:
+        return [OTHER_NAMES.get(word) or OTHER_NAMES[last]]
     known = [*dict.fromkeys((*options, *OF_CLASSES))]
     same = [option for option in known if option.rpartition(".")[2] == last]
     if 0 < len(same) <= 3:
@@ -80,6 +81,7 @@ def hint(message: str, short: str, options: Iterable[str]) -> str:
         options: The parser's options, without dashes.
     """
     answers = (
+        lambda: _without_config(short),
         lambda: _unknown_option(short, options),
         lambda: _class_option(message),
         lambda: _choice(short),
@@ -92,6 +94,14 @@ def hint(message: str, short: str, options: Iterable[str]) -> str:
 
 def _meant(*names: str) -> str:
     return f"did you mean {' or '.join(map(repr, names))}? " if any(names) else ""
+
+
+def _without_config(short: str) -> str | None:
+    """A command line without a config, or with one that is no option."""
+    if short.startswith("the following arguments are required: "):
+        return "give a config: --config FILE"
+    file = re.search(r"[Uu]nrecognized arguments: ([^-\s]\S*\.ya?ml)", short)
+    return _meant(f"--config {file[1]}").strip() if file else None
 
 
 def _unknown_option(short: str, options: Iterable[str]) -> str | None:
@@ -168,6 +178,8 @@ def _class(short: str) -> str:
     kind, names = known_names().get(option, lambda: ("", ()))()
     given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
     near = nearest(given[1].rpartition(".")[2], names) if given else ""
+    if "No module named '" in short:
+        return "modules are found in the folder where pfl runs, and among the installed packages"
     if option == "trainer.callbacks":  # there are too many to list
         return _meant(near).strip()
     return f"{_meant(near)}known {kind}: {', '.join(names)}" if names else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pfl_lightning.cli.runs.changes import changes, distance, in_words, newest_config, read_config
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.state.files import explain_full_disk
+from pfl_lightning.state.files import explain_folder, explain_full_disk, make_folder
 from pfl_lightning.state.run_lock import RunLock
 
 __all__ = ["RunFolder", "run_folder", "runs_below"]
@@ -37,10 +37,11 @@ class RunFolder:
         versions = self.versions()
         number = int(versions[-1].name.removeprefix("version_")) + 1 if versions else 0
         while True:
-            self.base.mkdir(parents=True, exist_ok=True)
+            make_folder(self.base, "--run_dir")
             path = self.base / f"version_{number}"
             try:
-                path.mkdir()
+                with explain_folder(path, "--run_dir"):
+                    path.mkdir()
                 return path
             except FileExistsError:
                 number += 1

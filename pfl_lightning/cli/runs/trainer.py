@@ -16,7 +16,7 @@ from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.export import export_clients
-from pfl_lightning.state.files import replace_file
+from pfl_lightning.state.files import make_folder, replace_file
 
 __all__ = ["FederatedTrainer", "SaveConfig"]
 
@@ -40,7 +40,7 @@ class FederatedTrainer(L.Trainer):
         datamodule.prepare_data()
         datamodule.setup("fit")
         folder = Path(output or self.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, "--output" if output else "--run_dir")
         counts = datamodule.class_counts()
         groups = datamodule.client_groups
         unlabeled = datamodule.unlabeled_sizes

@@ -67,9 +67,13 @@ def test_a_wrong_value(tmp_path, capsys, monkeypatch, command, flag, line):
     assert all(text.startswith(rest) for text in said[1:])
 
 
-@pytest.mark.parametrize("message", ["one line", "two lines\n  - of another kind", 'Parser key "a": at once', ""])
+@pytest.mark.parametrize("message", ["one line", "two lines\n  - of another kind", ""])
 def test_other_messages_stay(message):
     assert shorten(message) == message
+
+
+def test_a_line_names_the_option_alone():
+    assert shorten('Parser key "a.b": at once') == "a.b: at once"
 
 
 def test_a_misspelt_option_lists_the_right_ones(tmp_path, capsys):

@@ -34,6 +34,8 @@ TYPED = {
     "--cohort 3": "'--loop.cohort'",
     "--rounds 3": "'--trainer.max_epochs'",
     "--trainer.max_rounds=3": "'--trainer.max_epochs'",
+    "--trainer.epochs 3": "'--trainer.max_epochs'",
+    "my_run.yaml": "'--config my_run.yaml'",
     "--lr 3": "'--model.method.lr'",
     "--num_clients 3": "'--data.partition.num_clients'",
 }

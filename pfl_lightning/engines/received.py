@@ -1,0 +1,71 @@
+"""A client begins its fit with nothing of another client's: a check of the first fit of each module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["check_names", "check_set", "mark_shared"]
+
+
+@torch.no_grad()
+def mark_shared(client: FederatedClient) -> list[str]:
+    """Overwrite what is shared with NaN, so that :func:`check_set` finds what nothing has set.
+
+    Args:
+        client: The module, before its first fit.
+
+    Returns:
+        The names.
+    """
+    state = client.state_dict()  # shares storage with the module
+    names = [name for name in client.shared_names() if state[name].is_floating_point() and state[name].numel()]
+    for name in names:
+        state[name].fill_(torch.nan)
+    return names
+
+
+def check_set(client: FederatedClient, marked: Sequence[str]) -> None:
+    """Refuse a fit in which neither the personal state, nor the message, nor the method sets all that is shared.
+
+    One module serves all clients of an architecture: what nothing sets would be what the client before has trained.
+
+    Args:
+        client: The module before its first phase.
+        marked: What :func:`mark_shared` returned.
+
+    Raises:
+        ConfigurationError: Names what nothing sets.
+    """
+    state = client.state_dict()
+    unset = [name for name in marked if bool(state[name].isnan().all())]
+    if unset:
+        raise ConfigurationError(
+            f"{unset[0]} is shared, and nothing sets it before a local fit ({len(unset)} of {len(marked)} such names): "
+            "the client would go on from what another client has trained. Send it in the weights of the server's "
+            f"message, set it in {type(client).__name__}.receive or before_fit, or leave it out of `shared`"
+        )
+
+
+def check_names(client: FederatedClient, before: Iterable[str]) -> None:
+    """Refuse a parameter or persistent buffer that a method adds in a fit, and that would go on in the next client's.
+
+    Args:
+        client: The module after the fit.
+        before: Names of its parameters and persistent buffers before.
+
+    Raises:
+        ConfigurationError: Names what was added.
+    """
+    if client.step_module is not client:  # a project's module may do so
+        return
+    added = set(client.state_dict()) - set(before)
+    if added:
+        raise ConfigurationError(
+            f"{type(client).__name__} has {min(added)} after its first local fit, and had it not before: it is stored "
+            "for no client, and the next client would go on with it. Make it in __init__, with its shape"
+        )
