@@ -74,9 +74,6 @@ OWN_RATES = ("PerFedAvg", "PFedMe", "PFedHN")
 GOAL = 1.10
 """Largest overhead."""
 
-SHORT_ROUNDS = 3
-"""Rounds that are timed for one of the long workload."""
-
 
 class NoModules:
     """Takes the place of what tells a counter which module runs."""
@@ -224,8 +221,13 @@ def learns_from_public(method: type[FederatedClient]) -> bool:
 
 
 def made(method: type[FederatedClient], **options: Any) -> Callable[..., Any]:
-    """The method with what it cannot do without."""
-    return partial(method, **({"public_samples": PUBLIC} if learns_from_public(method) else {}), **options)
+    """The method with what it cannot do without, and with as many epochs in every round.
+
+    KT-pFL takes one more in each of its first rounds, so that the passes of the round that are counted would be fewer
+    than those of the rounds that are timed.
+    """
+    alike = {"growing": False} if "growing" in inspect.signature(method).parameters else {}
+    return partial(method, **({"public_samples": PUBLIC} if learns_from_public(method) else {}), **alike, **options)
 
 
 def public_of(method: type[FederatedClient]) -> dict[str, Any]:
@@ -337,7 +339,7 @@ def novel_accuracy(method: type[FederatedClient]) -> float:
 def costs_of(method: type[FederatedClient], baseline: Baseline, repetitions: int) -> MethodCosts:
     """The costs of a method."""
     federation, watcher = watched(method, SHORT, baseline.short, repetitions)
-    long = watched(method, LONG, baseline.long, max(1, repetitions // SHORT_ROUNDS))[1] if repetitions else watcher
+    long = watched(method, LONG, baseline.long, repetitions)[1] if repetitions else watcher
     stores, client = federation.server.client_states(), federation.data.participating[0]
     return MethodCosts(
         method=method.__name__,
@@ -364,9 +366,8 @@ def main() -> None:
     parser.add_argument(
         "--repetitions",
         type=int,
-        default=SHORT_ROUNDS,
-        help=f"timed rounds, one in {SHORT_ROUNDS} with more images and epochs; 0 measures no time, only what does not "
-        "depend on it",
+        default=3,
+        help="timed rounds of either workload; 0 measures no time, only what does not depend on it",
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="write the file that `pfl methods` reads")

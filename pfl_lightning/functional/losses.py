@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pfl_lightning.functional.numerics import safe_sqrt
+from pfl_lightning.functional.square_term import square_term
 
 
 def alignment_loss(
@@ -146,9 +147,7 @@ def proximal_term(
         tensor(5.)
     """
     pairs = _paired(params, reference)
-    # mse_loss with "sum" is ||p - r||^2 in one kernel each way; autocast runs it in single precision
-    parts = [F.mse_loss(parameter, target, reduction="sum") for parameter, target in pairs]
-    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+    total = square_term([parameter for parameter, _ in pairs], [target for _, target in pairs])
     return total if squared else safe_sqrt(total)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.functional.numerics import at_least_single
+from pfl_lightning.functional.square_term import square_term
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
 
@@ -28,9 +29,9 @@ class ConditionalValve(nn.Module):
         self.beta = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
 
     def forward(self, features: Tensor, condition: Tensor) -> Tensor:
-        """Features (N, d) under a condition (d,)."""
-        passed: Tensor = F.relu((self.gamma(condition) + 1) * features + self.beta(condition))
-        return passed
+        """Features (N, d) under a condition (d,); under several (R, d) all of them, (R, N, d)."""
+        gamma, beta = self.gamma(condition).unsqueeze(-2), self.beta(condition).unsqueeze(-2)
+        return F.relu((gamma + 1) * features + beta)
 
 
 class GPFL(FederatedClient):
@@ -140,11 +141,13 @@ class GPFL(FederatedClient):
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L^P + L^alg + lambda L^mlg + mu / 2 (|V|^2 + |C|^2)."""
         terms = {}
-        if self.uses("cross_entropy"):  # L^P
-            terms["cross_entropy"] = self.head_cross_entropy(self.head_input(features), labels)
         angle, magnitude = self.uses("angle"), self.uses("magnitude")
         if angle or magnitude:
-            global_features = self.valve(features, self.conditions[0])  # f^G
+            global_features, entering = self.valve(features, self.conditions)  # f^G and f^P
+        else:
+            entering = self.head_input(features)
+        if self.uses("cross_entropy"):  # L^P
+            terms["cross_entropy"] = self.head_cross_entropy(entering, labels)
         if angle:  # L^alg
             cosines = F.linear(F.normalize(global_features), F.normalize(self.embeddings.weight))
             terms["angle"] = F.cross_entropy(cosines, labels)
@@ -153,8 +156,8 @@ class GPFL(FederatedClient):
             norm = torch.linalg.vector_norm(distances, dim=None if self.magnitude_norm == "batch" else -1)
             terms["magnitude"] = self.magnitude_weight * norm.mean()
         if self.uses("regularization"):
-            squares = [w.square().sum() for w in (*self.valve.parameters(), *self.embeddings.parameters())]
-            terms["regularization"] = self.regularization / 2 * torch.stack(squares).sum()
+            weights = [*self.valve.parameters(), *self.embeddings.parameters()]
+            terms["regularization"] = self.regularization / 2 * square_term(weights)
         return terms
 
     def classify(self, features: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from pfl_lightning.errors import ClientError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import finite_features
+from pfl_lightning.methods._gaussians import Gaussians, MixedScores
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict
@@ -43,35 +44,6 @@ class PFedFDAUpdate(ClientUpdate):
 
     means: Tensor = statistics_field(shape="C d", floating=True)
     covariance: Tensor = statistics_field(shape="d d", floating=True)
-
-
-@dataclass(frozen=True)
-class Gaussians:
-    """Features of each class as a Gaussian, of one covariance for all.
-
-    Attributes:
-        means: (C, d).
-        covariance: (d, d).
-    """
-
-    means: Tensor
-    covariance: Tensor
-
-    def mixed(self, other: Gaussians, betas: Tensor) -> Gaussians:
-        """These by beta and others by 1 - beta; the first beta is of the means, the last one of the covariance."""
-        of_means, of_covariance = betas[0], betas[-1]
-        return Gaussians(
-            of_means * self.means + (1 - of_means) * other.means,
-            of_covariance * self.covariance + (1 - of_covariance) * other.covariance,
-        )
-
-    def classifier(self, priors: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
-        """Weights (C, d) and biases (C,) of the Bayes classifier, Sigma^-1 mu and -mu Sigma^-1 mu / 2 + log prior."""
-        width = len(self.covariance)
-        identity = torch.eye(width).to(self.covariance)
-        sigma = (1 - shrinkage) * self.covariance + shrinkage * self.covariance.trace() / width * identity
-        weights = torch.linalg.solve(sigma, self.means.T).T
-        return weights, -(self.means * weights).sum(dim=1) / 2 + priors.log()
 
 
 class PFedFDA(FederatedClient):
@@ -197,16 +169,18 @@ class PFedFDA(FederatedClient):
             return torch.zeros(1).double()
         parts = [((fold >= 0) & (fold != k), fold == k) for k in range(self.folds)]
         estimates = [self._estimate(features[train], labels[train], received) for train, _ in parts]
+        tested = [
+            (MixedScores(estimate, received, self.eps, features[test]), labels[test])
+            for estimate, (_, test) in zip(estimates, parts, strict=True)
+        ]
         # Sigmoids of what is searched: clipped betas have no gradient outside [0, 1], where a step may leave them.
         searched = torch.zeros(2 if self.betas == "two" else 1, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS([searched], max_iter=20, tolerance_grad=1e-4, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
             optimizer.zero_grad()
-            losses = []
-            for estimate, (_, test) in zip(estimates, parts, strict=True):
-                weights, biases = estimate.mixed(received, searched.sigmoid()).classifier(priors, self.eps)
-                losses.append(F.cross_entropy(F.linear(features[test], weights, biases), labels[test]))
+            betas = searched.sigmoid()
+            losses = [F.cross_entropy(scores.at(betas, priors), own) for scores, own in tested]
             total = torch.stack(losses).sum()
             total.backward()
             return total

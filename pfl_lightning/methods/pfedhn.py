@@ -173,6 +173,7 @@ class PFedHNAggregator(Aggregator):
             lr=client.server_lr,
             momentum=client.server_momentum,
             weight_decay=client.server_weight_decay,
+            fused=True,  # the same numbers in one pass over a network that is many times as large as a model
         )
         network = Hypernetwork(*sizes, {name: tensor.shape for name, tensor in theta.items()})
         self.learner = Learner(network, sgd, client.server_clip)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional.clustering.steps import Points, choose_starts, improve, nearest, take
+from pfl_lightning.functional.clustering.steps import Points, choose_starts, improve, is_free_to_look, nearest, take
 from pfl_lightning.functional.numerics import at_least_single, without_autocast
 
 
@@ -39,10 +39,11 @@ def kmeans(
 ) -> Clustering:
     """Cluster a batch by a fixed number of Lloyd's iterations, for use inside a training step.
 
-    No branch and no shape depends on the data, so that it runs under `torch.func.vmap` (with `randomness="different"`,
-    or `noise`) and never synchronizes a device. The results carry no gradient. Starts are drawn by greedy k-means++,
-    improved together, and the one of the lowest inertia is returned. An empty cluster takes the point that is farthest
-    from its centroid. Computed in single precision at least, also under autocast.
+    No shape depends on the data, nor a branch under `torch.func` or on a device, so that it runs under
+    `torch.func.vmap` (with `randomness="different"`, or `noise`) and never synchronizes a device; on the CPU it ends
+    where nothing changes any more, with the same result. The results carry no gradient. Starts are drawn by greedy
+    k-means++, improved together, and the one of the lowest inertia is returned. An empty cluster takes the point that
+    is farthest from its centroid. Computed in single precision at least, also under autocast.
 
     On a few hundred points, four starts of ten iterations come closer to the best of many starts than one start that
     converges, with no more kernels.
@@ -84,7 +85,9 @@ def kmeans(
         around_origin, mean = _center(batched)
         centroids = choose_starts(around_origin, noise)
         for _ in range(iterations):
-            centroids = improve(around_origin, centroids)
+            before, centroids = centroids, improve(around_origin, centroids)
+            if is_free_to_look(centroids) and torch.equal(before, centroids):
+                break  # no further iteration would change them
         found = _best(around_origin, centroids, mean)
     return found if points.ndim == 3 else Clustering(*(part.squeeze(0) for part in found))
 

@@ -1,7 +1,7 @@
 """The steps of k-means: start, assignment, update.
 
-All take B data sets of N points with S clusterings each. No branch and no shape depends on the data, so that
-`torch.func.vmap` can run them. The clusters of all starts go into one product, which reads the points once.
+All take B data sets of N points with S clusterings each. No shape depends on the data, so that `torch.func.vmap` can
+run them, and no result on a branch. The clusters of all starts go into one product, which reads the points once.
 """
 
 from __future__ import annotations
@@ -105,8 +105,15 @@ def improve(points: Points, centroids: Tensor) -> Tensor:
         members = _one_hot(found[-1].assignment, clusters, centroids.dtype)  # (B, S, K, n)
         sums.append((members.flatten(1, 2) @ block.values).unflatten(1, (starts, clusters)))
         counts.append(members.sum(-1, keepdim=True))
-    total, size = _fill_empty(points.values, _joined(found), reduce(torch.add, sums), reduce(torch.add, counts))
+    total, size = reduce(torch.add, sums), reduce(torch.add, counts)
+    if not (is_free_to_look(size) and bool(size.all())):  # else there is nothing to fill
+        total, size = _fill_empty(points.values, _joined(found), total, size)
     return torch.where(size > 0, total / size.clamp(min=1), centroids)
+
+
+def is_free_to_look(values: Tensor) -> bool:
+    """Whether a branch may depend on values: on the CPU, where nothing waits for it, and outside of `torch.func`."""
+    return values.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
