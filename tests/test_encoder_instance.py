@@ -1,16 +1,18 @@
 """A module as encoder: every client has a copy that begins with its weights."""
 
 import copy
+from functools import partial
 
 import lightning as L
 import pytest
 import torch
 from torch import nn
 
-from pfl_lightning import Federation
+from pfl_lightning import Federation, SequentialEngine, VectorizedEngine
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import FedAvg, LocalOnly
+from pfl_lightning.methods import MOON, PFLSSL, Ditto, FedAvg, FedProto, LocalOnly
+from pfl_lightning.self_supervised import BYOL
 
 
 def data():
@@ -54,3 +56,47 @@ def test_features_must_be_vectors():
         Federation(FedAvg, nn.Sequential(nn.Conv2d(1, 4, 3))).build_models(digits)
     with pytest.raises(ConfigurationError, match="could not be made for inputs of shape"):
         Federation(FedAvg, nn.Sequential(nn.Flatten(), nn.Linear(5, 4))).build_models(digits)
+
+
+class Plain(nn.Module):
+    out_features = 16
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleDict({"first": nn.Linear(64, 16)})
+
+    def forward(self, inputs):
+        return self.layers["first"](inputs.flatten(1)).relu()
+
+
+class ByFunction(Plain):
+    """Runs its layers by a function made in ``__init__``, which ``copy.deepcopy`` leaves to the original."""
+
+    def __init__(self):
+        super().__init__()
+        layers = self.layers
+        self.function = lambda inputs: layers["first"](inputs.flatten(1)).relu()
+
+    def forward(self, inputs):
+        return self.function(inputs)
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, VectorizedEngine])
+@pytest.mark.parametrize("method", [LocalOnly, Ditto, FedProto, MOON, partial(PFLSSL, objective=BYOL)])
+def test_functions_of_an_encoder_run_the_layers_of_their_own_copy(method, engine):
+    found = []
+    for encoder in (Plain(), ByFunction()):
+        L.seed_everything(0, verbose=False)
+        federation, digits = Federation(method, encoder, engine=engine()), data()
+        quiet_trainer(accelerator="cpu", enable_model_summary=False).fit(federation, digits)
+        models = [federation.client_model(client) for client in range(3)]
+        inputs = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        found.append([(model.state_dict(), model.encoder(inputs)) for model in models])
+        assert all(
+            not torch.equal(model.encoder.layers["first"].weight, Plain().layers["first"].weight) for model in models
+        )
+    for (plain, expected), (own, got) in zip(*found, strict=True):
+        assert torch.equal(expected, got)
+        assert plain.keys() == own.keys()
+        assert all(torch.equal(plain[name], own[name]) for name in plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.fit_data import FitData
+from pfl_lightning.state.closures import copy_module
 
 if TYPE_CHECKING:
     from pfl_lightning.client.context import FitContext
@@ -74,14 +74,14 @@ class FeatureAccess(L.LightningModule):
 
     def copy_head(self) -> Any:
         """The head once more, for a server that trains it; it does not train by itself."""
-        return copy.deepcopy(self.head).requires_grad_(False)
+        return copy_module(self.head).requires_grad_(False)
 
     def with_new_head(self, method: Any) -> Any:
         """A client of another method with a new head, on a copy of the encoder.
 
         All of the copy trains that was not frozen from the start, whatever trained last.
         """
-        encoder = copy.deepcopy(self.encoder)
+        encoder = copy_module(self.encoder)
         for name, parameter in encoder.named_parameters():
             parameter.requires_grad_(f"encoder.{name}" not in self.frozen)
         return method(encoder, self.num_classes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import lightning as L
@@ -13,6 +12,7 @@ from pfl_lightning.client.context import FitContext
 from pfl_lightning.data import SplitSource
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.state.closures import copy_module
 
 if TYPE_CHECKING:
     from pfl_lightning.client.base import FederatedClient
@@ -81,7 +81,7 @@ class FitAccess(L.LightningModule):
     def copy_network(self) -> nn.Module:
         """Encoder and head once more, with the same weights; what is frozen is the same, not a copy."""
         memo: dict[int, Any] = {id(p): p for name, p in self.named_parameters() if name in self.frozen}
-        return nn.ModuleDict({"encoder": copy.deepcopy(self.encoder, memo), "head": copy.deepcopy(self.head, memo)})
+        return nn.ModuleDict({"encoder": copy_module(self.encoder, memo), "head": copy_module(self.head, memo)})
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the own network, by their names in :meth:`copy_network`; not those that are frozen."""

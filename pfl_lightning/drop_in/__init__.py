@@ -11,7 +11,7 @@ Where to look:
   ``user_stages`` (setup, checkpoints, predict), ``shown_model`` (the global model behind ``pl_module``).
 - ``client/``: a client. ``module_client`` and ``module_steps``, with ``made_class`` (of a method) and
   ``module_options``, ``network_parts``, ``roles`` and ``head``, ``tracing`` (which layer is the head), ``parts`` (what
-  a method needs of a module), ``copies`` and ``closures``, ``transient``, ``frozen``.
+  a method needs of a module), ``copies``, ``transient``, ``frozen``.
 - ``features/``: methods on features. ``feature_client`` with ``feature_parts``, ``feature_method``, ``passes``,
   ``capture``; ``view_client``, ``views`` and ``encoder`` (self-supervised methods).
 - ``fits/``: a local fit and an evaluation. ``module_trainer``, ``module_evaluation``, ``hooks`` and ``loggers``,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 
 import lightning as L
@@ -17,6 +16,7 @@ from pfl_lightning.errors import FederationError
 from pfl_lightning.federation.evaluation import warn_if_not_finetuned
 from pfl_lightning.federation.rounds import FederationRounds
 from pfl_lightning.phases import Phase
+from pfl_lightning.state.closures import copy_module
 
 __all__ = ["ClientModels"]
 
@@ -56,7 +56,7 @@ class ClientModels(FederationRounds):
         threads = self.engine.holding_threads(self.clients.models, self.data, self.environment)
         with torch.inference_mode(False), torch.no_grad(), threads:
             warn_if_not_finetuned(self.engine.load_own_model(model, task, self.environment))
-        own = copy.deepcopy(model)
+        own = copy_module(model)
         forget_preparation(model)
         own.phase = Phase(losses=own.exported_losses)
         return own.exported_module()
@@ -74,7 +74,7 @@ class ClientModels(FederationRounds):
         for client in clients:
             own = self.clients.model_of(client)
             if id(own) not in copies:
-                copies[id(own)] = copy.deepcopy(own)
+                copies[id(own)] = copy_module(own)
             model = copies[id(own)]
             load_own_state(model, self.evaluation_task(client), self.environment)
             yield client, model.eval()

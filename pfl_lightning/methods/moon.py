@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -16,6 +15,7 @@ from pfl_lightning.functional.numerics import at_least_single, unit_rows
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.self_supervised.target import parameters_to_buffers
+from pfl_lightning.state.closures import copy_module
 
 __all__ = ["MOON", "FrozenCopy", "model_contrastive_loss"]
 
@@ -145,7 +145,7 @@ class FrozenCopy(nn.Module):
                     f"the encoder has the recurrent layer {type(layer).__name__}, of which MOON can make no frozen "
                     "copy; use an encoder without recurrent layers, or FedProx, which holds weights together"
                 )
-        copies = (parameters_to_buffers(copy.deepcopy(network), persistent=persistent) for network in networks)
+        copies = (parameters_to_buffers(copy_module(network), persistent=persistent) for network in networks)
         self.networks = nn.ModuleList(copies)
 
     @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import cast
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state.closures import copy_module
 
 __all__ = ["TargetNetwork", "parameters_to_buffers"]
 
@@ -52,7 +52,7 @@ class TargetNetwork(nn.Module):
             raise ValueError(f"momentum must be at most 1, got {momentum}")
         self.momentum, self.keep = momentum, keep
         self.copies = nn.ModuleList(
-            parameters_to_buffers(copy.deepcopy(network), persistent=keep) for network in networks
+            parameters_to_buffers(copy_module(network), persistent=keep) for network in networks
         )
         self.register_buffer("started", torch.zeros((), dtype=torch.int64), persistent=keep)
 

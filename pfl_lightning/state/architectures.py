@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -15,6 +14,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, RoundRobin, build_encoder, encoder_label
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+from pfl_lightning.state.closures import copy_module
 
 __all__ = [
     "ArchitectureSummary",
@@ -126,10 +126,10 @@ def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> 
 
 def _copy_of(encoder: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     """A copy that begins with the module's weights, with the width of its features where it does not say it."""
-    copied = copy.deepcopy(encoder)
+    copied = copy_module(encoder)
     if not isinstance(getattr(copied, "out_features", None), int):
         with torch.no_grad():
-            features = copy.deepcopy(encoder).eval()(torch.zeros(1, *input_shape))
+            features = copy_module(encoder).eval()(torch.zeros(1, *input_shape))
         if isinstance(features, Tensor) and features.ndim == 2:
             copied.out_features = features.shape[1]  # type: ignore[assignment]
     return copied

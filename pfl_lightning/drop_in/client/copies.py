@@ -12,10 +12,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from pfl_lightning.drop_in.client.closures import bind_functions
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import made_lightning, written_class
+from pfl_lightning.state.closures import bind_functions
 
 __all__ = ["Factory", "copied", "held_tensors"]
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
-from pfl_lightning.drop_in.client.closures import bind_functions
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
@@ -27,6 +26,7 @@ from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written
 from pfl_lightning.options import BatchNorm
+from pfl_lightning.state.closures import bind_functions
 
 __all__ = ["ModuleClient"]
 

@@ -1,4 +1,4 @@
-"""Functions that hold layers of a module, in a copy of it.
+"""Copies of a module whose functions hold its layers.
 
 ``copy.deepcopy`` leaves functions as they are. A layer that calls its parts by a function made in ``__init__``, such as
 ``self.mlpf = lambda x: m.dropout(m.c_proj(x))``, and a forward hook that keeps what it sees in ``self``, would go on
@@ -7,15 +7,29 @@ with the layers of the original: those of the copy would never be trained.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
-__all__ = ["bind_functions"]
+__all__ = ["bind_functions", "copy_module"]
 
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def copy_module(module: _Module, memo: dict[int, Any] | None = None) -> _Module:
+    """``copy.deepcopy`` of a module, with functions that hold the layers of the copy.
+
+    Args:
+        module: The original.
+        memo: What is not copied, as ``copy.deepcopy`` takes it.
+    """
+    copied = copy.deepcopy(module, memo)
+    bind_functions(module, copied)
+    return copied
 
 
 def bind_functions(module: nn.Module, copied: nn.Module, kept: Iterable[dict[str, Any]] = ()) -> None:
