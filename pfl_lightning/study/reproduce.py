@@ -22,6 +22,8 @@ DESCRIPTION = """Run a study that ships with the package, such as a table of a p
 Before it starts it says how long it will take. --data DIR is short for --data.init_args.root DIR."""
 
 DEFAULT_SCALE = "reduced"
+ON_DIGITS = "smoke"
+"""The scale at which every study has the bundled digits in place of its data."""
 
 
 def shipped_studies() -> dict[str, Path]:
@@ -50,10 +52,13 @@ def reproduce(args: list[str]) -> None:
         own = f"; a study file of your own is run by pfl study {shlex.quote(arguments.study)}"
         own = own if Path(arguments.study).is_file() else ""
         raise UsageError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
-    words = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.words)
     scale = arguments.scale
     if scale is None:
         scale = DEFAULT_SCALE if DEFAULT_SCALE in read_study(studies[name]).scales else ""
+    words = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.words)
+    if scale == ON_DIGITS and any(path == "data" for path, _ in arguments.words):
+        print(f"--data is not used: the scale {ON_DIGITS} takes the bundled digits")
+        words = tuple((path, text) for path, text in arguments.words if path != "data")
     conduct(studies[name], replace(arguments, words=words, scale=scale), ["reproduce", *args])
 
 

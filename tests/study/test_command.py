@@ -240,6 +240,13 @@ def test_reproduce_takes_the_reduced_scale_and_a_folder_of_data(shipped, monkeyp
     assert probe["trainer"]["max_epochs"] == 1
 
 
+def test_the_smoke_scale_has_the_digits_whatever_data_is_given(tmp_path, capsys):
+    main(f"reproduce fedpac-table1 --scale smoke --data images --check --output {tmp_path}".split())
+    said = capsys.readouterr().out
+    assert "--data is not used: the scale smoke takes the bundled digits" in said
+    assert "FedPAC, seed 0" in said
+
+
 def test_reproduce_says_once_that_the_first_round_fails(shipped, monkeypatch):
     monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
     pretended = PretendedStarter({"all": [1, 1]})  # the probe's folder is OUTPUT/probe/all/ROW
