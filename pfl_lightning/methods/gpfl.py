@@ -29,9 +29,9 @@ class ConditionalValve(nn.Module):
         self.beta = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
 
     def forward(self, features: Tensor, condition: Tensor) -> Tensor:
-        """Features (N, d) under a condition (d,); under several (R, d) all of them, (R, N, d)."""
-        gamma, beta = self.gamma(condition).unsqueeze(-2), self.beta(condition).unsqueeze(-2)
-        return F.relu((gamma + 1) * features + beta)
+        """Features (N, d) under a condition (d,)."""
+        passed: Tensor = F.relu((self.gamma(condition) + 1) * features + self.beta(condition))
+        return passed
 
 
 class GPFL(FederatedClient):
@@ -141,13 +141,11 @@ class GPFL(FederatedClient):
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L^P + L^alg + lambda L^mlg + mu / 2 (|V|^2 + |C|^2)."""
         terms = {}
+        if self.uses("cross_entropy"):  # L^P
+            terms["cross_entropy"] = self.head_cross_entropy(self.head_input(features), labels)
         angle, magnitude = self.uses("angle"), self.uses("magnitude")
         if angle or magnitude:
-            global_features, entering = self.valve(features, self.conditions)  # f^G and f^P
-        else:
-            entering = self.head_input(features)
-        if self.uses("cross_entropy"):  # L^P
-            terms["cross_entropy"] = self.head_cross_entropy(entering, labels)
+            global_features = self.valve(features, self.conditions[0])  # f^G
         if angle:  # L^alg
             cosines = F.linear(F.normalize(global_features), F.normalize(self.embeddings.weight))
             terms["angle"] = F.cross_entropy(cosines, labels)
