@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pfl_lightning.functional.numerics import is_transformed
+
 __all__ = ["descend", "hessian_product", "loss_and_gradients", "output_at", "scores_at"]
 
 Params = Mapping[str, Tensor]
@@ -89,7 +91,7 @@ def loss_and_gradients(objective: Objective, params: Params) -> tuple[Tensor, di
         >>> loss_and_gradients(lambda at: at["x"].square().sum(), {"x": torch.tensor([1.0, 3.0])})
         (tensor(10.), {'x': tensor([2., 6.])})
     """
-    if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+    if is_transformed() or torch.is_inference_mode_enabled():
         return _transformed(objective, params)
     # The same numbers by ordinary autograd, which is quicker: torch.func always makes a graph of the gradients.
     with torch.enable_grad():

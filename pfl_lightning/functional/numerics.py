@@ -16,6 +16,11 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` (``vmap``, ``grad``) is at work; inside, values cannot be read."""
+    return bool(torch._C._are_functorch_transforms_active())  # torch has no public name for it
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Context manager that runs torch's CPU kernels on one thread and then restores the number of threads.

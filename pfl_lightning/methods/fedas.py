@@ -98,7 +98,7 @@ class FedAS(FederatedClient):
         return [name for name in super().exported_names() if name not in ("prototypes", "present")]
 
     def phases(self) -> tuple[Phase, ...]:
-        """The alignment of the received encoder, once there is a model of one's own; then encoder and head."""
+        """The alignment of the received encoder, once the client has a model; then encoder and head."""
         fit = Phase("fit", ("encoder.*", "head.*"), self.epochs, losses=("cross_entropy",))
         if self.alignment_epochs == 0 or not bool(self.present.any()):
             return (fit,)

@@ -99,7 +99,6 @@ class FedTGPAggregator(Aggregator):
     def __init__(self, client: FedTGP, num_clients: int) -> None:
         super().__init__(client, num_clients)
         classes, width = client.prototypes.means.shape
-        self.num_classes = classes
         self.epochs, self.batch_size, self.max_margin = (
             client.server_epochs,
             client.server_batch_size,
@@ -140,16 +139,16 @@ class FedTGPAggregator(Aggregator):
 
     def _steps(self, uploaded: Tensor, classes: Tensor, margin: float) -> Iterator[Objective]:
         generator = self.generator(Purpose.SERVER_BATCHES, self._round)
-        margins = margin * F.one_hot(classes, self.num_classes)  # of the own class alone
         for _ in range(self.epochs):
             order = torch.randperm(len(classes), generator=generator).to(classes.device)
             for batch in order.split(self.batch_size):
-                yield partial(self._contrast, uploaded[batch], classes[batch], margins[batch])
+                yield partial(self._contrast, uploaded[batch], classes[batch], margin)
 
-    def _contrast(self, uploaded: Tensor, classes: Tensor, margins: Tensor) -> Tensor:
+    def _contrast(self, uploaded: Tensor, classes: Tensor, margin: float) -> Tensor:
         """Cross entropy of minus the distances to all global prototypes; the own class must win by the margin."""
         distances = torch.cdist(uploaded, self.learner.network(), compute_mode=EXACT)
-        return F.cross_entropy(-(distances + margins), classes)
+        own = F.one_hot(classes, distances.shape[1])
+        return F.cross_entropy(-(distances + margin * own), classes)
 
 
 def adaptive_margin(uploaded: Tensor, classes: Tensor, largest: float) -> float:

@@ -3,6 +3,7 @@
 =======================================  ==========================================================================
 ``tensors``                              ``select_state``, ``load_state`` and ``TensorDict``: parts of a state by name
 ``architectures``                        client modules for the encoders of a federation
+``closures``                             ``copy_module``: a copy whose functions hold its own layers
 ``clients``                              ``Clients``: modules and stored states of a federation
 ``client_states``                        per-client state stores, of one or several architectures
 ``row_storage``                          their arrays, in memory or in a file

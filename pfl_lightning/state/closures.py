@@ -79,20 +79,35 @@ def _bind_at(holder: Any, key: Any, value: Any, places: Mapping[int, Any]) -> No
                 _bind_at(value, index, part, places)
 
 
-def _bound(function: FunctionType, places: Mapping[int, Any]) -> FunctionType:
-    cells, defaults = function.__closure__ or (), function.__defaults__
-    held = [(cell, _content(cell)) for cell in cells]
-    if not any(id(content) in places for content in [*(content for _, content in held), *(defaults or ())]):
+def _bound(function: FunctionType, places: Mapping[int, Any], outer: tuple[FunctionType, ...] = ()) -> FunctionType:
+    """The function with what it holds in its place, functions that it calls included; itself where that is nothing."""
+    if function in outer:  # it calls itself
         return function
-    closure = tuple(CellType(places[id(content)]) if id(content) in places else cell for cell, content in held)
-    given = None if defaults is None else tuple(places.get(id(value), value) for value in defaults)
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, given, closure)
-    made.__kwdefaults__, made.__qualname__, made.__doc__ = (
-        function.__kwdefaults__,
-        function.__qualname__,
-        function.__doc__,
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return _bound(value, places, (*outer, function))
+        return places.get(id(value), value)
+
+    cells = function.__closure__ or ()
+    held = [_content(cell) for cell in cells]
+    contents = [placed(content) for content in held]
+    defaults = None if function.__defaults__ is None else tuple(placed(value) for value in function.__defaults__)
+    named = function.__kwdefaults__ and {name: placed(value) for name, value in function.__kwdefaults__.items()}
+    before = [*held, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    after = [*contents, *(defaults or ()), *(named or {}).values()]
+    if all(own is other for own, other in zip(before, after, strict=True)):
+        return function
+    closure = tuple(
+        cell if own is other and own is not function else CellType(other)
+        for cell, own, other in zip(cells, held, contents, strict=True)
     )
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
+    made.__kwdefaults__, made.__qualname__, made.__doc__ = named, function.__qualname__, function.__doc__
     vars(made).update(vars(function))
+    for cell, own in zip(closure, held, strict=True):
+        if own is function:
+            cell.cell_contents = made
     return made
 
 

@@ -212,7 +212,7 @@ def test_arguments_without_meaning_are_refused(options, message):
         FedProto(tiny_encoder((6,)), CLASSES, **options)
 
 
-# ---------------------------------------------------------------------------------------- prototypes of one's own
+# ---------------------------------------------------------------------------------------- local prototypes
 
 
 def test_with_local_prototypes_a_client_is_alone_in_its_federation():

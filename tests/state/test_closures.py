@@ -13,6 +13,7 @@ from _helpers.toy import INPUTS, assert_same
 from pfl_lightning import SequentialEngine
 from pfl_lightning.drop_in.client.copies import copied
 from pfl_lightning.methods import Ditto, FedAvg, FedPer
+from pfl_lightning.state.closures import copy_module
 
 
 class ByFunction(Net):
@@ -85,3 +86,39 @@ def test_a_layer_may_copy_itself_in_a_way_of_its_own():
     other = copied(module)
     assert not hasattr(other.less, "kept")
     assert other.run.__closure__[0].cell_contents in (other, other.body)
+
+
+class Nested(torch.nn.Module):
+    """A function that calls another, a layer as a keyword's default, and a function that calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        first = self.first
+
+        def inner(values: torch.Tensor) -> torch.Tensor:
+            return first(values)
+
+        def outer(values: torch.Tensor, *, layer: torch.nn.Module = self.second) -> torch.Tensor:
+            return layer(inner(values))
+
+        def repeated(values: torch.Tensor, times: int) -> torch.Tensor:
+            return repeated(outer(values), times - 1) if times else values
+
+        self.function, self.repeated = outer, repeated
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.function(values)
+
+
+def test_functions_that_call_functions_run_the_layers_of_the_copy() -> None:
+    own = Nested()
+    other = copy_module(own)
+    torch.nn.init.zeros_(other.first.weight)
+    torch.nn.init.ones_(other.second.weight)
+    values = torch.rand(2, 3)
+    assert torch.equal(other(values), other.second(other.first(values)))
+    assert torch.equal(own(values), own.second(own.first(values)))
+    assert not torch.equal(own(values), other(values))
+    assert torch.equal(other.repeated(values, 2), other(other(values)))
+    assert torch.equal(own.repeated(values, 2), own(own(values)))

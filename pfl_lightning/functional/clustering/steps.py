@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pfl_lightning.functional.numerics import is_transformed
+
 BLOCK_ELEMENTS = 2**22  # squared distances, or numbers of points, that a block of points has
 
 
@@ -113,7 +115,7 @@ def improve(points: Points, centroids: Tensor) -> Tensor:
 
 def is_free_to_look(values: Tensor) -> bool:
     """Whether a branch may depend on values: on the CPU, where nothing waits for it, and outside of `torch.func`."""
-    return values.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
+    return values.device.type == "cpu" and not is_transformed()
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:

@@ -99,17 +99,23 @@ def test_steps_that_tell_nothing_are_judged_by_forward(engine):
     assert [s.accuracy for s in mute.test_scores.values()] == [s.accuracy for s in expected.test_scores.values()]
 
 
+class NoSteps(Net):
+    """Has no steps of evaluations of its own."""
+
+    validation_step = L.LightningModule.validation_step
+    test_step = L.LightningModule.test_step
+
+
+class Shifting(Data):
+    """Changes batches in a hook."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[0] * 100, batch[1]
+
+
 def test_batches_that_hooks_change_are_not_judged_without_them():
-    class Mute(Net):
-        validation_step = L.LightningModule.validation_step
-        test_step = L.LightningModule.test_step
-
-    class Shifting(Data):
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return batch[0] * 100, batch[1]
-
     with pytest.warns(UserWarning, match="logs nothing in its validation or test step"):
-        federation, _ = run_project(FedAvg, module=Mute(), data=Shifting(), engine=TrainerEngine())
+        federation, _ = run_project(FedAvg, module=NoSteps(), data=Shifting(), engine=TrainerEngine())
     assert all(math.isnan(score.accuracy) for score in federation.test_scores.values())
 
 
@@ -136,15 +142,7 @@ def test_steps_of_evaluations_that_ask_for_optimizers_get_new_ones(caplog):
 
 
 def test_that_nothing_is_known_is_said_once():
-    class Mute(Net):
-        validation_step = L.LightningModule.validation_step
-        test_step = L.LightningModule.test_step
-
-    class Shifting(Data):
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return batch[0] * 100, batch[1]
-
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        run_project(FedAvg, 2, module=Mute(), data=Shifting(), engine=TrainerEngine())
+        run_project(FedAvg, 2, module=NoSteps(), data=Shifting(), engine=TrainerEngine())
     assert len([each for each in said if "logs nothing in its validation" in str(each.message)]) == 1
