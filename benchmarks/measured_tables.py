@@ -1,0 +1,113 @@
+"""Write the tables of docs/results.md that are made of kept results.
+
+    python benchmarks/measured_tables.py            # prints them
+    python benchmarks/measured_tables.py --write    # puts them into docs/results.md
+
+A table stands below a comment that names folders of ``benchmarks/measured`` (see ``keep_results.py``) and the study
+that has the paper's figures:
+
+    <!-- measured at the end: fedpac-table1-paper; fedpac-table1 -->
+    <!-- measured at round 30: fedpac-table1-thirty-rounds fedpac-table1-paper; fedpac-table1 -->
+
+At the end of the runs a row has the last round's accuracy, the worst decile, and the round that the validation parts
+choose; at a round it has that round's accuracy. Several seeds are averaged, and their number is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "benchmarks" / "measured"
+RESULTS = ROOT / "docs" / "results.md"
+TABLE = re.compile(r"<!-- measured at (the end|round \d+): ([\w -]+); ([\w-]+) -->\n(?:\|.*\n)*")
+OVER_CLIENTS = ("mean", "std", "worst_decile")
+AT_THE_END = (
+    "method | last round, mean ± std over clients | worst decile | selected on validation | round 30 | seeds | paper "
+    "| difference"
+)
+AT_A_ROUND = "method | {}, mean | std over clients | worst decile | seeds | paper, 200 rounds"
+
+Run = dict[str, Any]
+"""What ``results.json`` has."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/results.md")
+    arguments = parser.parse_args()
+    text = RESULTS.read_text()
+    if arguments.write:
+        RESULTS.write_text(TABLE.sub(table, text))
+    else:
+        print("\n".join(table(found) for found in TABLE.finditer(text)))
+
+
+def table(found: re.Match[str]) -> str:
+    """The comment and the table below it, best row first."""
+    when, folders, study = found.groups()
+    file = yaml.safe_load((ROOT / "studies" / f"{study}.yaml").read_text())
+    rows: list[tuple[float, str]] = []
+    for method in file["methods"]:
+        runs = runs_of((MEASURED / folder for folder in folders.split()), method)
+        paper = file["published"]["figures"].get(method)
+        if runs and when == "the end":
+            rows.append(at_the_end(method, runs, paper))
+        elif runs:
+            rows.append(at_round(int(when.split()[1]), method, runs, paper))
+    heads = AT_THE_END if when == "the end" else AT_A_ROUND.format(when)
+    lines = [f"| {heads} |", "|---" * (1 + heads.count("|")) + "|", *(row for _, row in sorted(rows, reverse=True))]
+    return "\n".join([found.group(0).splitlines()[0], *lines]) + "\n"
+
+
+def runs_of(folders: Iterable[Path], method: str) -> list[Run]:
+    """The kept runs of a study's method, one a seed: that of the first folder that has it."""
+    name = re.sub(r"[^\w.=+-]+", "-", method)
+    runs: dict[str, Run] = {}
+    for folder in folders:
+        for path in folder.glob(f"runs/*/{name}/seed_*/version_0/results.json"):
+            runs.setdefault(path.parts[-3], json.loads(path.read_text()))
+    return [runs[seed] for seed in sorted(runs)]
+
+
+def percent(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
+    """The mean over seeds, in percent."""
+    return 100 * statistics.fmean(value(run) for run in runs)
+
+
+def last(runs: Sequence[Run]) -> list[float]:
+    """Mean, standard deviation and worst decile over clients, after the last round."""
+    return [percent(runs, lambda run, key=key: run["accuracy"]["last"]["test"][key]) for key in OVER_CLIENTS]
+
+
+def at_the_end(method: str, runs: Sequence[Run], paper: float | None) -> tuple[float, str]:
+    """The mean, and a row."""
+    mean, std, decile = last(runs)
+    chosen = percent(runs, lambda run: run["accuracy"]["validation_selected"]["test"]["mean"])
+    rounds = ", ".join(str(run["accuracy"]["validation_selected"]["round"]) for run in runs)
+    early = percent(runs, lambda run: run["history"][29]["test"]["accuracy"])
+    shown = (
+        f"{method} | {mean:.2f} ± {std:.2f} | {decile:.2f} | {chosen:.2f} (round {rounds}) | {early:.2f} | {len(runs)}"
+    )
+    return mean, f"| {shown} | " + (f"{paper:.2f} | {mean - paper:+.2f} |" if paper else "- | - |")
+
+
+def at_round(number: int, method: str, runs: Sequence[Run], paper: float | None) -> tuple[float, str]:
+    """The mean, and a row; the spread over clients is known of a last round alone."""
+    mean = percent(runs, lambda run: run["history"][number - 1]["test"]["accuracy"])
+    spread = (
+        [f"{value:.2f}" for value in last(runs)[1:]] if all(run["rounds"] == number for run in runs) else ["-", "-"]
+    )
+    return mean, f"| {method} | {mean:.2f} | {' | '.join(spread)} | {len(runs)} | {f'{paper:.2f}' if paper else '-'} |"
+
+
+if __name__ == "__main__":
+    main()
