@@ -39,6 +39,8 @@ class FitContext:
             and those of all phases in :meth:`FederatedClient.make_update`. A step that float16 training skips, since
             its gradient overflowed, is not counted; with several optimizers the steps of all of them are.
         public: The public samples; ``None`` unless the method asks for them (``public_samples``).
+        stored: Whether the federation has stored a state of the client, which is false until its first local fit ends,
+            of novel clients always, and under methods that keep nothing on the client.
     """
 
     client: int
@@ -47,6 +49,7 @@ class FitContext:
     facts: RunFacts = field(default_factory=RunFacts)
     num_steps: int = 0
     public: PublicSamples | None = None
+    stored: bool = True
 
     @property
     def validation(self) -> FitData | None:

@@ -157,7 +157,13 @@ class WorkerEngine(Engine):
         """
         copies = HostCopies()
         work = (
-            ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal, carried=task.carried)
+            ClientWork(
+                self._models[id(model)],
+                copies.of(task.broadcast),
+                task.personal,
+                task.context.stored,
+                carried=task.carried,
+            )
             for model, task in tasks
         )
         for result in self._spread(work, "fit", self.clients_per_batch):
@@ -176,6 +182,7 @@ class WorkerEngine(Engine):
                 self._models[id(model)],
                 copies.of(task.broadcast),
                 task.stored,
+                task.context.stored,
                 task.trained,
                 task.validation is not None,
                 task.test is not None,
