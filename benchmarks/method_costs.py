@@ -70,8 +70,8 @@ QUIET: dict[str, Any] = {
     "num_sanity_val_steps": 0,
 }
 NOVEL_RATE = 0.05
-"""Rate of the clients of every method before novel ones are evaluated. Defaults are of the papers' many rounds: ten rounds
-at the tiny ones of Per-FedAvg (0.001) and pFedMe (0.005) would say nothing of what their global models can serve."""
+"""Rate of the clients of every method before novel ones are evaluated, in place of its default. Those of Per-FedAvg
+(0.001) and pFedMe (0.005) are for many rounds: after ten, nothing could be said of what their global models serve."""
 
 GOAL = 1.10
 """Largest overhead."""
@@ -217,11 +217,6 @@ def fit(
     return federation
 
 
-def learns_from_public(method: type[FederatedClient]) -> bool:
-    """Whether the method trains on public samples."""
-    return "public_samples" in inspect.signature(method).parameters
-
-
 def made(method: type[FederatedClient], **options: Any) -> Callable[..., Any]:
     """The method with what it cannot do without, and with as many epochs in every round.
 
@@ -229,12 +224,12 @@ def made(method: type[FederatedClient], **options: Any) -> Callable[..., Any]:
     than those of the rounds that are timed.
     """
     alike = {"growing": False} if "growing" in inspect.signature(method).parameters else {}
-    return partial(method, **({"public_samples": PUBLIC} if learns_from_public(method) else {}), **alike, **options)
+    return partial(method, **({"public_samples": PUBLIC} if method.needs_public else {}), **alike, **options)
 
 
 def public_of(method: type[FederatedClient]) -> dict[str, Any]:
     """The data module's option of methods that train on public samples."""
-    return {"public": PUBLIC} if learns_from_public(method) else {}
+    return {"public": PUBLIC} if method.needs_public else {}
 
 
 def images(method: type[FederatedClient], workload: Workload) -> FromDatasets:

@@ -14,6 +14,7 @@ from pfl_lightning.client import Batch, FederatedClient, FitContext, Phase
 from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, encoder_class, encoder_label
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.options import ClientOptions, Unpack
+from pfl_lightning.state.closures import copy_module
 
 __all__ = ["PARTNER", "PartnerClient"]
 
@@ -28,8 +29,8 @@ class PartnerClient(FederatedClient):
     :meth:`pair_terms`. Where each term has gradients in one network alone (the other's outputs are detached), one
     optimizer is the same as two with equal settings.
 
-    Evaluated, fine-tuned and exported is the own network; of a client that has never trained, whose own network is as it
-    was drawn, it is the partner that the server would send.
+    Evaluated, fine-tuned and exported is the own network. Of a client that has never trained it is the partner that the
+    server would send, as the own network is still as it was drawn.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ between clients.
@@ -92,6 +93,18 @@ class PartnerClient(FederatedClient):
             return super().forward(inputs)
         scores: Tensor = self.partner.head(self.partner.encoder(inputs))
         return scores
+
+    def stand_in_with_new_head(self, method: Any) -> Any:
+        """A client of another method with a new head, on a copy of the partner's encoder."""
+        encoder = copy_module(self.partner.encoder)
+        for name, parameter in encoder.named_parameters():
+            parameter.requires_grad_(f"partner.encoder.{name}" not in self.frozen)
+        return method(encoder, self.num_classes)
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """The own encoder, or the partner's that serves in its place."""
+        encoder = self.encoder if self.serving is None else self.partner.encoder
+        return {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
 
     def exported_module(self) -> L.LightningModule:
         """The client with the network that it was evaluated with as its own."""

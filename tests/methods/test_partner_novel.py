@@ -10,7 +10,9 @@ from _helpers.plain import named, put, score
 from _helpers.plain_partner import first_partner, own_nets
 from _helpers.process_helpers import forked_process_engine
 from _helpers.toy import (
+    CLASSES,
     CLIENTS,
+    SEED,
     GivenCohorts,
     Toy,
     assert_same,
@@ -22,12 +24,14 @@ from _helpers.toy import (
     wide_encoder,
 )
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine, export_clients
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import FML, FedKD
 from pfl_lightning.phases import Personalization
+from pfl_lightning.seeding import derive_seed
 
 METHODS = pytest.mark.parametrize("method", [FML, FedKD])
 ENCODERS = [tiny_encoder, linear_encoder]
@@ -100,20 +104,37 @@ def tuned(net, data, client, train, rate, epochs):
     return net
 
 
-@METHODS
-@ENGINES
-@pytest.mark.parametrize("train", ["head", "all"])
-def test_what_a_novel_client_fine_tunes_is_the_common_network(method, make, train, monkeypatch):
+def by_hand(federation, data, client, train):
+    """The common network after the personalization; a new head is that of the stage's last probe."""
+    net = common(federation)
+    if train == "linear":
+        torch.manual_seed(derive_seed(SEED, "personalize/head"))
+        *_, head = [nn.Linear(width, CLASSES) for width in (4, 4, 7)]  # after those of both architectures
+        put(net, {f"head.{name}": tensor for name, tensor in head.state_dict().items()})
+    return tuned(net, data, client, train, rate=0.2, epochs=3)
+
+
+def check_personalized(method, engine, train):
     data = Toy(novel_clients=2)
-    federation = run(fit_of(method), 1, data=data, encoder=ENCODERS, loop=FederatedLoop(), engine=make(monkeypatch))
-    settings = Personalization(train, epochs=3, lr=0.2, momentum=0.0, batch_size=1000)
-    with federation.personalized(settings):
+    federation = run(fit_of(method), 1, data=data, encoder=ENCODERS, loop=FederatedLoop(), engine=engine)
+    with federation.personalized(Personalization(train, epochs=3, lr=0.2, momentum=0.0, batch_size=1000)):
         quiet_trainer(1).test(federation, data, verbose=False)
     for client in data.novel:
-        net = tuned(common(federation), data, client, train, rate=0.2, epochs=3)
-        check_scores(federation, data, [client], net)
+        check_scores(federation, data, [client], by_hand(federation, data, client, train))
     quiet_trainer(1).test(federation, data, verbose=False)
-    check_scores(federation, data, data.novel, common(federation))  # which nobody's fine-tuning has changed
+    check_scores(federation, data, data.novel, common(federation))  # which nobody's adaptation has changed
+
+
+@METHODS
+@pytest.mark.parametrize("train", ["head", "all", "linear"])
+def test_what_a_novel_client_adapts_is_the_common_network(method, train):
+    check_personalized(method, SequentialEngine(), train)
+
+
+@ENGINES
+@pytest.mark.parametrize("train", ["all", "linear"])
+def test_it_does_so_under_every_engine(make, train, monkeypatch):
+    check_personalized(FML, make(monkeypatch), train)
 
 
 @METHODS
