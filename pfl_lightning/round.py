@@ -81,10 +81,7 @@ class Round:
             broadcast = self.server.broadcast(client, self.number)
             self.traffic.count(self.traffic.down, broadcast)
             model = self.clients.model_of(client)
-            stored = self.clients.personal.written(client)
-            context = make_context(
-                self.data, client, self.number, model, self.environment, training=True, stored=stored
-            )
+            context = make_context(self.data, client, self.number, model, self.environment, training=True)
             carried = None if self.clients.carried is None else self.clients.carried.get(client)
             yield model, FitTask(context, broadcast, self.clients.stored(client), carried)
 

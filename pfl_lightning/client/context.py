@@ -39,8 +39,8 @@ class FitContext:
             and those of all phases in :meth:`FederatedClient.make_update`. A step that float16 training skips, since
             its gradient overflowed, is not counted; with several optimizers the steps of all of them are.
         public: The public samples; ``None`` unless the method asks for them (``public_samples``).
-        stored: Whether the federation has stored a state of the client, which is false until its first local fit ends,
-            of novel clients always, and under methods that keep nothing on the client.
+        stored: In an evaluation, whether the federation has stored a state of the client: not until its first local fit
+            ends, never of novel clients, and never under methods that keep nothing on the client. True in a local fit.
     """
 
     client: int

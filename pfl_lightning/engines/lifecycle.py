@@ -57,7 +57,7 @@ def make_context(
     environment: FitEnvironment,
     *,
     training: bool,
-    stored: bool,
+    stored: bool = True,
 ) -> FitContext:
     """Return the context of a client's local fit, or of an evaluation and what comes before it.
 
@@ -68,7 +68,7 @@ def make_context(
         model: Module of the client's architecture.
         environment: Device and precision.
         training: Whether it is for a local fit, in which unlabeled samples may take part.
-        stored: Whether a state of the client is stored, see :class:`~pfl_lightning.client.FitContext`.
+        stored: Whether a state of the evaluated client is stored, see :class:`~pfl_lightning.client.FitContext`.
     """
     own = data.client_data(client)
     part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train

@@ -157,13 +157,7 @@ class WorkerEngine(Engine):
         """
         copies = HostCopies()
         work = (
-            ClientWork(
-                self._models[id(model)],
-                copies.of(task.broadcast),
-                task.personal,
-                task.context.stored,
-                carried=task.carried,
-            )
+            ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal, carried=task.carried)
             for model, task in tasks
         )
         for result in self._spread(work, "fit", self.clients_per_batch):

@@ -83,7 +83,7 @@ class ClientWork:
         model: Index of the client's architecture.
         broadcast: The server's message to the client.
         state: The client's stored state.
-        stored: Whether it was ever stored, see :class:`~pfl_lightning.client.FitContext`.
+        stored: For an evaluation, whether it was ever stored, see :class:`~pfl_lightning.client.FitContext`.
         trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
         validation: Whether the validation part is evaluated.
         test: Whether the test part is evaluated.
