@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.cli.options.catalog import Catalog, read_catalog
+from pfl_lightning.cli.options.catalog import Catalog, Need, read_catalog
 from pfl_lightning.cli.options.costs import MethodCosts, read_costs
 from pfl_lightning.errors import UsageError
 
@@ -25,7 +25,8 @@ __all__ = [
 
 USAGE = """usage: pfl methods                  the methods, the self-supervised objectives and the encoders
        pfl methods FILTER...        the methods that fit: --heterogeneous (clients' encoders may differ),
-                                    --novel (clients that never trained can be served without training),
+                                    --novel (clients that never trained are served, too),
+                                    --public (clients learn from public samples),
                                     --any-module (any LightningModule), --classifiers (those that classify, too)
        pfl methods NAME...          all that is known of some methods
        pfl methods --config FILE    the architectures of a run, and how many clients have each"""
@@ -33,10 +34,21 @@ USAGE = """usage: pfl methods                  the methods, the self-supervised 
 MODULES = {
     "yes": "any",
     "classifiers": "any that classifies",
-    "with adapters": "those with low-rank adapters",
+    "adapters": "those with low-rank adapters",
     "": "the package's own",
 }
 """What the last column means."""
+
+NEEDS = {
+    Need.FEATURES: "features in front of a head",
+    Need.ADAPTERS: "low-rank adapters in the model",
+    Need.PUBLIC: "public samples (the data module's public=...)",
+    Need.VALIDATION: "a validation part of every client (validation_share)",
+    Need.ENCODERS: "equal encoders",
+    Need.WIDTH: "features of one width",
+    Need.PARTNER: "a second network like the own or, where encoders differ, its partner=, which is the same for all",
+}
+"""What the column of needs means."""
 
 BETTER_THAN_CHANCE = 0.3
 """Accuracy, of ten classes, from which clients that never trained count as served."""
@@ -44,6 +56,7 @@ BETTER_THAN_CHANCE = 0.3
 FILTERS: dict[str, Callable[[MethodRow], bool]] = {
     "--heterogeneous": lambda row: row.costs is not None and row.costs.unequal_encoders,
     "--novel": lambda row: row.costs is not None and row.costs.novel_accuracy >= BETTER_THAN_CHANCE,
+    "--public": lambda row: Need.PUBLIC in row.needs,
     "--any-module": lambda row: row.modules == "yes",
     "--classifiers": lambda row: row.modules in ("yes", "classifiers"),
 }
@@ -59,6 +72,7 @@ class MethodRow:
         paper: Title, authors and venue.
         shared: Weights that are averaged.
         modules: Which LightningModules it trains, a key of :data:`MODULES`.
+        needs: What it needs of models and data.
         costs: What was measured; ``None`` if nothing was.
     """
 
@@ -67,6 +81,7 @@ class MethodRow:
     paper: str
     shared: str
     modules: str
+    needs: tuple[Need, ...]
     costs: MethodCosts | None
 
 
@@ -74,39 +89,51 @@ def method_rows(catalog: Catalog) -> list[MethodRow]:
     """The methods of the catalog with what was measured of them."""
     costs = read_costs()
     return [
-        MethodRow(name, year, paper, shared, modules, costs.get(name))
-        for name, year, paper, shared, modules in catalog.methods
+        MethodRow(name, year, paper, shared, modules, _needs(needs, costs.get(name)), costs.get(name))
+        for name, year, paper, shared, modules, needs in catalog.methods
     ]
+
+
+def _needs(declared: str, costs: MethodCosts | None) -> tuple[Need, ...]:
+    """What the class says and, where it was measured, whether encoders must be equal."""
+    needs = [Need(word) for word in declared.split(", ") if word]
+    return (*needs, *([Need.ENCODERS] if costs is not None and not costs.unequal_encoders else []))
 
 
 def methods_table(rows: Sequence[MethodRow]) -> Table:
     """What travels, what stays, whom a method can serve, and what it costs beside FedAvg."""
-    headings = ("method", "year", "weights that travel", "bytes", "work", "encoders", "novel", "any module")
+    headings = ("method", "weights that travel", "bytes", "time", "work", "needs", "novel", "any module")
     baseline = read_costs().get("FedAvg")
     table = _table(headings, [_cells(row, baseline) for row in rows])
     table.caption = (
-        "bytes both ways and work (operations of training) over FedAvg's; novel: clients that never train are served. "
-        "pfl methods NAME says more"
+        "bytes both ways, time and work (operations of training) of a round over FedAvg's; one width: of the features, "
+        "while encoders may differ; novel: clients that never train are served. pfl methods NAME says more, the paper "
+        "and what clients and server keep included"
     )
     return table
 
 
 def _cells(row: MethodRow, baseline: MethodCosts | None) -> tuple[str, ...]:
-    costs = row.costs
+    costs, needs = row.costs, ", ".join(row.needs)
     if costs is None or baseline is None:
-        return (row.name, row.year, row.shared, "-", "-", "-", "-", row.modules)
-    both = (costs.down_bytes + costs.up_bytes) / (baseline.down_bytes + baseline.up_bytes)
-    encoders = "may differ" if costs.unequal_encoders else "equal"
+        return (row.name, row.shared, "-", "-", "-", needs, "-", row.modules)
+    both = _bytes_beside(costs, baseline)
+    time = "-" if costs.time is None else f"{costs.time:.2f}"
     novel = "yes" if FILTERS["--novel"](row) else ""
-    return (row.name, row.year, row.shared, f"{both:.2f}", f"{costs.work:.2f}", encoders, novel, row.modules)
+    return (row.name, row.shared, f"{both:.2f}", time, f"{costs.work:.2f}", needs, novel, row.modules)
+
+
+def _bytes_beside(costs: MethodCosts, baseline: MethodCosts) -> float:
+    return (costs.down_bytes + costs.up_bytes) / (baseline.down_bytes + baseline.up_bytes)
 
 
 def method_card(row: MethodRow) -> Table:
     """All that is known of a method."""
     table = Table(title=row.name, show_header=False)
-    lines = {"paper": f"{row.paper} {row.year}".strip(), "weights that travel": row.shared}
-    costs = row.costs
-    if costs is not None:
+    needs = "; ".join(NEEDS[need] for need in row.needs) or "nothing beyond a training step"
+    lines = {"paper": f"{row.paper} {row.year}".strip(), "weights that travel": row.shared, "needs": needs}
+    costs, baseline = row.costs, read_costs().get("FedAvg")
+    if costs is not None and baseline is not None:
         server = f"{costs.server_bytes / 1e3:,.1f} kB, and {costs.server_bytes_per_client / 1e3:,.1f} kB a client"
         time = "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's"
         if costs.overhead is not None and costs.overhead_long is not None:
@@ -117,6 +144,7 @@ def method_card(row: MethodRow) -> Table:
             "a client sends": _sent(costs.up, costs.up_bytes),
             "a client keeps": f"{costs.client_bytes / 1e3:,.1f} kB",
             "the server keeps": server,
+            "bytes of a round": f"{_bytes_beside(costs, baseline):.2f} times FedAvg's, both ways",
             "work of a round": f"{costs.work:.2f} times FedAvg's",
             "time of a round": time,
             "clients' encoders": "may differ" if costs.unequal_encoders else "must be equal",

@@ -86,6 +86,9 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     """Public samples that a round uses, the same for all clients (:class:`~pfl_lightning.public.PublicSamples`); 0 for
     a method that needs none."""
 
+    needs_public: ClassVar[bool] = False
+    """Whether clients learn from public samples, as the method usually does, so that the data module must have some."""
+
     needs_validation: bool = False
     """Whether a local fit uses the client's validation part, so that clients without one are refused at the start."""
 

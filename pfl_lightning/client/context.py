@@ -39,6 +39,8 @@ class FitContext:
             and those of all phases in :meth:`FederatedClient.make_update`. A step that float16 training skips, since
             its gradient overflowed, is not counted; with several optimizers the steps of all of them are.
         public: The public samples; ``None`` unless the method asks for them (``public_samples``).
+        stored: In an evaluation, whether the federation has stored a state of the client: not until its first local fit
+            ends, never of novel clients, and never under methods that keep nothing on the client. True in a local fit.
     """
 
     client: int
@@ -47,6 +49,7 @@ class FitContext:
     facts: RunFacts = field(default_factory=RunFacts)
     num_steps: int = 0
     public: PublicSamples | None = None
+    stored: bool = True
 
     @property
     def validation(self) -> FitData | None:

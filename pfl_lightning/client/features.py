@@ -86,8 +86,18 @@ class FeatureAccess(L.LightningModule):
             parameter.requires_grad_(f"encoder.{name}" not in self.frozen)
         return method(encoder, self.num_classes)
 
+    def stand_in_with_new_head(self, method: Any) -> Any:
+        """The same on the network that serves clients which have never trained, where it is another one for them.
+
+        It is alike in all architectures. ``None``, by default, if they are served by the encoder as the others are.
+        """
+        return None
+
     def encoder_state(self) -> dict[str, Tensor]:
-        """What of the client's state is the encoder that :meth:`with_new_head` copies, by its names there."""
+        """What of the client's state is the encoder that :meth:`with_new_head` copies, by its names there.
+
+        Where a stand-in serves the client now, it is that of :meth:`stand_in_with_new_head`.
+        """
         return {f"encoder.{name}": value for name, value in self.encoder.state_dict().items()}
 
     def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:

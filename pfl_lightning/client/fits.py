@@ -29,6 +29,9 @@ class FitAccess(L.LightningModule):
     client's own training sample that is nearest in the space of features has the right class. After a personalization
     or a fine-tuning it is the class scores in any case."""
 
+    exported_label: str | None = None
+    """Name of an exported model's encoder, where it is not that of the client's architecture."""
+
     encoder: Any
     head: Any
     frozen: Any

@@ -50,7 +50,14 @@ _names: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Iterable[str]]] = Wea
 
 
 def make_context(
-    data: FederatedData, client: int, round: int, model: FederatedClient, environment: FitEnvironment, *, training: bool
+    data: FederatedData,
+    client: int,
+    round: int,
+    model: FederatedClient,
+    environment: FitEnvironment,
+    *,
+    training: bool,
+    stored: bool = True,
 ) -> FitContext:
     """Return the context of a client's local fit, or of an evaluation and what comes before it.
 
@@ -61,6 +68,7 @@ def make_context(
         model: Module of the client's architecture.
         environment: Device and precision.
         training: Whether it is for a local fit, in which unlabeled samples may take part.
+        stored: Whether a state of the evaluated client is stored, see :class:`~pfl_lightning.client.FitContext`.
     """
     own = data.client_data(client)
     part = own.train_and_unlabeled if training and model.uses_unlabeled_data else own.train
@@ -81,7 +89,7 @@ def make_context(
     if not training and model.personalization is not None and model.personalization.augment:
         fit_data = fit_data.with_plain_augmentations(usual_augmentations(data))
     public = public_for(model, data, fit_data, environment.seed) if model.public_samples else None
-    return FitContext(client, round, fit_data, environment.facts, public=public)
+    return FitContext(client, round, fit_data, environment.facts, public=public, stored=stored)
 
 
 def local_fit(environment: FitEnvironment) -> AbstractContextManager[object]:

@@ -29,8 +29,9 @@ class ClientModels(FederationRounds):
         parts, model = self.data.client_data(client), self.clients.model_of(client)
         trained = self.clients.keeps_trained(client)
         make_broadcast = self.server.idle_broadcast if trained else None
+        stored = self.clients.personal.written(client)
         return EvaluationTask(
-            make_context(self.data, client, self.round, model, self.environment, training=False),
+            make_context(self.data, client, self.round, model, self.environment, training=False, stored=stored),
             (make_broadcast or self.server.broadcast)(client=client, round=self.round),
             self.clients.stored(client),
             trained,

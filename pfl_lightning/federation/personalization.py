@@ -33,8 +33,9 @@ class PersonalizationStage:
     """Gives the engine the modules and the tasks of an evaluation after a personalization.
 
     For a new head the modules are linear probes, one for each architecture, and a client's task brings the encoder
-    that it would be evaluated with; all clients start from the same new head. Otherwise they are the method's
-    own modules, which fine-tune as the personalization says until the stage is closed.
+    that it would be evaluated with; all clients start from the same new head. One more probe is for clients that have
+    never trained, where the method serves them with another network. Otherwise the modules are the method's own, which
+    fine-tune as the personalization says until the stage is closed.
 
     Args:
         personalization: What is trained, and how.
@@ -58,14 +59,17 @@ class PersonalizationStage:
         self._new_head = personalization.new_head
         self._augmentations = usual_augmentations(data) if personalization.augment else ()
         self._encoders: dict[int, dict[str, Tensor]] = {}
+        self._stand_in: int | None = None  # the place of its probe
         self.modules: list[FederatedClient]
         if self._new_head:
             with torch_seed(derive_seed(environment.seed, Purpose.PERSONALIZE_HEAD)):
                 probes = [model.with_new_head(LinearProbe) for model in clients.models]
-            self.modules = [
-                cast(FederatedClient, convert(probe.to(model.device)))
-                for probe, model in zip(probes, clients.models, strict=True)
-            ]
+                stand_in = clients.models[0].stand_in_with_new_head(LinearProbe)
+            if stand_in is not None:
+                self._stand_in = len(probes)
+                probes.append(stand_in)
+            device = clients.models[0].device
+            self.modules = [cast(FederatedClient, convert(probe.to(device))) for probe in probes]
             self._heads = [
                 {f"{probe.head_prefix}{name}": value.clone() for name, value in probe.head.state_dict().items()}
                 for probe in self.modules
@@ -88,15 +92,17 @@ class PersonalizationStage:
             client: Number of the client.
             task: The task without a personalization.
         """
-        architecture = self._clients.architecture_of[client]
+        place = self._clients.architecture_of[client]
+        if self._stand_in is not None and not task.context.stored:
+            place = self._stand_in
         if self._new_head:
-            state = {**self._encoder_of(client, task), **self._heads[architecture]}
+            state = {**self._encoder_of(client, task), **self._heads[place]}
             broadcast = Broadcast(client=client, round=task.context.round)
             task = replace(task, broadcast=broadcast, stored=state, trained=False)
         if self._augmentations:  # as make_context does it in a worker, for the module that trains
             data = task.context.data.with_plain_augmentations(self._augmentations)
             task = replace(task, context=replace(task.context, data=data))
-        return self.modules[architecture], task
+        return self.modules[place], task
 
     def _encoder_of(self, client: int, task: EvaluationTask) -> dict[str, Tensor]:
         """Return the encoder that the client is evaluated with; where nothing of it is personal, it is read once."""

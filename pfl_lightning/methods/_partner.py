@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
+import lightning as L
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from pfl_lightning.client import Batch, FederatedClient, Phase
-from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, encoder_class
+from pfl_lightning.client import Batch, FederatedClient, FitContext, Phase
+from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, encoder_class, encoder_label
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.options import ClientOptions, Unpack
+from pfl_lightning.state.closures import copy_module
 
 __all__ = ["PARTNER", "PartnerClient"]
 
@@ -25,7 +29,8 @@ class PartnerClient(FederatedClient):
     :meth:`pair_terms`. Where each term has gradients in one network alone (the other's outputs are detached), one
     optimizer is the same as two with equal settings.
 
-    Evaluated, fine-tuned and exported is the own network.
+    Evaluated, fine-tuned and exported is the own network. Of a client that has never trained it is the partner that the
+    server would send, as the own network is still as it was drawn.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ between clients.
@@ -44,6 +49,8 @@ class PartnerClient(FederatedClient):
     exported_losses = ("cross_entropy",)
 
     partner: Any
+    serving: Tensor | None
+    """Set for the time of an evaluation in which the partner takes the place of the own network."""
 
     def __init__(
         self,
@@ -55,6 +62,8 @@ class PartnerClient(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         object.__setattr__(self, "partner_encoder", _one_encoder(partner))  # a module is no part of the client
+        self.partner_label = None if partner is None else encoder_label(partner)
+        self.register_buffer("serving", None, persistent=False)
         if partner is None:
             self.take_partner(self.copy_network())
 
@@ -70,21 +79,57 @@ class PartnerClient(FederatedClient):
         self.frozen |= self.find_frozen(partner)
 
     def exported_names(self) -> list[str]:
-        """The own network alone."""
+        """One network alone."""
         return [name for name in super().exported_names() if not name.startswith("partner.")]
 
+    def before_evaluation(self, context: FitContext) -> None:
+        """A client that has never trained is evaluated with the partner, which others have trained."""
+        if not context.stored:
+            self.serving = torch.ones((), device=context.data.device)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores (N, C) of the own network, or of the partner that serves in its place."""
+        if self.serving is None:
+            return super().forward(inputs)
+        scores: Tensor = self.partner.head(self.partner.encoder(inputs))
+        return scores
+
+    def stand_in_with_new_head(self, method: Any) -> Any:
+        """A client of another method with a new head, on a copy of the partner's encoder."""
+        encoder = copy_module(self.partner.encoder)
+        for name, parameter in encoder.named_parameters():
+            parameter.requires_grad_(f"partner.encoder.{name}" not in self.frozen)
+        return method(encoder, self.num_classes)
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """The own encoder, or the partner's that serves in its place."""
+        encoder = self.encoder if self.serving is None else self.partner.encoder
+        return {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+
+    def exported_module(self) -> L.LightningModule:
+        """The client with the network that it was evaluated with as its own."""
+        if self.serving is not None:
+            self.encoder, self.head, self.serving = self.partner.encoder, self.partner.head, None
+            self.exported_label = self.partner_label
+        return super().exported_module()
+
     def personalization_phases(self) -> tuple[Phase, ...]:
-        """Phases that the options ask for, of the own network."""
-        own = ("encoder.*", "head.*")
+        """Phases that the options ask for, of the own network, or of the partner that serves in its place."""
+        prefix = "" if self.serving is None else "partner."
+        phases = super().personalization_phases()
+        trained = (("encoder.*", "head.*") if phase.train == ("*",) else phase.train for phase in phases)
         return tuple(
-            replace(phase, train=own) if phase.train == ("*",) else phase for phase in super().personalization_phases()
+            replace(phase, train=tuple(f"{prefix}{pattern}" for pattern in patterns))
+            for phase, patterns in zip(phases, trained, strict=True)
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The loss of a batch in both networks; in a fine-tuning, or of an exported model, of the own alone."""
+        """The loss of a batch in both networks; in a fine-tuning, or of an exported model, of one alone."""
+        inputs, labels = batch[:2]
+        if self.serving is not None:
+            return self.sum_of_terms({"cross_entropy": F.cross_entropy(self(inputs), labels)})
         if not self.trains_pair():
             return super().training_step(batch, batch_idx)
-        inputs, labels = batch
         return self.sum_of_terms(self.pair_terms(self.encode(inputs), self.partner.encoder(inputs), labels))
 
     def trains_pair(self) -> bool:

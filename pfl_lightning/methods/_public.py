@@ -58,6 +58,7 @@ class DistillingClient(FederatedClient):
     """
 
     shared: tuple[str, ...] = ()
+    needs_public = True
     batch_norm = "own"
     loss_names: ClassVar[tuple[str, ...]] = ("cross_entropy", "distillation")
     personalization_losses = ("cross_entropy",)

@@ -172,10 +172,9 @@ class FedFomoAggregator(Aggregator):
         self.num_models, self.normalized = client.models, client.preference == "normalized"
         self.exploration, self.decay = client.exploration, client.exploration_decay
         self.models = ClientStates(select_state(client, client.shared_names()), num_clients)
-        self.last_cohort: Tensor
         # P, row by row: of entry (k, j) the place k m + j, ascending, and the sum.
         self.preferences = TensorDict({"places": torch.zeros(0, dtype=torch.int64), "sums": torch.zeros(0)})
-        self.register_buffer("last_cohort", torch.zeros(num_clients, dtype=torch.bool))
+        self.last_cohort = TensorDict({"clients": torch.zeros(0, dtype=torch.int64)})  # ascending
         self._received: list[FedFomoUpdate] = []
 
     def broadcast(self, client: int, round: int) -> BankBroadcast:
@@ -191,7 +190,7 @@ class FedFomoAggregator(Aggregator):
 
     def choose(self, client: int, round: int) -> Sequence[int]:
         """Clients by what they have gained so far, ties at random; each place is random with probability epsilon."""
-        others = [other for other in self.last_cohort.nonzero().flatten().tolist() if other != client]
+        others = [other for other in self.last_cohort.as_state()["clients"].tolist() if other != client]
         generator = seeded_generator(self.seed, Purpose.FOMO_MODELS, round, client)
         shuffled = [others[place] for place in torch.randperm(len(others), generator=generator).tolist()]
         gained = self.gained_by(client)
@@ -220,11 +219,10 @@ class FedFomoAggregator(Aggregator):
         received, self._received = self._received, []
         if not received:
             return
-        self.last_cohort = torch.zeros_like(self.last_cohort)
         sums, found, gains = self.preferences.as_state()["sums"], list[Tensor](), list[Tensor]()
+        self.last_cohort.assign({"clients": torch.tensor(sorted(update.client for update in received)).to(sums.device)})
         for update in received:
             self.models.set(update.client, update.weights)
-            self.last_cohort[update.client] = True
             found.append(update.client * self.num_clients + update.members.to(sums.device))
             gained = update.gains.to(sums)
             gains.append(gained / gained.sum() if self.normalized and bool(gained.sum() > 0) else gained)

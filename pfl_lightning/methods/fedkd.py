@@ -66,7 +66,8 @@ class FedKD(PartnerClient):
     """A teacher on every client, and a common student; they teach each other, the more the better both predict.
 
     The student travels: a client uploads how it changed, as singular vectors and values that keep a share of the
-    squared norm, more of it from round to round. Evaluated is the teacher.
+    squared norm, more of it from round to round. Evaluated is the teacher; of a client that has never trained, the
+    student.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; that of the teacher. Encoders may differ where
@@ -130,7 +131,7 @@ class FedKD(PartnerClient):
         self.feature_map = nn.Linear(partner.encoder.out_features, self.feature_width, bias=False)
 
     def exported_names(self) -> list[str]:
-        """The teacher alone."""
+        """The teacher alone, or the student that serves in its place."""
         return [name for name in super().exported_names() if not name.startswith("feature_map.")]
 
     def configure_aggregator(self, num_clients: int) -> FedKDAggregator:

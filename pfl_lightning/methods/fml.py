@@ -17,7 +17,7 @@ from pfl_lightning.server import AveragingAggregator
 class FML(PartnerClient):
     """A personal network on every client, and a common one, the meme; on each batch they teach each other.
 
-    Evaluated is the personal network. Only memes travel.
+    Evaluated is the personal network; of a client that has never trained, the meme. Only memes travel.
 
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ where ``partner`` is given.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class KNNPer(FederatedClient):
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
         num_classes: Number of classes, C.
-        k: Nearest samples that count; all of them where a client has fewer.
+        k: Nearest samples that count; all of them where a client stores fewer, of which a fit warns.
         weight: lambda, in [0, 1], of all clients. ``None``: each client takes, of 0, 0.1, ..., 1, the value of least
             loss on its validation part, and 0.5 where it has none.
         scale: Scale of the distances; a larger one lets far neighbors count more alike.
@@ -78,6 +79,23 @@ class KNNPer(FederatedClient):
         self.k, self.weight, self.scale, self.distance, self.capacity = k, weight, scale, distance, capacity
         self.datastore = TensorDict(persistent=False)  # features, labels and lambda, for the time of an evaluation
 
+    def check_samples(self, samples: Mapping[int, int]) -> None:
+        """Say of how many clients all stored samples count."""
+        stored = {client: self._stored_of(number) for client, number in samples.items()}
+        fewer = [client for client, number in stored.items() if number < self.k]
+        if fewer:
+            least = min(fewer, key=lambda client: stored[client])
+            warnings.warn(
+                f"KNNPer: {len(fewer)} of {len(stored)} clients store fewer than k = {self.k} samples (client {least}: "
+                f"{stored[least]}), and all that a client stores count as its neighbors; take a smaller k to let the "
+                "near ones decide",
+                stacklevel=2,
+            )
+
+    def _stored_of(self, samples: int) -> int:
+        """How many of so many training samples are stored."""
+        return max(1, round(self.capacity * samples))
+
     def check_personalization(self, personalization: Personalization) -> None:
         """Refuse one that changes the encoder, whose features are stored."""
         if personalization.train in ("all", "linear+encoder"):
@@ -96,7 +114,7 @@ class KNNPer(FederatedClient):
     def before_evaluation(self, context: FitContext) -> None:
         """Store (f(x_i), y_i) of the own training samples, and choose lambda."""
         features, labels = self.features_of(context.data)
-        count = max(1, round(self.capacity * len(labels)))
+        count = self._stored_of(len(labels))
         if count < len(labels):
             kept = torch.randperm(len(labels))[:count].sort().values.to(labels.device)
             features, labels = features[kept], labels[kept]

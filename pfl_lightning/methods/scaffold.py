@@ -8,19 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_choice, check_learning_rate, check_number
-from pfl_lightning.client import Citation, FederatedClient, FitContext
+from pfl_lightning.checks import check_choice, check_number
+from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.linear_term import linear_term
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
 from pfl_lightning.methods._full_gradient import full_gradient
+from pfl_lightning.methods._sgd_steps import check_plain_sgd, steps_in_gradients, what_is_made
 from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict
 
-__all__ = ["SCAFFOLD", "ScaffoldAggregator", "ScaffoldBroadcast", "ScaffoldUpdate", "steps_in_gradients"]
+__all__ = ["SCAFFOLD", "ScaffoldAggregator", "ScaffoldBroadcast", "ScaffoldUpdate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class SCAFFOLD(FederatedClient):
         check_choice("control", control, ("steps", "gradient"))
         check_number("server_lr (eta_g)", server_lr)
         if control == "steps":
-            _check_plain_sgd(lr, momentum, {"optimizer": optimizer, "lr_scheduler": lr_scheduler})
+            check_plain_sgd(lr, momentum, {"optimizer": optimizer, "lr_scheduler": lr_scheduler})
         super().__init__(
             encoder,
             num_classes,
@@ -116,11 +117,32 @@ class SCAFFOLD(FederatedClient):
     # ------------------------------------------------------------------ the client
 
     def check_run(self, facts: RunFacts) -> None:
-        """Refuse clipped gradients for ``control="steps"``, whose mean is not that of the gradients."""
+        """Refuse for ``control="steps"`` clipped gradients, whose mean is not theirs, and steps of another kind."""
+        if self.control == "steps":
+            for phase in self.phases():
+                self._check_optimizer(phase)
         if self.control == "steps" and facts.gradient_clip_val is not None:
             raise ConfigurationError(
                 'control="steps" takes the mean of the gradients from the steps, and the engine clips gradients '
                 f'(gradient_clip_val={facts.gradient_clip_val}): clip none, or use control="gradient"'
+            )
+
+    def _check_optimizer(self, phase: Phase) -> None:
+        """Look at the optimizer that a phase gets, which a subclass may make, or its phase."""
+        trained = self.trained_names(phase)
+        if not trained:
+            return  # the engine refuses it
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in trained)
+        before, self.phase = self.phase, phase
+        made = what_is_made(self.configure_optimizers())
+        self.phase = before
+        expected = what_is_made(torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum))
+        if made != expected:
+            raise ConfigurationError(
+                f'control="steps" takes the mean of the gradients from the steps of {expected}, and '
+                f"{type(self).__name__} makes {made} (configure_optimizers and phases()): pass lr and momentum to the "
+                'method and leave the rest out, or use control="gradient", which takes one more pass over the data'
             )
 
     def receive(self, broadcast: Broadcast) -> None:
@@ -216,35 +238,3 @@ class ScaffoldAggregator(AveragingAggregator):
             mean = changes.result()
             self.control.assign({name: c + share * mean[name] for name, c in self.control.as_state().items()})
         super().aggregate()
-
-
-def steps_in_gradients(num_steps: int, momentum: float) -> float:
-    """a_K: how many gradients K steps of SGD with momentum add up to, sum_j (1 - mu^(K - j + 1)) / (1 - mu).
-
-    The j-th gradient acts in step j and, by the momentum, in the K - j steps after it.
-
-    Args:
-        num_steps: K.
-        momentum: mu, below 1.
-
-    Example:
-        >>> from pfl_lightning.methods.scaffold import steps_in_gradients
-        >>> steps_in_gradients(3, 0.0), steps_in_gradients(3, 0.5)  # 1.75 + 1.5 + 1
-        (3.0, 4.25)
-    """
-    later = momentum * (1 - momentum**num_steps) / (1 - momentum)
-    return (num_steps - later) / (1 - momentum)
-
-
-def _check_plain_sgd(lr: float, momentum: float, replaced: dict[str, object]) -> None:
-    """Refuse what makes the sum of a fit's steps no multiple of a mean of gradients."""
-    check_learning_rate('lr (eta_l, by which control="steps" divides)', lr, strict=True)
-    check_number("momentum", momentum)
-    if momentum >= 1:
-        raise ValueError(f'momentum must be below 1 with control="steps", got {momentum}')
-    for name, value in replaced.items():
-        if value is not None:
-            raise ConfigurationError(
-                f'control="steps" takes the mean of the gradients from the steps of SGD at a constant rate, and '
-                f'{name} was given: leave it out, or use control="gradient", which takes one more pass over the data'
-            )

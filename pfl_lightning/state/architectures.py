@@ -95,23 +95,26 @@ def _further(
 
 def _build_partner(client: FederatedClient, make: str | EncoderFactory, samples: Tensor, seed: int) -> None:
     """Give a client its second network, with the same first weights beside every architecture."""
+    label = f"of the partner ({encoder_label(make)})"
     with torch_seed(derive_seed(seed, Purpose.PARTNER_WEIGHTS)):
-        encoder = _encoder_of(make, tuple(samples.shape[1:]))
+        encoder = _encoder_of(make, tuple(samples.shape[1:]), label)
         client.attach_partner(encoder)
-    check_features(f"of the partner ({encoder_label(make)})", encoder, samples)
+    check_features(label, encoder, samples)
 
 
-def _encoder_of(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> nn.Module:
-    """An encoder that says how wide its features are."""
-    encoder = _build_encoder(make, input_shape)
+def _encoder_of(make: str | EncoderFactory, input_shape: tuple[int, ...], label: str = "") -> nn.Module:
+    """An encoder that says how wide its features are; ``label`` is its name in errors, by default that of its class."""
+    encoder = _build_encoder(make, input_shape, label or encoder_label(make))
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigurationError(
-            f"the encoder {type(encoder).__name__} has no integer attribute out_features (the width of its features)"
+            f"the encoder {label or type(encoder).__name__} has no integer attribute out_features (the width of its "
+            "features): set it where the network is made (network.out_features = 64, say), or take an encoder of the "
+            "package by its name"
         )
     return encoder
 
 
-def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> nn.Module:
+def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...], label: str) -> nn.Module:
     try:
         if isinstance(make, nn.Module):
             return _copy_of(make, input_shape)
@@ -119,7 +122,7 @@ def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...]) -> 
     except (OverflowError, RuntimeError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
         raise ConfigurationError(
-            f"the encoder {encoder_label(make)} could not be made for inputs of shape {input_shape}: {reason}; an "
+            f"the encoder {label} could not be made for inputs of shape {input_shape}: {reason}; an "
             "encoder is a class or function that takes input_shape and gives a module with out_features"
         ) from error
 

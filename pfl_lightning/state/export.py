@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
@@ -56,7 +57,8 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
     target, written = Path(folder), []
     for client, name in exported_clients(federation, clients):
         model = federation.client_model(client)
-        names = federation.clients.model_of(client).exported_names()
+        own = model if isinstance(model, FederatedClient) else federation.clients.model_of(client)
+        names, label = own.exported_names(), own.exported_label
         state = model.state_dict()
         path = target / f"{name}.pt"
         with replace_file(path) as temporary, temporary.open("wb") as file:
@@ -65,7 +67,7 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
             "method": federation.method_name,
             "round": federation.round + 1 if federation.has_trained else 0,
             "client": client,
-            "model": federation.clients.labels[federation.clients.architecture_of[client]],
+            "model": label or federation.clients.labels[federation.clients.architecture_of[client]],
         }
         with replace_file(path.with_suffix(".json")) as temporary:
             temporary.write_text(json.dumps(about, indent=2) + "\n")

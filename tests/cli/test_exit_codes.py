@@ -11,7 +11,7 @@ MISTAKES = {
     "compare runs --choice newest": "argument --choice: invalid choice: 'newest'",
     "compare": "the following arguments are required: RUN",
     "completion fish": "argument shell: invalid choice: 'fish'",
-    "methods --public": "there is no --public; pfl methods --help lists the filters",
+    "methods --gpus": "there is no --gpus; pfl methods --help lists the filters",
     "fit": "the following arguments are required: model.method, model.encoder, data",
     "fit --config missing.yaml": "pfl: config: File does not exist",
     "fit --config config.yaml --data=my_modul.Data": "data: No module named 'my_modul'",

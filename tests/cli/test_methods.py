@@ -6,14 +6,16 @@ import sys
 from dataclasses import replace
 
 import pytest
-from _helpers.toy import tiny_encoder
+from _helpers.toy import INPUTS, linear_encoder, tiny_encoder, wide_encoder
 
 from pfl_lightning.cli import main
-from pfl_lightning.cli.methods import method_rows, methods_table
+from pfl_lightning.cli.methods import NEEDS, method_rows, methods_table
 from pfl_lightning.cli.options import catalog
-from pfl_lightning.cli.options.catalog import make_catalog, read_catalog
+from pfl_lightning.cli.options.catalog import Need, make_catalog, read_catalog
 from pfl_lightning.cli.options.costs import MethodCosts, read_costs
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import ADAPTER_METHODS, METHODS, PFLSSL, Calibre, FedEMA
+from pfl_lightning.state.architectures import check_shared
 
 SELF_SUPERVISED = (PFLSSL, Calibre, FedEMA)
 
@@ -95,6 +97,7 @@ def measured(monkeypatch):
         (["--heterogeneous"], {"FedProto"}, {"FedAvg", "FedPAC", "LocalOnly"}),
         (["--novel"], {"FedAvg", "FedPAC"}, {"FedProto", "LocalOnly"}),
         (["--any-module"], {"FedAvg", "LocalOnly"}, {"FedPAC"}),
+        (["--public"], {"FedMD", "KTpFL"}, {"FedAvg", "FML"}),
         (["--classifiers", "--heterogeneous"], {"FedProto"}, {"FedAvg"}),
     ],
 )
@@ -149,3 +152,69 @@ def test_nothing_that_fits_is_said(measured, capsys):
 def test_methods_of_adapters_are_none_of_any_module(measured, capsys):
     main(["methods", "--any-module"])
     assert "LoRA" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- what methods need
+
+
+KNOWN = {row.name: row for row in method_rows(read_catalog())}
+
+
+def fits_together(method, encoders):
+    """Whether clients of two encoders have the same shared part."""
+    clients = [method(make((INPUTS,)), 2) for make in encoders]
+    for client in clients:
+        if Need.PARTNER in KNOWN[method.__name__].needs:
+            client.attach_partner(tiny_encoder((INPUTS,)))
+    try:
+        check_shared(clients, ["first", "second"])
+    except ConfigurationError:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:.*has no batch normalization")
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_needs_of_encoders_are_what_a_federation_refuses(method):
+    needs = set(KNOWN[method.__name__].needs)
+    assert (Need.ENCODERS in needs) != fits_together(method, [tiny_encoder, linear_encoder])  # of one width
+    alike = fits_together(method, [tiny_encoder, wide_encoder])
+    assert (Need.WIDTH in needs or Need.ENCODERS in needs) != alike
+
+
+def test_needs_of_data_and_models():
+    of = {need: {name for name, row in KNOWN.items() if need in row.needs} for need in Need}
+    assert of[Need.PUBLIC] == {"FedMD", "KTpFL"}
+    assert of[Need.VALIDATION] == {"FedFomo"}
+    assert of[Need.PARTNER] == {"FML", "FedKD"}
+    assert of[Need.ADAPTERS] == {method.__name__ for method in ADAPTER_METHODS}
+    assert of[Need.FEATURES] == {name for name, row in KNOWN.items() if row.modules == "classifiers"}
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("FedMD", {Need.PUBLIC}),
+        ("FedFomo", {Need.VALIDATION, Need.ENCODERS}),
+        ("FedProto", {Need.FEATURES, Need.WIDTH}),
+    ],
+)
+def test_cards_say_what_a_method_needs(name, needs, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["methods", name])
+    said = capsys.readouterr().out
+    assert {need for need in Need if NEEDS[need] in said} == needs
+    assert "times FedAvg's, both ways" in said
+
+
+def test_the_table_fits_a_hundred_columns(monkeypatch, capsys):
+    """No word of it is cut."""
+    monkeypatch.setenv("COLUMNS", "100")
+    main(["methods", *(f"--{word}" for word in ("heterogeneous", "novel"))])
+    assert re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE) == ["FML", "FedKD"]
+    main(["methods"])
+    said = capsys.readouterr().out
+    assert "…" not in said
+    rows = [re.split(r" *[│┃] *", line)[1:-1] for line in said.splitlines() if line[:1] in "│┃"][: 2 * len(KNOWN)]
+    words = {word for row in rows if len(row) == 8 for word in (row[0], *row[5].replace(",", "").split())}
+    assert words >= {*KNOWN, *(word for row in KNOWN.values() for need in row.needs for word in need.split())}

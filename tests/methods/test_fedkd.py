@@ -1,6 +1,7 @@
 """FedKD (Wu et al. 2022) against plain torch and numpy: two losses, two optimizers, singular values by hand."""
 
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -70,7 +71,10 @@ def truncated(tensor, energy):
 
 
 def restate(energies=(0.965, 0.98), detach=True, down=False):
-    """The student, everybody's teacher and W_h after the rounds, and the numbers that went up and down."""
+    """The student, what everybody is evaluated with and W_h after the rounds, and the numbers that went up and down.
+
+    It is the teacher; of a client that never trained, the student.
+    """
     data, student, teachers, uploaded, downloaded = Toy(), first_partner(STUDENT), own_nets(TEACHERS), 0, 0
     size = sum(p.numel() for p in student.parameters())
     first_map = first_mapping()
@@ -96,7 +100,8 @@ def restate(energies=(0.965, 0.98), detach=True, down=False):
             stored = {name: truncated(value, energies[round]) for name, value in named(student).items()}
             put(student, {name: value for name, (value, _) in stored.items()})
             size = sum(numbers for _, numbers in stored.values())
-    return student, teachers, mappings, uploaded, downloaded
+    evaluated = [net if client in chain(*COHORTS) else student for client, net in enumerate(teachers)]
+    return student, evaluated, mappings, uploaded, downloaded
 
 
 def first_mapping():
@@ -147,7 +152,7 @@ def test_without_distillation_and_at_full_energy_students_are_those_of_fedavg_an
     average = run(partial(FedAvg, **options), 2, cohorts=COHORTS)
     alone = run(partial(LocalOnly, **options), 2, cohorts=COHORTS)
     assert_same(sent(both), average.server.weights.as_state(), atol=1e-6)
-    for client in range(CLIENTS):
+    for client in chain(*COHORTS):
         assert_same(own_part(both.client_model(client)), named(alone.client_model(client)))
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from functools import partial
 
 import pytest
@@ -137,6 +138,23 @@ def test_clients_that_never_train():
     federation = run(FIT, 1, data=data, loop=FederatedLoop())
     for client in data.novel:
         assert torch.equal(own_model(federation, client).datastore.as_state()["labels"], data.tensors(client)[1])
+
+
+def test_clients_that_store_fewer_than_k_are_told_of_once():
+    sizes = [len(labels) for labels in Toy().labels]
+    least = sizes.index(min(sizes))
+    for options, stored in (({"k": 1000}, sizes), ({"k": 9, "capacity": 0.25}, [round(0.25 * n) for n in sizes])):
+        few = sum(number < options["k"] for number in stored)
+        expected = f"{few} of {CLIENTS} clients store fewer than k = {options['k']} samples (client {least}: "
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            run(partial(FIT, **options), 2)
+        told = [str(warning.message) for warning in said if "KNNPer" in str(warning.message)]
+        assert len(told) == 1
+        assert f"{expected}{stored[least]}), and all that a client stores count" in told[0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="KNNPer")
+        run(partial(FIT, k=min(sizes)), 1)
 
 
 def test_a_share_of_the_samples_is_stored():

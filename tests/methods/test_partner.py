@@ -154,9 +154,27 @@ def test_features_of_another_width_than_said():
         run(partial(METHOD, partner=wrong_width), 1)
 
 
+def nameless_width(input_shape):
+    return nn.Tanh()
+
+
+def failing(input_shape):
+    raise TypeError("no such shape")
+
+
 def test_a_network_without_a_width_of_its_features():
-    with pytest.raises(ConfigurationError, match="the encoder Tanh has no integer attribute out_features"):
-        run(partial(METHOD, partner=lambda shape: nn.Tanh()), 1)
+    expected = (
+        r"the encoder of the partner \(nameless_width\) has no integer attribute out_features \(the width of its "
+        r"features\): set it where the network is made"
+    )
+    with pytest.raises(ConfigurationError, match=expected):
+        run(partial(METHOD, partner=nameless_width), 1)
+
+
+def test_a_network_that_cannot_be_made():
+    expected = r"the encoder of the partner \(failing\) could not be made for inputs of shape \(6,\): no such shape"
+    with pytest.raises(ConfigurationError, match=expected):
+        run(partial(METHOD, partner=failing), 1)
 
 
 def test_different_architectures_need_a_partner_of_their_own():

@@ -10,9 +10,11 @@ from _helpers.toy import BATCH, CLIENTS, LABELS, Toy, assert_same, normed_encode
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine
+from pfl_lightning.client import Phase
 from pfl_lightning.errors import ConfigurationError, InvalidMessageError
+from pfl_lightning.facts import RunFacts
 from pfl_lightning.methods import SCAFFOLD, FedAvg
-from pfl_lightning.methods.scaffold import steps_in_gradients
+from pfl_lightning.methods._sgd_steps import steps_in_gradients
 
 LR, EPOCHS, MOMENTUM, DECAY = 0.05, 2, 0.5, 5e-4
 COHORTS = [[0, 2, 3], [1, 2], [0, 2]]  # client 4 never takes part
@@ -209,6 +211,70 @@ def test_clipped_steps_are_no_mean_of_gradients():
         run(METHOD, 1, engine=clips)
     federation = run(partial(METHOD, control="gradient"), 2, cohorts=COHORTS, engine=clips)
     assert_same(federation.server.control.as_state(), mean_control(federation, range(CLIENTS)), 1e-6)
+
+
+class OwnOptimizer(SCAFFOLD):
+    """Makes its optimizer itself."""
+
+    def __init__(self, *args, make, **options):
+        super().__init__(*args, **options)
+        self.make = make
+
+    def configure_optimizers(self):
+        return self.make([parameter for parameter in self.parameters() if parameter.requires_grad])
+
+
+class OwnPhases(SCAFFOLD):
+    """The head goes on at another rate."""
+
+    def phases(self):
+        return (Phase(epochs=1), Phase("head", ("head.*",), 1, 0.3))
+
+
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
+
+
+def scheduled(parameters):
+    optimizer = SGD(parameters)
+    return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+
+def two_rates(parameters):
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.4}]
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "made"),
+    [
+        (torch.optim.Adam, "Adam"),
+        (partial(SGD, lr=0.01), "SGD with lr=0.01, momentum=0.5"),
+        (partial(SGD, momentum=0.9), "SGD with lr=0.05, momentum=0.9"),
+        (partial(SGD, nesterov=True), "SGD with lr=0.05, momentum=0.5, nesterov=True"),
+        (partial(SGD, dampening=0.1), r"SGD with lr=0.05, momentum=0.5, dampening=0.1"),
+        (two_rates, "SGD with lr=0.05, momentum=0.5 and SGD with lr=0.4, momentum=0.5"),
+        (scheduled, "several optimizers, or one with a schedule"),
+        (lambda parameters: [SGD(parameters[:2]), SGD(parameters[2:])], "several optimizers, or one with a schedule"),
+    ],
+)
+def test_steps_of_another_optimizer_are_no_mean_of_gradients(make, made):
+    own = partial(OwnOptimizer, make=make, lr=0.05, momentum=0.5, epochs=1)
+    expected = rf"steps of SGD with lr=0.05, momentum=0.5, and OwnOptimizer makes {made} \(.*use control=\"gradient\""
+    with pytest.raises(ConfigurationError, match=expected):
+        run(own, 1)
+    OwnOptimizer(tiny_encoder((6,)), 5, make=make, control="gradient").check_run(RunFacts(5, 1))
+
+
+def test_a_phase_at_another_rate_is_refused():
+    with pytest.raises(ConfigurationError, match=r"OwnPhases makes SGD with lr=0.3, momentum=0.5"):
+        run(partial(OwnPhases, lr=0.05), 1)
+
+
+@pytest.mark.parametrize("wrap", [lambda made: made, lambda made: [made], lambda made: {"optimizer": made}])
+def test_an_own_optimizer_that_is_the_same_trains_the_same(wrap):
+    own = partial(OwnOptimizer, make=lambda parameters: wrap(SGD(parameters, weight_decay=5e-4)), lr=0.05, epochs=1)
+    found, expected = run(own, 2, cohorts=COHORTS), run(partial(SCAFFOLD, lr=0.05, epochs=1), 2, cohorts=COHORTS)
+    assert_same(found.server.control.as_state(), expected.server.control.as_state())
 
 
 def test_gradient_takes_any_optimizer():

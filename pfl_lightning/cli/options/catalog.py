@@ -9,9 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["Catalog", "make_catalog", "read_catalog"]
+if TYPE_CHECKING:
+    from pfl_lightning.client import FederatedClient
+
+__all__ = ["Catalog", "Need", "make_catalog", "read_catalog"]
 
 PACKAGE = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("catalog.json")
@@ -19,12 +24,25 @@ REGISTRIES = ("encoders/__init__.py", "methods/__init__.py", "self_supervised/re
 """Files that change when a class is added, removed or renamed."""
 
 
+class Need(StrEnum):
+    """What a method needs of models and data, as the table of ``pfl methods`` names it."""
+
+    FEATURES = "features"
+    ADAPTERS = "adapters"
+    PUBLIC = "public data"
+    VALIDATION = "validation"
+    ENCODERS = "equal encoders"
+    WIDTH = "one width"
+    PARTNER = "partner"
+
+
 @dataclass(frozen=True)
 class Catalog:
     """Rows of the tables of ``pfl methods``.
 
     Attributes:
-        methods: Name, year, paper, weights that travel, and which LightningModules it trains.
+        methods: Name, year, paper, weights that travel, which LightningModules it trains, and what it needs, but equal
+            encoders, which are measured (:class:`Need`, separated by commas).
         objectives: Name, class, description and source of the self-supervised objectives.
         encoders: Name, class, features and parameters on images of 3 x 32 x 32, or why they do not take them.
     """
@@ -58,7 +76,7 @@ def _methods() -> list[list[str]]:
         paper = method.citation
         text = f"{paper.title} ({paper.authors}, {paper.venue})" if paper else "the baseline without a federation"
         modules = (
-            "with adapters"
+            "adapters"
             if method in methods.ADAPTER_METHODS
             else "yes"
             if method.model_agnostic
@@ -66,8 +84,25 @@ def _methods() -> list[list[str]]:
             if method.feature_based
             else ""
         )
-        rows.append([method.__name__, str(paper.year) if paper else "", text, shared, modules])
+        needs = ", ".join(_needs(method, adapters=method in methods.ADAPTER_METHODS))
+        rows.append([method.__name__, str(paper.year) if paper else "", text, shared, modules, needs])
     return rows
+
+
+def _needs(method: type[FederatedClient], *, adapters: bool) -> list[Need]:
+    """What a method needs, by what its class says."""
+    from pfl_lightning.methods._partner import PartnerClient
+
+    sends_head = "head.*" in method.shared and "encoder.*" not in method.shared
+    found = {
+        Need.FEATURES: method.feature_based and not method.model_agnostic,
+        Need.ADAPTERS: adapters,
+        Need.PUBLIC: method.needs_public,
+        Need.VALIDATION: method.needs_validation,
+        Need.WIDTH: method.equal_features or sends_head,
+        Need.PARTNER: issubclass(method, PartnerClient),
+    }
+    return [need for need, needed in found.items() if needed]
 
 
 def _objectives() -> list[list[str]]:

@@ -176,6 +176,7 @@ class WorkerEngine(Engine):
                 self._models[id(model)],
                 copies.of(task.broadcast),
                 task.stored,
+                task.context.stored,
                 task.trained,
                 task.validation is not None,
                 task.test is not None,

@@ -83,6 +83,7 @@ class ClientWork:
         model: Index of the client's architecture.
         broadcast: The server's message to the client.
         state: The client's stored state.
+        stored: For an evaluation, whether it was ever stored, see :class:`~pfl_lightning.client.FitContext`.
         trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
         validation: Whether the validation part is evaluated.
         test: Whether the test part is evaluated.
@@ -92,6 +93,7 @@ class ClientWork:
     model: int
     broadcast: Broadcast
     state: State
+    stored: bool = True
     trained: bool = False
     validation: bool = False
     test: bool = False
@@ -240,7 +242,9 @@ class Worker:
         for work in unpack(payload.work, self._bundles):
             model = self._models[work.model]
             client, round = work.broadcast.client, work.broadcast.round
-            context = make_context(self._data, client, round, model, self._environment, training=training)
+            context = make_context(
+                self._data, client, round, model, self._environment, training=training, stored=work.stored
+            )
             yield work, model, context
 
     @staticmethod
