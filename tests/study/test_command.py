@@ -190,7 +190,11 @@ def test_the_report_alone(tmp_path, play, capsys):
     [
         (["missing.yaml"], "there is no file missing.yaml"),
         (["tiny.yaml", "--scal", "smoke"], "unknown option --scal: did you mean --scale?"),
-        (["tiny.yaml", "--trainr.max_epochs", "2"], "unknown option --trainr.max_epochs"),
+        (["tiny.yaml", "--trainr.max_epochs", "2"], "--trainr.max_epochs: did you mean --trainer.max_epochs?"),
+        (["tiny.yaml", "--rounds", "3"], "unknown option --rounds: did you mean --trainer.max_epochs?"),
+        (["tiny.yaml", "--lr=0.1"], "unknown option --lr: did you mean --model.method.lr?"),
+        (["tiny.yaml", "--seed", "1"], "unknown option --seed: did you mean --seeds?"),
+        (["tiny.yaml", "--bogus", "3"], "in pfl study --help, those of its runs in pfl fit --help"),
         (["tiny.yaml", "--run_dir", "x"], "unknown option --run_dir: the folder of a study is --output"),
         (["tiny.yaml", "--trainer.max_epochs"], "--trainer.max_epochs has no value"),
         (["--processes", "1"], "pfl study needs a study file"),
