@@ -119,6 +119,7 @@ def test_the_plan(tmp_path, monkeypatch, capsys):
     path = write_study(tmp_path, seeds=[0, 1])
     main(["study", str(path), "--check"])
     said = capsys.readouterr().out
+    assert said.startswith("checking the configs of 4 runs\n")  # before anything that takes time
     assert "A tiny study: 4 runs in runs/studies/tiny (4 new)" in said
     assert "new        FedPer, seed 1" in said
     assert not (tmp_path / "runs").exists()
@@ -180,6 +181,13 @@ def test_the_report_alone(tmp_path, play, capsys):
     main(["study", str(path), "--report-only"])
     assert "no run is finished: there is no table yet" in capsys.readouterr().out
     play(path)
+    capsys.readouterr()
+    main(["study", str(path), "--report-only", "--trainer.precision", "bf16-mixed"])
+    said = capsys.readouterr().out
+    assert "no finished run was made with these options: there is no table yet" in said
+    assert "2 runs are left out, made with other options:\n" in said
+    assert "FedAvg, seed 0; FedPer, seed 0: trainer.precision was not given, is now bf16-mixed\n" in said
+    assert "Missing: FedAvg, seed 0 (made with other options: trainer.precision was not given, is now bf16-" in said
     (tmp_path / "runs" / "studies" / "tiny" / "table.md").unlink()
     main(["study", str(path), "--report-only"])
     assert (tmp_path / "runs" / "studies" / "tiny" / "table.md").is_file()
