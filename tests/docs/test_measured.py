@@ -1,11 +1,15 @@
 """Results that are kept in benchmarks/measured: they are whole, and the tables of docs/results.md are theirs."""
 
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from _helpers.results import valid
+
+from pfl_lightning.cli import main
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / "benchmarks" / "measured").glob("*/runs/*/*/seed_*"))
@@ -52,3 +56,20 @@ def test_a_table_is_that_of_the_kept_results(folder, study, rows):
 
 def test_there_are_tables():
     assert {folder for folder, *_ in TABLES} == {run.parts[-5] for run in RUNS}
+
+
+COMMAND = re.compile(r"^ *pfl (study (?:.*\\\n)*.*--report-only)$", flags=re.MULTILINE)
+"""The command that makes a table of kept results."""
+
+
+@pytest.mark.parametrize("path", ["docs/results.md", "benchmarks/keep_results.py"])
+def test_the_command_that_makes_the_table_has_the_options_of_the_kept_runs(path, tmp_path, monkeypatch, capsys):
+    (command,) = COMMAND.findall((ROOT / path).read_text())
+    words = shlex.split(command.replace("\\\n", " "))
+    folder = words.index("--output") + 1
+    words[folder] = str(shutil.copytree(ROOT / words[folder], tmp_path / "kept"))
+    monkeypatch.chdir(ROOT)
+    main(words)
+    said = capsys.readouterr().out
+    assert "table.md" in said
+    assert "other options" not in said
