@@ -1,12 +1,14 @@
-"""Keep the results of finished runs of a study, so that its table can be made, checked and extended elsewhere.
+r"""Keep the results of finished runs of a study, so that its table can be made, checked and extended elsewhere.
 
     python benchmarks/keep_results.py runs/fedpac-table1-paper
 
 copies of every finished run what a table is made of (the options it was started with, its config, results and the
 accuracies of its clients; no checkpoints) to ``benchmarks/measured/fedpac-table1-paper``, without the folders of this
-machine. The table is made again from there, and rows that are missing are added, by the command that made the study:
+machine. The table is made again from there by the command that made the study, with the same options, such as the
+precision here; without ``--report-only`` it adds rows that are missing:
 
-    pfl study studies/fedpac-table1.yaml --scale paper --output benchmarks/measured/fedpac-table1-paper --report-only
+    pfl study studies/fedpac-table1.yaml --scale paper --trainer.precision bf16-mixed \
+        --output benchmarks/measured/fedpac-table1-paper --report-only
 
 Tables and pictures that a report writes beside the runs are not kept.
 """

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from pfl_lightning.cli.options.words import WordParser, share
 from pfl_lightning.errors import ConfigurationError, UsageError
-from pfl_lightning.report.formats import fits, terminal_table, turned
+from pfl_lightning.report.formats import fitting_tables
 from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.report.notes import FAIRNESS
 from pfl_lightning.report.reading import find_runs, read_run
 from pfl_lightning.report.rows import ReportSettings
 from pfl_lightning.report.run import CHOICES, FIGURES
 from pfl_lightning.report.significance import CAVEAT
-from pfl_lightning.report.tables import TextTable
 from pfl_lightning.report.writing import FORMATS, Report
 from pfl_lightning.state.files import explain_folder
 
@@ -50,8 +48,8 @@ def compare(args: Sequence[str]) -> None:
         reference=options.reference or "",
     )
     separate = len({row.setting for row in rows}) > 1
-    about = ("The runs are of several data sets or partitions: each has a table of its own.",) if separate else ()
-    report = Report(tuple(rows), settings, about)
+    about = ("The runs are of several settings, data sets or partitions: each has a table of its own.",)
+    report = Report(tuple(rows), settings, about if separate else ())
     _print(report)
     forms = list(dict.fromkeys(options.format))
     with explain_folder(options.output, "--output"):
@@ -63,8 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = WordParser(
         prog="pfl compare",
         description="Compare finished runs. Runs that differ in their seeds only become one row: mean ± standard "
-        "deviation over seeds. Rows are named by what differs between their configs; runs of different data or "
-        "partitions, and scores of different kinds, have tables of their own.",
+        "deviation over seeds. Rows are named by what differs between their configs, those of a study as it names "
+        "them; runs of different settings, data or partitions, and scores of different kinds, have tables of their "
+        "own.",
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run_dir (all its versions), a version_N, or a study")
@@ -85,21 +84,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _print(report: Report) -> None:
     console = Console()
-    for tables in report.main_tables():
-        for table in tables:
-            console.print(_fitting(table, table.title or report.settings.title, console))
-    for table in report.further_tables():
-        console.print(_fitting(table, table.title, console))
+    main = [table for tables in report.main_tables() for table in tables]
+    for table in [*main, *report.further_tables()]:
+        for shown in fitting_tables(table, table.title or report.settings.title, console):
+            console.print(shown)
     for note in report.notes():
         if note == FAIRNESS:  # which files and docs/comparing.md say
             continue
         console.print(SHORT_CAVEAT if note == CAVEAT else note, markup=False, highlight=False)
-
-
-def _fitting(table: TextTable, title: str, console: Console) -> Table:
-    """A line for each run; a column for each where the terminal is too narrow for that."""
-    shown = terminal_table([table], title)
-    return shown if fits(shown, console) else terminal_table([turned(table)], title)
 
 
 def tensorboard_arguments(args: Sequence[str]) -> list[str]:

@@ -65,8 +65,8 @@ def _choices(option: str) -> Sequence[str] | None:
 def _options_of_runs() -> dict[str, list[str]]:
     """Options of each subcommand that has a Trainer, with frequent ones of the classes that configs name."""
     from pfl_lightning.cli.federated_cli import FederatedCLI
+    from pfl_lightning.cli.options.nearest import OF_CLASSES
     from pfl_lightning.cli.options.parser import all_options
-    from pfl_lightning.cli.options.suggestions import OF_CLASSES
 
     found: list[Any] = []
 

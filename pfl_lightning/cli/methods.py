@@ -212,7 +212,7 @@ def _chosen(args: Sequence[str], console: Console) -> None:
     names = {row.name.lower(): row for row in rows}
     for word in args:
         if word not in FILTERS and word.lower() not in names:
-            known = [*FILTERS, *(row.name for row in rows)]
+            known = [*FILTERS, "--config", *(row.name for row in rows)]
             near = difflib.get_close_matches(word, known, 1)
             hint = f"did you mean {near[0]}?" if near else "pfl methods --help lists the filters"
             raise UsageError(f"pfl methods: there is no {word}; {hint}")

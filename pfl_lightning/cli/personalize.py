@@ -59,12 +59,12 @@ def evaluation_table(federation: Federation, part: Part) -> Table:
 
 def _table(title: str, federation: Federation, part: Part = "test") -> Table:
     table = Table(title=title)
-    for column in ("clients", "number", "mean", "std", "variance", "worst decile", "best", "worst"):
+    for column in ("clients", "mean", "std", "variance", "worst\ndecile", "best", "worst"):  # 80 columns at most
         table.add_column(column, justify="left" if column == "clients" else "right")
     for name, (number, found) in _summaries(federation, part).items():
         figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
         extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
-        table.add_row(name, str(number), *(f"{figure:.2f}" for figure in (*figures, *extremes)))
+        table.add_row(f"{number} {name}", *(f"{figure:.2f}" for figure in (*figures, *extremes)))
     return table
 
 

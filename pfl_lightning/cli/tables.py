@@ -24,7 +24,7 @@ def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
     clients = f"{every} clients" if some == every else f"{some} of {every} clients"
     part: Literal["test", "validation"] = "test" if writer.summaries("test") else "validation"
     table = Table(title=f"{federation.method_name}: {score_name(federation, part)} over {clients}, in %")
-    for column in ("choice", "round", "mean", "std", "worst decile", "best", "worst"):
+    for column in ("choice", "round", "mean", "std", "worst\ndecile", "best", "worst"):  # 80 columns at most
         table.add_column(column, justify="left" if column == "choice" else "right")
     for choice, summary in writer.summaries(part).items():
         figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)

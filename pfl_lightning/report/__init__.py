@@ -3,6 +3,7 @@
 =======================================  ==========================================================================
 From folders to rows
 ``reading``, ``run``, ``options``        a run's folder, what it says, and the options of its config
+``study_folder``                         what a study calls a run
 ``rows``, ``grouping``                   runs of one method and setting; which runs belong together, and their names
 What is computed
 ``statistics``                           figures over seeds, rounds and bytes to a target accuracy

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pfl_lightning.report.tables import Cell, TextTable
 
-__all__ = ["escape_latex", "fits", "html_table", "latex_table", "markdown_table", "terminal_table", "turned"]
+__all__ = ["escape_latex", "fits", "fitting_tables", "html_table", "latex_table", "markdown_table", "terminal_table"]
 
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -29,6 +29,9 @@ _LATEX = {
 }
 HEADING_WIDTH = 16
 """Characters in a line of a heading on a terminal."""
+
+NAME_WIDTH = 24
+"""Characters in a line of a row's name, where a terminal is too narrow for the table as it is."""
 
 _NEGATIVE = re.compile(r"-(?=\d)")
 
@@ -142,8 +145,43 @@ def fits(table: Table, console: Console) -> bool:
     return Measurement.get(console, wide, table).maximum <= console.width
 
 
-def turned(table: TextTable) -> TextTable:
+def fitting_tables(table: TextTable, title: str, console: Console) -> list[Table]:
+    """A table as it can be printed: as it is, or with a column for each line, or in parts of fewer columns.
+
+    Args:
+        table: The table.
+        title: What it is called.
+        console: Where it is printed.
+    """
+    for whole in (table, _turned(table)):
+        shown = terminal_table([whole], title)
+        if fits(shown, console):
+            return [shown]
+    parts = _parts(table, console)
+    return [terminal_table([part], f"{title}, part {n} of {len(parts)}") for n, part in enumerate(parts, start=1)]
+
+
+def _turned(table: TextTable) -> TextTable:
     """The table with a column for each of its lines."""
     cells = [tuple(map(Cell, table.headings)), *table.lines]
     columns = list(zip(*cells, strict=True))
     return TextTable(table.title, tuple(cell.text for cell in columns[0]), tuple(columns[1:]))
+
+
+def _parts(table: TextTable, console: Console) -> list[TextTable]:
+    """The table in parts, each with the names of the lines and as many further columns as fit, at least one."""
+    parts: list[TextTable] = []
+    first = 1
+    for last in range(2, len(table.headings) + 1):
+        end = last == len(table.headings)
+        if end or not fits(terminal_table([_columns(table, first, last + 1)], ""), console):
+            parts.append(_columns(table, first, last))
+            first = last
+    return parts
+
+
+def _columns(table: TextTable, first: int, last: int) -> TextTable:
+    """Some columns behind the names of the lines, which are folded."""
+    folded = [Cell(textwrap.fill(line[0].text, NAME_WIDTH, break_long_words=False)) for line in table.lines]
+    lines = tuple((name, *line[first:last]) for name, line in zip(folded, table.lines, strict=True))
+    return TextTable(table.title, (table.headings[0], *table.headings[first:last]), lines)

@@ -21,8 +21,9 @@ Group = list[FinishedRun]
 def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None) -> list[MeasuredRow]:
     """Group runs that differ in their seeds only, into a block for each data set and partition.
 
-    Of two runs with equal seeds the later one counts. A row is called by its method and by the options in which it
-    differs from other rows of its block; by its folder, too, where no option differs.
+    Of two runs with equal seeds the later one counts. Runs of a study have its names of settings and rows. Another row
+    is called by its method and by the options in which it differs from other rows of its block; by its folder, too,
+    where no option differs.
 
     Args:
         runs: Runs.
@@ -33,7 +34,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
     """
     blocks: list[list[Group]] = []
     for run in runs:
-        fitting = (block for block in blocks if all(_same_data(run, other) for row in block for other in row))
+        fitting = (block for block in blocks if all(_of_one_table(run, other) for row in block for other in row))
         block = next(fitting, None)
         if block is None:
             block = []
@@ -53,10 +54,25 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
 
 def _add(block: list[Group], run: FinishedRun) -> None:
     for row in block:
-        if row[0].options == run.options:
+        if row[0].options == run.options and len({_study_row(one) for one in (*row, run)} - {""}) < 2:
             row[:] = [other for other in row if other.seeds != run.seeds] + [run]
             return
     block.append([run])
+
+
+def _study_row(run: FinishedRun) -> str:
+    """What a study calls the run's row; empty for a run that is none of a study."""
+    return run.place.row if run.place is not None else ""
+
+
+def _study_setting(run: FinishedRun) -> str:
+    return run.place.setting if run.place is not None else ""
+
+
+def _of_one_table(run: FinishedRun, other: FinishedRun) -> bool:
+    """Whether two runs are of the same data and, of one study, of the same setting."""
+    one_study = run.place is not None and other.place is not None and run.place.study == other.place.study
+    return not (one_study and _study_setting(run) != _study_setting(other)) and _same_data(run, other)
 
 
 def _same_data(run: FinishedRun, other: FinishedRun) -> bool:
@@ -99,9 +115,13 @@ def _data_options(run: FinishedRun, part: str) -> dict[str, Any]:
 
 
 def _titles(blocks: Sequence[list[Group]]) -> list[str]:
-    """Names of the blocks, by what differs; empty for one alone."""
+    """Names of the blocks: settings of a study, or what differs; empty for one alone."""
     if len(blocks) < 2:
         return [""] * len(blocks)
+    settings = [{_study_setting(run) for row in block for run in row} for block in blocks]
+    names = ["".join(some) if len(some) == 1 else "" for some in settings]
+    if all(names) and len({*names}) == len(names):
+        return names
     firsts = [block[0][0] for block in blocks]
     options = [{**_data_options(run, ""), **_data_options(run, "partition")} for run in firsts]
     paths = [path for path in differing(options) if path not in ("data", "data.partition")]
@@ -140,11 +160,22 @@ def _labels(block: Sequence[Group]) -> list[str]:
         if not all(other.config for other in same):
             paths = [path for path in paths if path in shared]
         paths = list(dict.fromkeys([*paths, *everywhere]))
-        unfinished = [] if run.finished else ["unfinished"]
-        labels.append(", ".join([run.method, *_values(run.options, paths), *unfinished]))
+        labels.append(", ".join([run.method, *_values(run.options, paths)]))
+    labels = [given or label for given, label in zip(_study_labels(block), labels, strict=True)]
+    labels = [label if run.finished else f"{label}, unfinished" for label, run in zip(labels, firsts, strict=True)]
     return [
         label if labels.count(label) == 1 else f"{label} ({_folder(run, firsts)})"
         for label, run in zip(labels, firsts, strict=True)
+    ]
+
+
+def _study_labels(block: Sequence[Group]) -> list[str]:
+    """What studies call the rows, with the study where several have a row of that name; empty for other rows."""
+    places = [next((run.place for run in row if run.place is not None), None) for row in block]
+    names = [place.row if place is not None else "" for place in places]
+    return [
+        f"{name} ({place.study.name})" if place is not None and names.count(name) > 1 else name
+        for name, place in zip(names, places, strict=True)
     ]
 
 

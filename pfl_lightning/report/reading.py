@@ -16,6 +16,7 @@ import yaml
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report.options import find_seeds, run_options
 from pfl_lightning.report.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
+from pfl_lightning.report.study_folder import study_place
 
 __all__ = ["find_runs", "read_run"]
 
@@ -121,6 +122,7 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
         data=_source(results.get("data"), config.get("data")),
         partition=_source(results.get("partition"), _init_args(config.get("data")).get("partition")),
         **_configured(config, results),
+        place=study_place(folder),
         seed=int(results["seed"]),
         rounds=int(results["rounds"]),
         num_clients=int(results["num_clients"]),
@@ -146,6 +148,7 @@ def _personalized_only(folder: Path, content: Mapping[str, Any]) -> FinishedRun:
         data=_source(content.get("data"), config.get("data")),
         partition=_source(content.get("partition"), _init_args(config.get("data")).get("partition")),
         **_configured(config, found),
+        place=study_place(folder),
         seed=int(content["seed"]),
         rounds=rounds,
         num_clients=sum(int(group["num_clients"]) for group in groups),

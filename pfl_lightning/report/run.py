@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.report.study_folder import StudyPlace
+
 __all__ = ["CHOICES", "FIGURES", "Evaluation", "FinishedRun", "HistoryEntry", "Source"]
 
 CHOICES = ("last", "validation_selected", "best_test")
@@ -101,6 +103,7 @@ class FinishedRun:
         seconds_per_round: Wall time of a round without its evaluation; NaN where unknown.
         history: The evaluated rounds, in order.
         versions: Versions of the packages, by name.
+        place: What a study calls it; ``None`` for a run that is none of a study.
     """
 
     path: Path
@@ -123,6 +126,7 @@ class FinishedRun:
     seconds_per_round: float = math.nan
     history: tuple[HistoryEntry, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    place: StudyPlace | None = None
 
     def evaluation(self, figure: str) -> Evaluation:
         """The accuracies of a figure: ``"test"``, ``"personalized"`` or ``"personalized_novel"``."""

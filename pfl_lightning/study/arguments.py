@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pfl_lightning.cli.options.nearest import OTHER_NAMES, nearest_options
 from pfl_lightning.cli.options.words import WordParser, whole_number
 from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.options import parse_words
@@ -76,7 +77,6 @@ def study_parser(command: str, what: str, description: str, *, estimate: bool) -
         usage=f"pfl {command} {what} [options] [--OPTION_OF_EVERY_RUN VALUE ...]",
         description=description,
         epilog="Options of pfl fit, such as --trainer.max_epochs 5 or --data.init_args.root DIR, go to every run.",
-        allow_abbrev=False,
     )
     parser.add_argument("study", nargs="?", default="", metavar=what)
     parser.add_argument("--scale", help="a scale of the study, such as smoke, reduced or paper")
@@ -129,18 +129,20 @@ def _divide(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list
             if name in known and known[name].nargs != 0 and not equals and waiting:
                 own.append(waiting.pop(0))
             continue
-        _refuse_unknown(name, list(known))
+        _refuse_unknown(parser.prog, name, list(known))
         others.append(word)
         if not equals and waiting and not waiting[0].startswith("--"):
             others.append(waiting.pop(0))
     return own, others
 
 
-def _refuse_unknown(name: str, known: list[str]) -> None:
+def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
     first = name.removeprefix("--").partition(".")[0].removesuffix("+")
     if first in OF_A_RUN:
         return
     instead = {"--run_dir": "the folder of a study is --output", "--ckpt_path": "runs go on by themselves"}
-    near = difflib.get_close_matches(name, [*known, *(f"--{option}" for option in OF_A_RUN)], n=1)
-    hint = instead.get(name) or (f"did you mean {near[0]}?" if near else "the options are in --help")
-    raise UsageError(f"unknown option {name}: {hint}")
+    near = difflib.get_close_matches(name.lstrip("-"), [option.lstrip("-") for option in known], n=1, cutoff=0.75)
+    near = near or nearest_options(name, [*OF_A_RUN, *OTHER_NAMES.values()])
+    hint = f"did you mean {' or '.join(f'--{option}' for option in near)}?" if near else ""
+    where = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
+    raise UsageError(f"unknown option {name}: {instead.get(name) or hint or where}")

@@ -13,7 +13,7 @@ from pfl_lightning.study.definition.plan import Run, short_path
 from pfl_lightning.study.definition.study import Search
 from pfl_lightning.study.runs.state import RunState, changed_options, is_in_use, state_of
 
-__all__ = ["changed_before_search", "changes", "move_aside", "refusal"]
+__all__ = ["by_options", "changed_before_search", "changes", "move_aside", "refusal"]
 
 
 def changed_before_search(run: Run, search: Search | None) -> dict[str, tuple[Any, Any]]:
@@ -73,14 +73,22 @@ def refusal(output: Path, changed: Sequence[tuple[Run, Mapping[str, tuple[Any, A
         output: Folder of the study.
         changed: The runs, with their options by path, the old and the new one.
     """
-    by_option: dict[str, list[str]] = {}
-    for run, options in changed:
-        by_option.setdefault(changes(options), []).append(run.name)
-    lines = [f"{_few(names)}{options}" for options, names in by_option.items()]
     return (
-        f"{output} has {len(changed)} runs made with different options:\n" + "\n".join(lines) + "\n"
+        f"{output} has {len(changed)} runs made with different options:\n{by_options(changed)}\n"
         "Run them again with --restart, which keeps the old ones in another folder, or give another --output"
     )
+
+
+def by_options(changed: Sequence[tuple[Run, Mapping[str, tuple[Any, Any]]]]) -> str:
+    """A line for all runs in which the same options differ.
+
+    Args:
+        changed: The runs, with their options by path, the old and the new one.
+    """
+    names: dict[str, list[str]] = {}
+    for run, options in changed:
+        names.setdefault(changes(options), []).append(run.name)
+    return "\n".join(f"{_few(some)}{options}" for options, some in names.items())
 
 
 def _few(names: Sequence[str]) -> str:

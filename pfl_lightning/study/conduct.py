@@ -66,9 +66,7 @@ class Conductor:
 
     def check(self) -> None:
         """Check every config, and print the plan."""
-        from pfl_lightning.study.check import check_configs
-
-        check_configs([*self.agenda.runs, *self.agenda.tried_runs()])
+        self._check_configs([*self.agenda.runs, *self.agenda.tried_runs()])
         self._say(self.agenda.summary())
         for line in self.agenda.lines():
             self._say(line)
@@ -98,7 +96,7 @@ class Conductor:
 
     def _times(self) -> Times:
         """What is known of how long runs take."""
-        times = Times.load(self.probe_folder / "times.json")
+        times = Times.load(self.output / "times.json")
         times.learn_all(self.agenda.runs)
         return times
 
@@ -115,11 +113,14 @@ class Conductor:
 
     def _check_new(self) -> None:
         """Check the configs of cells that nothing has been run of, or that are run again."""
-        new = self.agenda.unchecked_runs()
-        if new:
+        self._check_configs(self.agenda.unchecked_runs())
+
+    def _check_configs(self, runs: Sequence[Run]) -> None:
+        if runs:  # it takes a process with all imports
+            self._say(f"checking the configs of {len(runs)} run{'s' * (len(runs) > 1)}")
             from pfl_lightning.study.check import check_configs
 
-            check_configs(new)
+            check_configs(runs)
 
     def _search(self) -> Outcome:
         """Search options of the cells that need it."""
@@ -199,7 +200,7 @@ class Conductor:
 
     def _probe(self, runs: Sequence[Run], times: Times, folder: Path) -> Outcome:
         """Time a round of each row whose time is not known."""
-        unknown = {str(run.cell.path) for run in runs} - set(times.cells)
+        unknown = {str(run.cell.path) for run in runs} - set(times.before)
         if unknown:
             self._say(f"timing one round of {len(unknown)} rows (--no-estimate skips this)")
         return probe(runs, folder, times, self.starter, processes=self.processes, threads=self.arguments.threads)

@@ -50,7 +50,6 @@ class Display:
     _read: float = 0.0
     _waited: bool = False
     _said: set[str] = field(default_factory=set)
-    _fresh: dict[str, float] = field(default_factory=dict)  # when runs began with their first round
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -69,8 +68,7 @@ class Display:
         """Say that a run was started, or goes on."""
         self.active[run.name] = run
         progress = read_progress(run.progress_file) if resumed else None
-        if not resumed:
-            self._fresh[run.name] = time.monotonic()
+        self.times.start(run, progress.round if progress is not None else 0)
         after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
         self._say(f"{run.name}{after}")
 
@@ -79,16 +77,16 @@ class Display:
         self.active.pop(run.name, None)
         self.done.add(run.name)
         progress = read_progress(run.progress_file)
-        began = self._fresh.pop(run.name, None)
         if progress is not None:
-            self.times.learn(run, progress, None if began is None else time.monotonic() - began)
+            self.times.learn(run, progress, done=True)
+            self.times.save()
         accuracy = f", {_score(progress)} {_percent(_accuracy(progress))}" if _accuracy(progress) is not None else ""
         self._say(f"{run.name} done{accuracy} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Say why a run failed."""
         self.active.pop(run.name, None)
-        self._fresh.pop(run.name, None)
+        self.times.stop(run)
         if not again:
             self.broken.add(run.name)
         if lines and lines in self._said:

@@ -21,12 +21,12 @@ __all__ = ["probe"]
 def probe(
     runs: Sequence[Run], folder: Path, times: Times, starter: Starter, *, processes: int, threads: int
 ) -> Outcome:
-    """Time one round of each cell whose time is not known; times are kept in the folder, too.
+    """Time one round of each cell whose time is not known.
 
     Args:
         runs: Runs that are not done.
         folder: Where the rounds are played, such as ``OUTPUT/probe``.
-        times: What is known; the new times are added.
+        times: What is known; the new times are added, and kept where it keeps them.
         starter: Starts the processes.
         processes: How many run at once.
         threads: Threads of each.
@@ -34,8 +34,8 @@ def probe(
     Raises:
         FederationError: A run fails in its first round, such as for missing data.
     """
-    firsts = {id(run.cell): run for run in reversed(runs) if str(run.cell.path) not in times.cells}
-    watcher = _Watcher(times, folder / "times.json")
+    firsts = {id(run.cell): run for run in reversed(runs) if str(run.cell.path) not in times.before}
+    watcher = _Watcher(times)
     probes = [_short(run, folder / run.cell.path) for run in reversed(firsts.values())]
     for run in probes:
         if changed_options(run) and not is_in_use(run):
@@ -52,9 +52,8 @@ def _short(run: Run, folder: Path) -> Run:
 class _Watcher:
     """Takes the times of runs of one round."""
 
-    def __init__(self, times: Times, path: Path) -> None:
+    def __init__(self, times: Times) -> None:
         self.times = times
-        self.path = path
         self._started: dict[str, float] = {}
 
     def started(self, run: Run, resumed: bool) -> None:
@@ -66,8 +65,8 @@ class _Watcher:
         progress = read_progress(run.progress_file)
         per_round = progress.seconds_per_round if progress is not None else 0.0
         whole = time.monotonic() - self._started.get(run.name, time.monotonic())
-        self.times.cells[str(run.cell.path)] = CellTime(per_round, max(whole - per_round, 0.0))
-        self.times.save(self.path)
+        self.times.before[str(run.cell.path)] = CellTime(per_round, max(whole - per_round, 0.0))
+        self.times.save()
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Refuse to start the study."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.study.changed import changed_before_search, changes
+from pfl_lightning.study.changed import by_options, changed_before_search, changes
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, state_of
@@ -38,13 +38,25 @@ def print_tables(
     folders = {run.name: found for run in runs if (found := _result(run)) is not None}
     rows, settings = _rows(study, [*runs, *waiting], folders), _settings(study, runs, waiting, folders, failed or {})
     if not folders:
-        console.print(f"no run is finished: there is no table yet. {settings.note}", highlight=False, markup=False)
+        console.print(f"{_no_table(runs)}{settings.note}", highlight=False, markup=False)
         return
     written = report.write_report(rows, output, settings)
     console.print(report.live_table(rows, settings))
     if settings.note:
         console.print(settings.note, highlight=False, markup=False)
     console.print(f"Written to {output}: {', '.join(path.name for path in written)}", highlight=False)
+
+
+def _no_table(runs: Sequence[Run]) -> str:
+    """Why there is no table: no run is finished, or those that are were made with other options."""
+    changed = [(run, changed_options(run)) for run in runs if state_of(run) is RunState.CHANGED]
+    if not changed:
+        return "no run is finished: there is no table yet. "
+    left_out = "1 run is" if len(changed) == 1 else f"{len(changed)} runs are"
+    return (
+        "no finished run was made with these options: there is no table yet. "
+        f"{left_out} left out, made with other options:\n{by_options(changed)}\n"
+    )
 
 
 def _result(run: Run) -> Path | None:

@@ -1,10 +1,12 @@
-"""How long runs take."""
+"""How long runs take: what earlier calls of a study have measured, at the pace of this one."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,15 +23,28 @@ class CellTime:
 
     Attributes:
         per_round: Seconds of a round.
-        around: Seconds before the first and after the last round.
+        around: Seconds before the first and after the last round; ``None`` where no run was timed as a whole.
     """
 
     per_round: float
-    around: float = 0.0
+    around: float | None = None
 
     def of(self, rounds: int) -> float:
-        """Seconds of a number of rounds."""
-        return self.around + rounds * self.per_round
+        """Seconds of a run of a number of rounds."""
+        return (self.around or 0.0) + rounds * self.per_round
+
+
+@dataclass(frozen=True)
+class _Underway:
+    """A run that is being played.
+
+    Attributes:
+        began: When its process was started.
+        rounds: Rounds that were played before.
+    """
+
+    began: float
+    rounds: int
 
 
 @dataclass
@@ -37,42 +52,90 @@ class Times:
     """What is known of how long the runs of each cell take.
 
     Attributes:
-        cells: Times by path of the cell.
+        before: Times from earlier calls, and of rounds that were timed, by path of the cell.
+        now: Times of what this call has played, by path of the cell.
         rounds: Rounds that were played, by folder of the run.
+        path: Where times are kept for the next call; ``None`` for nowhere.
     """
 
-    cells: dict[str, CellTime] = field(default_factory=dict)
+    before: dict[str, CellTime] = field(default_factory=dict)
+    now: dict[str, CellTime] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
+    path: Path | None = None
+    _underway: dict[str, _Underway] = field(default_factory=dict)
+    _whole: dict[str, int] = field(default_factory=dict)  # rounds of runs that have ended in this call, by cell
 
-    def learn(self, run: Run, progress: Progress, whole: float | None = None) -> None:
+    # ------------------------------------------------------------------ what is learned
+
+    def learn_all(self, runs: Sequence[Run]) -> None:
+        """Take over what runs of earlier calls say of themselves."""
+        for run in runs:
+            progress = read_progress(run.progress_file)
+            if progress is not None:
+                known = self.before.get(str(run.cell.path))
+                self.before[str(run.cell.path)] = CellTime(progress.seconds_per_round, known.around if known else None)
+                self.rounds[str(run.folder)] = progress.round
+
+    def start(self, run: Run, rounds: int) -> None:
+        """Start the clock of a run.
+
+        Args:
+            run: The run.
+            rounds: Rounds that were played before.
+        """
+        self._underway[str(run.folder)] = _Underway(time.monotonic(), rounds)
+        self.rounds[str(run.folder)] = rounds
+
+    def stop(self, run: Run) -> None:
+        """Forget the clock of a run that has failed."""
+        self._underway.pop(str(run.folder), None)
+
+    def learn(self, run: Run, progress: Progress, *, done: bool = False) -> None:
         """Take over what a run says of itself.
 
         Args:
             run: The run.
             progress: What it says.
-            whole: Seconds from its start to its end, if it played all its rounds.
+            done: Whether it has just ended, after all its rounds.
         """
-        known = self.cells.get(str(run.cell.path))
-        around = known.around if known else 0.0
-        if whole is not None:
-            around = max(whole - progress.round * progress.seconds_per_round, 0.0)
-        self.cells[str(run.cell.path)] = CellTime(progress.seconds_per_round, around)
-        self.rounds[str(run.folder)] = progress.round
+        key, folder = str(run.cell.path), str(run.folder)
+        known, underway = self.now.get(key), self._underway.get(folder)
+        around = known.around if known is not None else None
+        self.rounds[folder] = progress.round
+        played = progress.round - underway.rounds if underway is not None else 0
+        if underway is not None and not played and not done:
+            return  # what an earlier process has said
+        if underway is not None and done:
+            around = max(time.monotonic() - underway.began - played * progress.seconds_per_round, 0.0)
+            self._whole[key] = progress.round
+            self.stop(run)
+        self.now[key] = CellTime(progress.seconds_per_round, around)
 
-    def learn_all(self, runs: Sequence[Run]) -> None:
-        """Take over what all runs say of themselves."""
-        for run in runs:
-            progress = read_progress(run.progress_file)
-            if progress is not None:
-                self.learn(run, progress)
+    # ------------------------------------------------------------------ what is estimated
 
     def of_cell(self, cell: Cell) -> CellTime | None:
-        """The time of a cell's runs, or the mean of others where it is not known."""
-        if str(cell.path) in self.cells or not self.cells:
-            return self.cells.get(str(cell.path))
-        known = list(self.cells.values())
-        per_round = math.fsum(time.per_round for time in known) / len(known)
-        return CellTime(per_round, math.fsum(time.around for time in known) / len(known))
+        """The time of a cell's runs; ``None`` where nothing is known.
+
+        What this call has not measured is what earlier ones have, at the pace of this one, or else the mean of others.
+        """
+        key, pace = str(cell.path), self._pace()
+        of_before = {name: CellTime(t.per_round * pace, _times(t.around, pace)) for name, t in self.before.items()}
+        known = {**of_before, **self.now}
+        if not known:
+            return None
+        arounds = {name: t.around for some in (of_before, self.now) for name, t in some.items() if t.around is not None}
+        per_round = known[key].per_round if key in known else _mean(t.per_round for t in known.values())
+        return CellTime(per_round, arounds[key] if key in arounds else _mean(arounds.values()))
+
+    def _pace(self) -> float:
+        """How many times as long a run takes in this call as in earlier ones."""
+        now = before = 0.0
+        for key, rounds in self._whole.items():
+            if key in self.before:
+                whole = self.before[key].around is not None
+                now += self.now[key].of(rounds) if whole else rounds * self.now[key].per_round
+                before += self.before[key].of(rounds)
+        return now / before if before else 1.0
 
     def left(self, runs: Sequence[Run], processes: int) -> float:
         """Seconds until runs are done; 0 where nothing is known.
@@ -81,27 +144,55 @@ class Times:
             runs: Runs that are not done.
             processes: How many are played at once.
         """
-        total = longest = 0.0
-        for run in runs:
-            time = self.of_cell(run.cell)
-            if time is not None and run.rounds:
-                seconds = time.of(max(run.rounds - self.rounds.get(str(run.folder), 0), 0))
-                total, longest = total + seconds, max(longest, seconds)
-        return max(total / max(min(processes, len(runs)), 1), longest)
+        seconds = [self._left_of(run) for run in runs]
+        return max(math.fsum(seconds) / max(min(processes, len(runs)), 1), max(seconds, default=0.0))
 
-    def save(self, path: Path) -> None:
-        """Write the times of the cells."""
-        with replace_file(path, shared=True) as temporary:
-            temporary.write_text(json.dumps({name: asdict(time) for name, time in self.cells.items()}, indent=1))
+    def _left_of(self, run: Run) -> float:
+        expected = self.of_cell(run.cell)
+        if expected is None or not run.rounds:
+            return 0.0
+        played, around = self.rounds.get(str(run.folder), 0), expected.around or 0.0
+        underway = self._underway.get(str(run.folder))
+        if underway is not None:  # of the time around the rounds, some has gone
+            gone = time.monotonic() - underway.began - (played - underway.rounds) * expected.per_round
+            around = max(around - max(gone, 0.0), 0.0)
+        return around + max(run.rounds - played, 0) * expected.per_round
+
+    # ------------------------------------------------------------------ from call to call
+
+    def save(self) -> None:
+        """Keep the times of the cells for the next call; a full disk is left to those who write more."""
+        if self.path is not None:
+            of_before = {name: t for name, t in self.before.items() if name not in self.now}
+            known = {**of_before, **{name: self._kept(name) for name in self.now}}
+            with suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with replace_file(self.path, shared=True) as temporary:
+                    temporary.write_text(json.dumps({name: asdict(t) for name, t in known.items()}, indent=1))
+
+    def _kept(self, name: str) -> CellTime:
+        """What this call has measured of a cell; of what is around the rounds it may know no more than before."""
+        found, earlier = self.now[name], self.before.get(name)
+        around = earlier.around if found.around is None and earlier is not None else found.around
+        return CellTime(found.per_round, around)
 
     @classmethod
     def load(cls, path: Path) -> Times:
-        """Read the times of the cells; of a file that is missing or damaged, none."""
+        """Read the times of the cells, and keep them there; of a file that is missing or damaged, none."""
         try:
             found: Mapping[str, Mapping[str, float]] = json.loads(path.read_text())
-            return cls({name: CellTime(**time) for name, time in found.items()})
+            return cls({name: CellTime(**entry) for name, entry in found.items()}, path=path)
         except (OSError, ValueError, TypeError, AttributeError):
-            return cls()
+            return cls(path=path)
+
+
+def _times(seconds: float | None, pace: float) -> float | None:
+    return None if seconds is None else seconds * pace
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = [*values]
+    return math.fsum(found) / len(found) if found else 0.0
 
 
 def duration(seconds: float) -> str:

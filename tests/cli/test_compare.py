@@ -176,7 +176,7 @@ def test_runs_of_other_data_have_a_table_of_their_own(tmp_path, capsys):
     out = compare(capsys, tmp_path / "runs", "--output", tmp_path / "out", "--format", "md", "html")
     assert "Digits, Dirichlet" in out
     assert "CIFAR10, Dirichlet" in out
-    assert "several data sets or partitions: each has a table of its own" in " ".join(out.split())
+    assert "several settings, data sets or partitions: each has a table of its own" in " ".join(out.split())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.html", "comparison.md"]
 
 

@@ -85,8 +85,8 @@ def test_without_a_checkpoint_it_says_so(tmp_path, config):
 def test_without_novel_clients_there_are_only_participating_ones(tmp_path, config, capsys):
     main(["fit", "--config", str(config), "--data.init_args.novel_clients", "0", "--personalize.epochs", "1"])
     table = capsys.readouterr().out.split("personalized (a linear head, 1 epoch)")[1]
-    assert "partic" in table
-    assert "│ novel" not in table
+    assert "│ 5 participating │" in table
+    assert " novel │" not in table
     found, rows = results(tmp_path)
     assert found["participating"]["num_clients"] == 5
     assert "novel" not in found

@@ -1,9 +1,15 @@
-"""What `pfl fit` says at its end."""
+"""What `pfl fit` and `pfl test` say at their end."""
+
+import io
+from types import SimpleNamespace
 
 import pytest
 from _helpers.configs import digits_config
+from rich.console import Console
 
-from pfl_lightning.cli import main
+from pfl_lightning.cli import main, tables
+from pfl_lightning.cli import personalize as evaluations
+from pfl_lightning.metrics import EvalMetrics, summarize
 
 
 def test_a_run_without_an_evaluation_says_why_and_how_to_get_one(tmp_path, capsys):
@@ -23,3 +29,37 @@ def test_nothing_is_said_where_a_round_was_evaluated(tmp_path, capsys, every):
     changes = {"trainer.max_epochs": 2, "trainer.check_val_every_n_epoch": every, "trainer.enable_model_summary": False}
     main(["fit", "--config", digits_config(tmp_path, changes)])
     assert "without accuracies" not in capsys.readouterr().out
+
+
+def lines_of(table):
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(table)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_terminal_of_80_columns_shows_evaluations_in_full(monkeypatch):
+    """The widest figures there are: of all right, of half right, and of ten thousand clients."""
+    monkeypatch.setattr(evaluations, "score_name", lambda federation, part: "test accuracy")
+    scores = {client: EvalMetrics(1.0, 0.0, 1) for client in range(10_000)}
+    scores |= {client: EvalMetrics(client % 2, 0.0, 1) for client in range(10_000, 10_100)}
+    data = SimpleNamespace(novel=list(range(10_000, 10_100)))
+    federation = SimpleNamespace(data=data, test_scores=scores, method_name="FedAvg")
+    lines = lines_of(evaluations.evaluation_table(federation, "test"))
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    assert cells == [
+        ["10000 participating", "100.00", "0.00", "0.00", "100.00", "100.00", "100.00"],
+        ["100 novel", "50.00", "50.00", "2500.00", "0.00", "100.00", "0.00"],
+    ]
+
+
+def test_a_terminal_of_80_columns_shows_the_results_of_a_fit_in_full(monkeypatch):
+    monkeypatch.setattr(tables, "score_name", lambda federation, part: "test accuracy")
+    choices = ("last", "validation_selected", "best_test")
+    writer = SimpleNamespace(
+        evaluated_clients=5,
+        summaries=lambda part: dict.fromkeys(choices, summarize([0, 1], [1.0, 1.0])),
+        chosen=dict.fromkeys(choices, SimpleNamespace(round=1000)),
+    )
+    lines = lines_of(tables.fit_table(SimpleNamespace(num_clients=10, method_name="FedAvg"), writer))
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    assert cells == [[choice, "1000", "100.00", "0.00", *["100.00"] * 3] for choice in choices]

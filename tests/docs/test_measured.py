@@ -2,12 +2,16 @@
 
 import csv
 import re
+import shlex
+import shutil
 import statistics
 from pathlib import Path
 
 import pytest
 import yaml
 from _helpers.results import valid
+
+from pfl_lightning.cli import main
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "benchmarks" / "measured"
@@ -96,3 +100,20 @@ def check_a_round(number, cells, runs, results, paper):
 
 def test_every_kept_run_is_in_a_table():
     assert {folder for _, folders, *_ in TABLES for folder in folders.split()} == {run.parts[-5] for run in RUNS}
+
+
+COMMAND = re.compile(r"^ *pfl (study (?:.*\\\n)*.*--report-only)$", flags=re.MULTILINE)
+"""The command that makes a table of kept results."""
+
+
+@pytest.mark.parametrize("path", ["docs/results.md", "benchmarks/keep_results.py"])
+def test_the_command_that_makes_the_table_has_the_options_of_the_kept_runs(path, tmp_path, monkeypatch, capsys):
+    (command,) = COMMAND.findall((ROOT / path).read_text())
+    words = shlex.split(command.replace("\\\n", " "))
+    folder = words.index("--output") + 1
+    words[folder] = str(shutil.copytree(ROOT / words[folder], tmp_path / "kept"))
+    monkeypatch.chdir(ROOT)
+    main(words)
+    said = capsys.readouterr().out
+    assert "table.md" in said
+    assert "other options" not in said

@@ -119,6 +119,7 @@ def test_the_plan(tmp_path, monkeypatch, capsys):
     path = write_study(tmp_path, seeds=[0, 1])
     main(["study", str(path), "--check"])
     said = capsys.readouterr().out
+    assert said.startswith("checking the configs of 4 runs\n")  # before anything that takes time
     assert "A tiny study: 4 runs in runs/studies/tiny (4 new)" in said
     assert "new        FedPer, seed 1" in said
     assert not (tmp_path / "runs").exists()
@@ -180,6 +181,13 @@ def test_the_report_alone(tmp_path, play, capsys):
     main(["study", str(path), "--report-only"])
     assert "no run is finished: there is no table yet" in capsys.readouterr().out
     play(path)
+    capsys.readouterr()
+    main(["study", str(path), "--report-only", "--trainer.precision", "bf16-mixed"])
+    said = capsys.readouterr().out
+    assert "no finished run was made with these options: there is no table yet" in said
+    assert "2 runs are left out, made with other options:\n" in said
+    assert "FedAvg, seed 0; FedPer, seed 0: trainer.precision was not given, is now bf16-mixed\n" in said
+    assert "Missing: FedAvg, seed 0 (made with other options: trainer.precision was not given, is now bf16-" in said
     (tmp_path / "runs" / "studies" / "tiny" / "table.md").unlink()
     main(["study", str(path), "--report-only"])
     assert (tmp_path / "runs" / "studies" / "tiny" / "table.md").is_file()
@@ -190,7 +198,11 @@ def test_the_report_alone(tmp_path, play, capsys):
     [
         (["missing.yaml"], "there is no file missing.yaml"),
         (["tiny.yaml", "--scal", "smoke"], "unknown option --scal: did you mean --scale?"),
-        (["tiny.yaml", "--trainr.max_epochs", "2"], "unknown option --trainr.max_epochs"),
+        (["tiny.yaml", "--trainr.max_epochs", "2"], "--trainr.max_epochs: did you mean --trainer.max_epochs?"),
+        (["tiny.yaml", "--rounds", "3"], "unknown option --rounds: did you mean --trainer.max_epochs?"),
+        (["tiny.yaml", "--lr=0.1"], "unknown option --lr: did you mean --model.method.lr?"),
+        (["tiny.yaml", "--seed", "1"], "unknown option --seed: did you mean --seeds?"),
+        (["tiny.yaml", "--bogus", "3"], "in pfl study --help, those of its runs in pfl fit --help"),
         (["tiny.yaml", "--run_dir", "x"], "unknown option --run_dir: the folder of a study is --output"),
         (["tiny.yaml", "--trainer.max_epochs"], "--trainer.max_epochs has no value"),
         (["--processes", "1"], "pfl study needs a study file"),

@@ -18,7 +18,14 @@ from pfl_lightning.study.definition.reader import read_study
 FOLDER = Path(pfl_lightning.__file__).parent / "studies"
 STUDIES = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 SCALES = {"smoke", "reduced", "paper"}
-PAPERS = {"calibre", "dcpfl", "dualfed", "fedclassavg", "fedpac"}
+PAPERS = {
+    "calibre": "Calibre",
+    "dcpfl": "DCPFL",
+    "dualfed": "DualFed",
+    "fedclassavg": "FedClassAvg",
+    "fedpac": "FedPAC",
+}
+"""Methods of the papers whose tables ship, by the first word of the studies' names."""
 
 
 @cache
@@ -66,6 +73,14 @@ def test_a_smoke_study_runs_anywhere(name):
         assert option_of(cell.config, "trainer.max_epochs") <= 2
         encoders = option_of(cell.config, "model.encoder")
         assert {*([encoders] if isinstance(encoders, str) else encoders)} <= {"mlp", "small_cnn"}, cell.name
+
+
+@pytest.mark.parametrize("name", sorted({*STUDIES} - {"digits"}))
+def test_every_scale_has_the_method_of_its_paper(name):
+    method = PAPERS[name.partition("-")[0]]
+    for scale in study_of(name).scales:
+        named = {str(option_of(cell.config, "model.method.class_path")) for cell in cells_of(name, scale)}
+        assert method in {path.rpartition(".")[2] for path in named}, scale
 
 
 def test_seeds_draw_the_partition_too():

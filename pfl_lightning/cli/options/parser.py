@@ -15,7 +15,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
 from pfl_lightning.cli.options.messages import shorten
-from pfl_lightning.cli.options.suggestions import hint, nearest
+from pfl_lightning.cli.options.nearest import nearest
+from pfl_lightning.cli.options.suggestions import hint
 from pfl_lightning.errors import UsageError
 
 __all__ = ["CLIParser", "all_options", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
@@ -99,7 +100,11 @@ help_topic: ContextVar[str] = ContextVar("help_topic", default="all")
 
 
 class CLIParser(LightningArgumentParser):
-    """Lightning's parser with short errors that list the valid choices."""
+    """Lightning's parser with short errors that list the valid choices, and without abbreviations of options."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # The beginning of a name would be taken for the option, until another one begins so.
+        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def print_usage(self, file: Any = None) -> None:
         """Print nothing: the list of all options would hide the error."""

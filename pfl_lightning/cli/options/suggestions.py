@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import pkgutil
 import re
@@ -11,65 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning import datamodules, engines, methods, self_supervised
+from pfl_lightning.cli.options.nearest import nearest, nearest_argument, nearest_options
 from pfl_lightning.encoders import encoder_names
 
-__all__ = ["hint", "known_names", "nearest", "nearest_options"]
-
-OTHER_NAMES = {
-    "clients": "data.partition.num_clients",
-    "communication_rounds": "trainer.max_epochs",
-    "dataset": "data",
-    "local_epochs": "model.method.epochs",
-    "max_rounds": "trainer.max_epochs",
-    "num_rounds": "trainer.max_epochs",
-    "rounds": "trainer.max_epochs",
-    "trainer.epochs": "trainer.max_epochs",
-}
-"""Names that options have elsewhere."""
-
-OF_CLASSES = (
-    *("data.batch_size", "data.partition", "data.partition.num_clients", "data.partition.samples_per_client"),
-    *("data.root", "data.seed", "data.validation_share"),
-    *("model.method.epochs", "model.method.lr", "model.method.momentum", "model.method.optimizer"),
-)
-"""Frequent options of the classes that a config names, which are not the parser's own."""
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """The name that is most like a word, in whatever case; empty if none is.
-
-    Example:
-        >>> nearest("fedpak", ["FedAvg", "FedPAC"]), nearest("xyz", ["FedAvg"])
-        ('FedPAC', '')
-    """
-    lower = {name.lower(): name for name in names}
-    found = difflib.get_close_matches(word.lower(), lower, n=1)
-    return lower[found[0]] if found else ""
-
-
-def nearest_options(word: str, options: Iterable[str]) -> list[str]:
-    """Options that may be meant by an unknown one.
-
-    Args:
-        word: The unknown option, with or without dashes and value.
-        options: All options, without dashes.
-
-    Example:
-        >>> options = ["loop.cohort", "trainer.max_epochs"]
-        >>> nearest_options("--cohort=3", options), nearest_options("rounds", options)
-        (['loop.cohort'], ['trainer.max_epochs'])
-    """
-    word = word.lstrip("-").partition("=")[0]
-    last = word.rpartition(".")[2]
-    if word in OTHER_NAMES or last in OTHER_NAMES:
-        return [OTHER_NAMES.get(word) or OTHER_NAMES[last]]
-    known = [*dict.fromkeys((*options, *OF_CLASSES))]
-    same = [option for option in known if option.rpartition(".")[2] == last]
-    if 0 < len(same) <= 3:
-        return same
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    lasts = {option.rpartition(".")[2]: option for option in known}
-    return found or [lasts[name] for name in difflib.get_close_matches(last, lasts, n=1, cutoff=0.75)]
+__all__ = ["hint", "known_names"]
 
 
 def hint(message: str, short: str, options: Iterable[str]) -> str:
@@ -126,7 +70,7 @@ def _class_option(message: str) -> str | None:
     cls = pkgutil.resolve_name(path[1])
     options = _arguments(cls)
     name = wrong[1].partition(".")[0]
-    near = nearest(name, options - {name}) or nearest(name, ["init_args"])
+    near = nearest_argument(name, options - {name}) or nearest(name, ["init_args"])
     return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
 
 

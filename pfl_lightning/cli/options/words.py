@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from pfl_lightning.cli.options.nearest import nearest
 from pfl_lightning.errors import UsageError
 
 __all__ = ["WordParser", "share", "whole_number"]
 
 
 class WordParser(argparse.ArgumentParser):
-    """``argparse``'s parser, whose errors are told as all others of ``pfl``, without the list of all options."""
+    """``argparse``'s parser, whose errors are told as all others of ``pfl``, without the list of all options.
+
+    Options have no abbreviations: an unknown one is refused, with the one that was probably meant.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line.
@@ -20,7 +28,10 @@ class WordParser(argparse.ArgumentParser):
         Raises:
             UsageError: Says what is wrong.
         """
-        raise UsageError(f"{message} ({self.prog} --help lists the options)")
+        unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
+        near = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        meant = f": did you mean {near}?" if near else ""
+        raise UsageError(f"{message}{meant} ({self.prog} --help lists the options)")
 
 
 def whole_number(at_least: int) -> Callable[[str], int]:

@@ -180,15 +180,26 @@ def _with(study: Study, entries: Mapping[str, _Entry]) -> Study:
 def _layers(known: Mapping[str, tuple[Config, ...]], entry: _Entry) -> dict[str, tuple[Config, ...]]:
     """Configs by name: a mapping is laid over those that are known, a list selects from them."""
     if isinstance(entry.value, list) and known:
-        for name in entry.names():
-            if name not in known:
-                raise entry.error(f"names of {', '.join(known)}{_meant(name, known)}")
-        return {name: known[name] for name in entry.names()}
+        return _selected(known, entry)
     found = dict(known)
     for name, config in entry.mapping(expected="a mapping of names to configs").items():
         found[name] = found.get(name, ()) + config.configs()
     if not found:
         raise entry.error("at least one name with its config")
+    return found
+
+
+def _selected(known: Mapping[str, tuple[Config, ...]], entry: _Entry) -> dict[str, tuple[Config, ...]]:
+    """Those that a list names; where it names one with a config, ``{NAME: {...}}``, that is laid over the known one."""
+    found: dict[str, tuple[Config, ...]] = {}
+    for one in entry.entries("a list of names"):
+        configs = one.mapping() if isinstance(one.value, Mapping) else {one.text(): None}
+        for name, config in configs.items():
+            if name not in known:
+                raise entry.error(f"names of {', '.join(known)}{_meant(name, known)}")
+            if name in found:
+                raise entry.error("different names")
+            found[name] = known[name] + (config.configs() if config is not None else ())
     return found
 
 

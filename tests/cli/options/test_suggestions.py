@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pfl_lightning.cli import main
-from pfl_lightning.cli.options.suggestions import nearest, nearest_options
+from pfl_lightning.cli.commands import TRAINER_COMMANDS
+from pfl_lightning.cli.options.nearest import nearest, nearest_options
 
 CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
 
@@ -15,6 +16,8 @@ TYPED = {
     "--model.method pfl_lightning.methods.FedPAK": "'FedPAC'",
     "--model.method.help FedPAK": "'FedPAC'",
     "--model.method.lrr 3": "'lr'",
+    "--model.method.learning_rate 3": "'lr'",
+    "--model.method.local_epochs 3": "'epochs'",
     "--model.method.optimizer torch.optim.Adm": "'torch.optim.Adam'",
     "--model.method Calibre --model.method.objective SimCRL": "'simclr'",
     "--data Digit": "'Digits'",
@@ -35,6 +38,10 @@ TYPED = {
     "--rounds 3": "'--trainer.max_epochs'",
     "--trainer.max_rounds=3": "'--trainer.max_epochs'",
     "--trainer.epochs 3": "'--trainer.max_epochs'",
+    "--trainer.max_epoch 3": "'--trainer.max_epochs'",
+    "--trainer.max_epoch=3": "'--trainer.max_epochs'",
+    "--seed 3": "'--seed_everything'",
+    "--run runs": "'--run_dir'",
     "my_run.yaml": "'--config my_run.yaml'",
     "--lr 3": "'--model.method.lr'",
     "--num_clients 3": "'--data.partition.num_clients'",
@@ -65,6 +72,29 @@ def test_a_typo_on_the_command_line(capsys, tmp_path, monkeypatch, words, meant)
 def test_a_typo_in_a_config(capsys, tmp_path, text, meant):
     (tmp_path / "change.yaml").write_text(text)
     assert f"did you mean {meant}?" in said_of(capsys, tmp_path, "--config", str(tmp_path / "change.yaml"))
+
+
+@pytest.mark.parametrize("command", [name for name in TRAINER_COMMANDS if name != "fit"])
+def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main([command, "--config", str(CONFIG), "--trainer.max_epoch", "3"])
+    assert "did you mean '--trainer.max_epochs'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("compare runs --outpu x", "did you mean --output?"),
+        ("compare runs --outpu=x", "did you mean --output?"),
+        ("compare runs --xyzzy", "unrecognized arguments: --xyzzy (pfl compare --help lists the options)"),
+        ("methods --hetero", "did you mean --heterogeneous?"),
+        ("methods --confi x.yaml", "did you mean --config?"),
+    ],
+)
+def test_nor_do_those_without_a_trainer(capsys, words, meant):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(words.split())
+    assert meant in capsys.readouterr().err
 
 
 def test_a_typo_in_the_path_of_a_config(capsys, tmp_path):

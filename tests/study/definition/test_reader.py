@@ -61,6 +61,13 @@ def test_a_scale_changes_one_method(study_file):
     assert list(small.methods) == ["FedAvg", "FedPer"]
 
 
+def test_a_scale_selects_a_method_and_changes_it(study_file):
+    scales = {"small": {"methods": [{"FedPer": {"trainer": {"max_epochs": 2}}}, "FedAvg"]}}
+    small = read_study(study_file(scales=scales), "small")
+    assert list(small.methods) == ["FedPer", "FedAvg"]
+    assert small.methods["FedPer"] == ({"model": {"method": {"class_path": "FedPer"}}}, {"trainer": {"max_epochs": 2}})
+
+
 def test_a_search(study_file):
     space = {
         "model.method.lr": {"low": 0.001, "high": 0.1, "log": True},
@@ -115,6 +122,9 @@ def test_published_figures_with_and_without_settings(study_file):
         ({"search": {"trials": 2, "space": {"a": {"min": 2}}}}, r"search.space.a: unknown key 'min'"),
         ({"search": {"trials": 0, "space": {}}}, r"search"),
         ({"scales": {"smoke": {"methods": ["FedPr"]}}}, r"scales.smoke.methods: .*; did you mean 'FedPer'\?"),
+        ({"scales": {"smoke": {"methods": [{"FedPr": {}}]}}}, r"scales.smoke.methods: .*; did you mean 'FedPer'\?"),
+        ({"scales": {"smoke": {"methods": [{"FedPer": 3}]}}}, r"scales.smoke.methods.0.FedPer: expected a config"),
+        ({"scales": {"smoke": {"methods": ["FedPer", "FedPer"]}}}, r"scales.smoke.methods: expected different names"),
         ({"scales": {"smoke": {"scales": {}}}}, r"two.yaml: scales.smoke: unknown key 'scales'"),
     ],
 )
