@@ -62,7 +62,7 @@ Engine: how local fits run; the results are the same
                                       written as --engine ray --model.engine.workers 4.
 
 After and during the training
-  --personalize.train linear|linear+encoder|head|all
+  --personalize.train linear|linear+encoder|head|all|nothing
                                       Let every client adapt the trained model to its own data.
   --personalize.help                  Its options.
   --inspect true                      Pictures and further scalars in TensorBoard.
