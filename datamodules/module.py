@@ -61,8 +61,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         drop_last: Whether an incomplete last training batch is dropped.
         public: Samples that all clients and the server have, without labels, for methods that train on them: a number
             or a share of the training samples, drawn by ``seed``, which then are no client's; or a folder of images, in
-            it or in its subfolders (whose names do not count), scaled to ``image_size`` where the data set has one.
-            None for those that the data set itself names, if any.
+            it or in its subfolders (whose names do not count), scaled to ``image_size`` where the data set has one and
+            read with as many channels as the training images (gray or colors). None for those that the data set itself
+            names, if any.
         novel_clients: Clients that never train, as a share (rounded up) or a number, drawn by ``seed``. They are
             evaluated (after personalization, if there is one) and reported separately.
         seed: Seed of the validation and test splits. The partition rule has its own seed, and ``seed_everything`` sets
@@ -166,7 +167,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         Raises:
             PartitionError: If the partition cannot be met, or a client has no samples or no batch.
             TypeError: If :meth:`load` returns something else.
-            ValueError: If the public samples are more than there are, or of another shape than the clients'.
+            ValueError: If the public samples are more than there are, or of another size than the clients'.
         """
         if self._ready is not None:
             return

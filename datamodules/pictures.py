@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = npt.NDArray[np.uint8]
+
+_MODES = {1: "L", 3: "RGB"}
+"""Pillow's modes by the number of channels."""
 
 _SIXTEEN_BITS = ("PNG", "PPM")
 """Formats whose 16-bit grays Pillow may hold as 32-bit numbers, from 0 to 65535."""
@@ -43,15 +46,17 @@ def to_bytes(picture: Image) -> Image:
     return picture if mode in ("L", "LA", "RGB", "RGBA", "I", "F") else picture.convert("RGB")
 
 
-def decode_image(path: str, image_size: int | None) -> Pixels:
-    """Decode an image file as red, green and blue.
+def decode_image(path: str, image_size: int | None, channels: Literal[1, 3] = 3) -> Pixels:
+    """Decode an image file as red, green and blue, or as gray.
 
     Args:
         path: The file.
         image_size: Side to which it is scaled, whatever its proportions; None to keep its size.
+        channels: 3 for red, green and blue, alike where the file is gray; 1 for gray, of colors by Pillow's standard
+            conversion, 0.299 red + 0.587 green + 0.114 blue.
 
     Returns:
-        The pixels, shape (3, H, W).
+        The pixels, shape (channels, H, W).
 
     Raises:
         ValueError: If the file cannot be read, or has too many pixels, or pixels without a known range.
@@ -61,12 +66,13 @@ def decode_image(path: str, image_size: int | None) -> Pixels:
     try:
         with Image.open(path) as image:
             _check_kind(image, Image.MAX_IMAGE_PIXELS)
-            colors = to_bytes(image).convert("RGB")
+            picture = to_bytes(image).convert(_MODES[channels])
     except Exception as error:  # of a damaged file, decoders raise errors of any class
         raise ValueError(f"cannot read the image {path}: {_words(error)}; replace or remove the file") from error
-    if image_size is not None and colors.size != (image_size, image_size):
-        colors = colors.resize((image_size, image_size), Image.Resampling.BILINEAR)
-    return np.asarray(colors).transpose(2, 0, 1)
+    if image_size is not None and picture.size != (image_size, image_size):
+        picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture)
+    return pixels[np.newaxis] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def _check_kind(image: Any, most: int | None) -> None:

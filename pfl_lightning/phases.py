@@ -14,7 +14,7 @@ from pfl_lightning.checks import check_at_least, check_choice, check_learning_ra
 __all__ = ["Personalization", "Phase"]
 
 
-Trained = Literal["linear", "linear+encoder", "head", "all"]
+Trained = Literal["linear", "linear+encoder", "head", "all", "nothing"]
 Source = Literal["own", "public"]
 
 
@@ -85,7 +85,8 @@ class Personalization:
         train: ``"linear"`` fits a new linear head on the features of the trained encoder, which stays as it is
             (Calibre), ``"linear+encoder"`` trains the encoder with it (Calibre's published implementation, with 5
             epochs and augmentation); ``"head"`` goes on with the method's own head or heads, ``"all"`` with the whole
-            model.
+            model. ``"nothing"`` evaluates every client, novel ones included, as the method does without the stage; the
+            other settings then have no effect.
         epochs: Passes over the client's training data.
         lr: Learning rate of SGD.
         momentum: Its momentum.
@@ -116,6 +117,11 @@ class Personalization:
     def new_head(self) -> bool:
         """Whether clients train a new linear head in place of the method's own."""
         return self.train in ("linear", "linear+encoder")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether clients adapt anything."""
+        return self.train != "nothing"
 
     def phase(self, heads: tuple[str, ...], losses: tuple[str, ...] | None = None) -> Phase:
         """The phase that trains ``heads``, or everything, on the sum of some loss terms."""

@@ -15,10 +15,14 @@ from pfl_lightning.cli.runs.folders import RunFolder
 STRIDES = {"sequential": 1, "vectorized": 3, "trainer": 3, "ray": 12}
 """One operation of so many is tried under an engine: they are the same ones, and Ray takes its time to start."""
 
+FURTHER = {"pfedhn": 8, "fedfomo": 8}
+"""Configs of the digits whose servers keep more than FedPAC's, sequentially: one that learns, with its optimizer, and
+one with models of clients, of which it sends a bank; and the strides."""
 
-def arguments(folder, engine):
+
+def arguments(folder, engine, method="fedpac"):
     options = {
-        "config": "configs/fedpac_digits.yaml",
+        "config": f"configs/{method}_digits.yaml",
         "run_dir": folder,
         "engine": engine,
         "model.encoder": "mlp",
@@ -60,21 +64,27 @@ def assert_same(got, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", STRIDES)
-def test_killed_before_every_file_operation(tmp_path, engine, capsys):
-    exit_code, operations = run_in_process(arguments(tmp_path / "whole", engine), tmp_path / "whole")
+@pytest.mark.parametrize(
+    ("method", "engine", "stride"),
+    [
+        *(pytest.param("fedpac", engine, stride, id=engine) for engine, stride in STRIDES.items()),
+        *(pytest.param(method, "sequential", stride, id=method) for method, stride in FURTHER.items()),
+    ],
+)
+def test_killed_before_every_file_operation(tmp_path, method, engine, stride, capsys):
+    exit_code, operations = run_in_process(arguments(tmp_path / "whole", engine, method), tmp_path / "whole")
     assert exit_code == 0
     assert len(operations) > 20
     expected = content(tmp_path / "whole")
-    places = range(0, len(operations), STRIDES[engine])
+    places = range(0, len(operations), stride)
     for place in places:
         folder = tmp_path / f"killed-{place}"
-        killed, begun = run_in_process(arguments(folder, engine), folder, place)
+        killed, begun = run_in_process(arguments(folder, engine, method), folder, place)
         assert killed == -9, begun
         runs = RunFolder(folder).versions()
         saved = bool(runs) and (runs[-1] / "checkpoints" / "last.ckpt").is_file()
         resume = ["--ckpt_path", "last"] if saved else []
-        resumed, _ = run_in_process([*arguments(folder, engine), *resume], folder)
+        resumed, _ = run_in_process([*arguments(folder, engine, method), *resume], folder)
         where = f"killed at operation {place}, {begun[-1]}"
         assert resumed == 0, where
         try:
@@ -82,4 +92,4 @@ def test_killed_before_every_file_operation(tmp_path, engine, capsys):
         except (AssertionError, OSError, StopIteration) as error:
             raise AssertionError(where) from error
     with capsys.disabled():
-        print(f"\n{engine}: killed before {len(places)} of {len(operations)} operations")
+        print(f"\n{method}, {engine}: killed before {len(places)} of {len(operations)} operations")

@@ -107,10 +107,26 @@ def test_all_and_head_are_the_methods_own_fine_tuning():
         assert personalize(plain, settings, data=Toy(batch_size=6)) == tuned.test_scores
 
 
+@pytest.mark.parametrize("fine_tune", [None, "head"])
+@pytest.mark.parametrize("name", [None, "VectorizedEngine"])
+def test_nothing_is_the_evaluation_without_the_stage(fine_tune, name, monkeypatch):
+    """Of all clients, those that never train included; what the method itself adapts is adapted."""
+    fit = partial(FedAvg, lr=0.05, epochs=1, fine_tune=fine_tune)
+    federation = run(fit, 2, data=Toy(novel_clients=2), loop=FederatedLoop())
+    engine = None if name is None else engines(monkeypatch)[name]
+    quiet_trainer(1).test(federation, Toy(novel_clients=2), verbose=False)
+    expected = dict(federation.test_scores)
+    assert sorted(expected) == list(range(CLIENTS))
+    settings = Personalization("nothing", lr=0.5, augment=True)
+    found = personalize(federation, settings, engine, data=Toy(novel_clients=2))
+    assert [s.accuracy for s in found.values()] == [s.accuracy for s in expected.values()]
+    assert [s.loss for s in found.values()] == pytest.approx([s.loss for s in expected.values()], abs=1e-5)
+
+
 def test_the_federation_stays_as_it_was():
     federation = run(partial(FedBABU, lr=0.05, epochs=1), 2)
     before, own = whole_state(federation), dict(federation.test_scores)
-    for train in ("linear", "linear+encoder", "all"):
+    for train in ("linear", "linear+encoder", "all", "nothing"):
         personalize(federation, Personalization(train, lr=0.5))
     assert_same(whole_state(federation), before)
     quiet_trainer(1).test(federation, Toy(), verbose=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.seeding import DataStream
 
+HOLD_BACK = "give 'public' a number of training samples to hold back"
+
 
 def with_public(
     samples: Samples, public: int | float | str | Path, seed: int, image_size: int | None = None
@@ -22,7 +25,9 @@ def with_public(
 
     Args:
         samples: Data set without them.
-        public: Number or share of the training samples that is held back, or a folder of images.
+        public: Number or share of the training samples that is held back, or a folder of images. These get the
+            training images' number of channels: gray images three equal ones, and colors become gray by Pillow's
+            standard conversion, 0.299 red + 0.587 green + 0.114 blue.
         seed: Seed of the choice.
         image_size: Side to which the images of a folder are scaled; None for as they are.
 
@@ -31,7 +36,8 @@ def with_public(
         others stays.
 
     Raises:
-        ValueError: If none or all training samples would be held back, or the images have another shape.
+        ValueError: If none or all training samples would be held back, or the images are of another size than the
+            training images, or these are no images of one or three channels.
 
     Example:
         >>> import torch
@@ -98,20 +104,44 @@ def public_split(samples: Samples, transform: BatchTransform) -> PublicSplit | N
 
 
 def _read_folder(folder: Path, like: Tensor, image_size: int | None) -> Tensor:
-    """Images in a folder or in its subfolders, of the shape of the training images."""
+    """Images in a folder or in its subfolders, with the channels and of the size of the training images."""
     from pfl_lightning.datamodules.datasets.image_cache import decode_images, list_folders, list_images
 
     if not folder.is_dir():
         raise FileNotFoundError(
             f"no folder of public images at '{folder}': set 'public' to where it is, or to a number of training samples"
         )
+    channels = _channels(folder, like)
     flat = not list_folders(folder)
     files, _ = list_images(folder.parent, [folder.name]) if flat else list_images(folder)
-    images = torch.from_numpy(decode_images(files, image_size))
-    if images.shape[1:] != like.shape[1:] or images.dtype != like.dtype:
+    images = torch.from_numpy(decode_images(files, image_size, channels))
+    (height, width), (own_height, own_width) = images.shape[2:], like.shape[2:]
+    if (height, width) != (own_height, own_width):
         raise ValueError(
-            f"the public images in '{folder}' are {images.dtype} of shape {tuple(images.shape[1:])}, the clients' "
-            f"samples {like.dtype} of shape {tuple(like.shape[1:])}: one model takes both, so scale the images, or "
-            "give a number of training samples to hold back"
+            f"the public images in '{folder}' are {width} x {height} pixels, the clients' samples {own_width} x "
+            f"{own_height} (width x height): one model takes both, so scale the images to {own_width} x {own_height}, "
+            f"or {HOLD_BACK}"
         )
     return images
+
+
+def _channels(folder: Path, like: Tensor) -> Literal[1, 3]:
+    """Channels as which the images of a folder are read, those of the training images."""
+    if like.dim() != 4:
+        raise ValueError(
+            f"public images in '{folder}' for clients whose samples have the shape {tuple(like.shape[1:])}: images "
+            f"have channels, height and width; {HOLD_BACK}"
+        )
+    if like.dtype != torch.uint8:
+        raise ValueError(
+            f"the public images in '{folder}' are bytes, torch.uint8, the clients' samples {like.dtype}: let 'load' "
+            f"give its images as bytes, or {HOLD_BACK}"
+        )
+    if like.shape[1] == 1:
+        return 1
+    if like.shape[1] == 3:
+        return 3
+    raise ValueError(
+        f"the public images in '{folder}' can be read as gray, one channel, or as colors, three channels, but the "
+        f"clients' samples have {like.shape[1]} channels: {HOLD_BACK}"
+    )

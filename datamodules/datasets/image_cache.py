@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -133,20 +133,21 @@ def load_images(
     return pixels
 
 
-def decode_images(files: list[ImageFile], image_size: int | None) -> Pixels:
+def decode_images(files: list[ImageFile], image_size: int | None, channels: Literal[1, 3] = 3) -> Pixels:
     """Decode images into one array, with all processor cores.
 
     Args:
         files: The images.
         image_size: Side to which every image is scaled; None if all have one size.
+        channels: 3 for red, green and blue, 1 for gray.
 
     Returns:
-        The pixels, shape (N, 3, H, W).
+        The pixels, shape (N, channels, H, W).
 
     Raises:
         ValueError: If a file cannot be read, sizes differ and ``image_size`` is None, or memory is too small.
     """
-    first = decode_image(files[0].path, image_size)
+    first = decode_image(files[0].path, image_size, channels)
     shape = (len(files), *first.shape)
     check_memory(
         f"{len(files)} images of {first.shape[2]} x {first.shape[1]} pixels, such as {files[0].path},",
@@ -157,7 +158,7 @@ def decode_images(files: list[ImageFile], image_size: int | None) -> Pixels:
 
     def decode(start: int) -> None:
         for place in range(start, min(start + chunk, len(files))):
-            image = decode_image(files[place].path, image_size)
+            image = decode_image(files[place].path, image_size, channels)
             if image.shape != first.shape:
                 raise ValueError(
                     f"images differ in size: {files[0].path} is {first.shape[2]} x {first.shape[1]}, "

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pfl_lightning.callbacks.evaluation_file import Part
 from pfl_lightning.callbacks.result_rows import as_text
-from pfl_lightning.callbacks.run_facts import FORMAT, score_name
+from pfl_lightning.callbacks.run_facts import FORMAT, evaluated, score_name
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
@@ -26,8 +26,12 @@ WHAT = {
     "linear+encoder": "a linear head and the encoder",
     "head": "the head",
     "all": "the whole model",
+    "nothing": "nothing",
 }
 """What is trained, by the value of ``train``."""
+
+ADAPTED = {"score": "classifier", "model": "fine_tuned"}
+"""What an evaluation gives after clients have adapted something."""
 
 
 def _summaries(federation: Federation, part: Part = "test") -> dict[str, tuple[int, AccuracySummary]]:
@@ -47,6 +51,8 @@ def _summaries(federation: Federation, part: Part = "test") -> dict[str, tuple[i
 
 def personalization_table(federation: Federation, personalization: Personalization) -> Table:
     """Mean, spread and extremes of the test accuracies, in %."""
+    if not personalization.adapts:
+        return _table(f"{federation.method_name}, as trained: {score_name(federation, 'test')}, in %", federation)
     what = WHAT[personalization.train] + (", augmented" if personalization.augment else "")
     epochs = f"{personalization.epochs} epoch" + ("s" if personalization.epochs > 1 else "")
     return _table(f"{federation.method_name}, personalized ({what}, {epochs}): test accuracy, in %", federation)
@@ -71,6 +77,8 @@ def _table(title: str, federation: Federation, part: Part = "test") -> Table:
 def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> None:
     """Write ``personalized.json`` (test accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
+    Clients that adapt nothing have the scores that the method gives without the stage, as ``evaluated`` says then.
+
     What is not known, such as a loss of a module without one, is ``null`` in the one and empty in the other.
 
     Both name the clients whose personalization failed, which are evaluated without it.
@@ -83,7 +91,7 @@ def write_personalization(federation: Federation, personalization: Personalizati
     """
     content: dict[str, Any] = {
         "format": FORMAT,
-        "evaluated": {"score": "classifier", "model": "fine_tuned"},
+        "evaluated": ADAPTED if personalization.adapts else evaluated(federation),
         "method": federation.method_name,
         "seed": federation.seed,
         "round": rounds,
@@ -102,7 +110,7 @@ def write_personalization(federation: Federation, personalization: Personalizati
         writer.writerow(columns)
         for client, score in federation.test_scores.items():
             samples = len(federation.data.client_data(client).train)
-            what = [int(client in novel), int(client not in failed)]
+            what = [int(client in novel), int(personalization.adapts and client not in failed)]
             row = [client, *what, samples, score.num_samples, _known(score.accuracy), _known(score.loss)]
             writer.writerow(row)
 

@@ -1,4 +1,4 @@
-"""A small convolutional network for small images such as the 8x8 digits."""
+"""A small convolutional network for small images such as the 8x8 digits, and that of the FedAvg paper."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from pfl_lightning.encoders._shapes import after_convolution, image_shape, requi
 from pfl_lightning.encoders.registry import register
 
 
+@register("fedavg_cnn", channels=(32, 64), kernel_size=5, out_features=512)
 @register("small_cnn")
 class SmallCNN(nn.Module):
-    """3x3 convolutions (padded by one) with 2x2 max pooling and ReLU, then one layer with ReLU.
+    """Convolutions, padded so that the size stays, with 2x2 max pooling and ReLU, then one layer with ReLU.
 
-    An 8x8 image with the two default convolutions leaves 32 x 2 x 2 = 128 values for the last layer.
+    An 8x8 image with the two default convolutions leaves 32 x 2 x 2 = 128 values for the last layer. Registered as
+    ``small_cnn`` (the defaults), and as ``fedavg_cnn``, the network of the FedAvg paper (McMahan et al., AISTATS 2017)
+    for MNIST: 5x5 convolutions with 32 and 64 channels, and 512 features.
 
     Args:
         input_shape: (channels, height, width) of one sample.
         channels: Channels of each convolution.
         out_features: Units of the last layer, the features.
+        kernel_size: Side of the convolutions' kernels in pixels, an odd number.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: If the image is too small or a width is below one.
+        ValueError: If the image is too small, a width is below one or the kernel's side is even.
 
     Example:
         >>> import torch
@@ -36,7 +40,11 @@ class SmallCNN(nn.Module):
     """
 
     def __init__(
-        self, input_shape: tuple[int, int, int], channels: Sequence[int] = (16, 32), out_features: int = 64
+        self,
+        input_shape: tuple[int, int, int],
+        channels: Sequence[int] = (16, 32),
+        out_features: int = 64,
+        kernel_size: int = 3,
     ) -> None:
         super().__init__()
         before, height, width = image_shape(input_shape, "SmallCNN")
@@ -45,12 +53,15 @@ class SmallCNN(nn.Module):
                 "SmallCNN needs at least one convolution and positive widths, "
                 f"got channels={tuple(channels)}, out_features={out_features}"
             )
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"the kernel_size of SmallCNN must be odd and positive, got {kernel_size}")
+        padding = kernel_size // 2
         layers: list[nn.Module] = []
         for filters in channels:
             # ReLU does not decrease, so it commutes with the maximum; after pooling there is a quarter to rectify.
-            layers += [nn.Conv2d(before, filters, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+            layers += [nn.Conv2d(before, filters, kernel_size, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
             before = filters
-            height, width = after_convolution(height, 3, 1), after_convolution(width, 3, 1)
+            height, width = (after_convolution(size, kernel_size, padding) for size in (height, width))
         remedy = "use larger images or fewer convolutions"
         require_pixels(height, width, f"SmallCNN with {len(channels)} convolutions", input_shape, remedy)
         # On a CPU, pooling and convolution of this layout take half the time; the values are the same up to rounding.

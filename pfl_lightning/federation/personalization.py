@@ -35,7 +35,7 @@ class PersonalizationStage:
     For a new head the modules are linear probes, one for each architecture, and a client's task brings the encoder
     that it would be evaluated with; all clients start from the same new head. One more probe is for clients that have
     never trained, where the method serves them with another network. Otherwise the modules are the method's own, which
-    fine-tune as the personalization says until the stage is closed.
+    fine-tune as the personalization says until the stage is closed, or, where it adapts nothing, as they do without it.
 
     Args:
         personalization: What is trained, and how.
@@ -57,7 +57,7 @@ class PersonalizationStage:
             model.check_personalization(personalization)
         self._settings, self._clients, self._environment = personalization, clients, environment
         self._new_head = personalization.new_head
-        self._augmentations = usual_augmentations(data) if personalization.augment else ()
+        self._augmentations = usual_augmentations(data) if personalization.adapts and personalization.augment else ()
         self._encoders: dict[int, dict[str, Tensor]] = {}
         self._stand_in: int | None = None  # the place of its probe
         self.modules: list[FederatedClient]
@@ -77,7 +77,7 @@ class PersonalizationStage:
         else:
             self.modules = clients.models
 
-        for module in self.modules:
+        for module in self.modules if personalization.adapts else ():
             module.personalization = personalization
 
     def close(self) -> None:

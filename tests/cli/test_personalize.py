@@ -75,6 +75,19 @@ def test_fit_alone_and_the_stage_alone(tmp_path, config):
     }
 
 
+def test_nothing_writes_what_the_method_gives(tmp_path, config, capsys):
+    """Beside rows that adapt something, with what was evaluated."""
+    main(["fit", "--config", str(config), "--personalize.train", "nothing"])
+    assert "FedAvg, as trained: test accuracy, in %" in capsys.readouterr().out
+    found, rows = results(tmp_path)
+    assert found["evaluated"] == {"score": "classifier", "model": "aggregated"}
+    assert [row["personalized"] for row in rows] == ["0"] * 5
+    main(["test", "--config", str(config), "--ckpt_path", "last"])
+    with (tmp_path / "runs" / "version_0" / "test_clients.csv").open() as file:
+        tested = [row["test_accuracy"] for row in csv.DictReader(file)]
+    assert [row["test_accuracy"] for row in rows] == tested
+
+
 def test_without_a_checkpoint_it_says_so(tmp_path, config):
     """Each client alone, for as many epochs as the stage has: the baseline Script-Fair."""
     with pytest.warns(UserWarning, match="a model that was not trained"):

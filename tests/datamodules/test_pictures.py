@@ -44,6 +44,24 @@ def test_16_bits_keep_the_upper_eight(tmp_path, lower):
     assert shows_the_ramp(tmp_path / "gray.pgm")
 
 
+def test_gray_is_read_as_pillow_converts(tmp_path):
+    rng = np.random.default_rng(0)
+    colors = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    alpha = rng.integers(0, 256, (5, 7, 1), dtype=np.uint8)
+    for name, pixels in (("rgb.png", colors), ("rgba.png", np.concatenate([colors, alpha], axis=-1))):
+        Image.fromarray(pixels).save(tmp_path / name)
+        gray = decode_image(str(tmp_path / name), None, 1)
+        assert gray.shape == (1, 5, 7)
+        assert np.abs(gray[0] - colors @ (0.299, 0.587, 0.114)).max() < 1  # rounded
+    for name in ("l.png", "la.png"):
+        Image.fromarray(colors[..., 0]).convert(name[:-4].upper()).save(tmp_path / name)
+        assert np.array_equal(decode_image(str(tmp_path / name), None, 1)[0], colors[..., 0])
+        assert np.array_equal(decode_image(str(tmp_path / name), None)[2], colors[..., 0])
+    write_png(tmp_path / "sixteen.png", RAMP.astype(np.uint16)[..., None] * 256 + 9, 0)
+    assert np.array_equal(decode_image(str(tmp_path / "sixteen.png"), None, 1)[0], RAMP)
+    assert decode_image(str(tmp_path / "rgb.png"), 4, 1).shape == (1, 4, 4)
+
+
 def test_palettes_give_their_colors(tmp_path):
     colors = np.random.default_rng(0).integers(0, 256, (256, 3), dtype=np.uint8)
     picture = Image.fromarray(RAMP)

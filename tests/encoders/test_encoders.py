@@ -33,6 +33,9 @@ CASES = [
         conv(1, 16, 5) + conv(16, 32, 5) + conv(32, 64, 3) + linear(64 * 3 * 5, 50),
     ),
     ("small_cnn", (1, 8, 8), {}, 64, conv(1, 16, 3) + conv(16, 32, 3) + linear(32 * 2 * 2, 64)),
+    # With a layer to ten classes the 1,663,370 parameters that the FedAvg paper counts.
+    ("fedavg_cnn", (1, 28, 28), {}, 512, 1_663_370 - linear(512, 10)),
+    ("fedavg_cnn", (3, 32, 32), {}, 512, conv(3, 32, 5) + conv(32, 64, 5) + linear(64 * 8 * 8, 512)),
     ("small_cnn", (3, 16, 9), {"channels": [4], "out_features": 7}, 7, conv(3, 4, 3) + linear(4 * 8 * 4, 7)),
     ("mlp", (1, 8, 8), {}, 64, linear(64, 128) + linear(128, 64)),
     ("mlp", (30,), {"hidden": [20, 10], "out_features": 5}, 5, linear(30, 20) + linear(20, 10) + linear(10, 5)),
@@ -83,6 +86,7 @@ def test_same_seed_same_weights():
         (lambda: SmallCNN((1, 3, 8)), r"\(1, 3, 8\) is too small for SmallCNN with 2 convolutions.*0 x 2 pixels"),
         (lambda: SmallCNN((1, 0, 8)), "positive integers"),
         (lambda: SmallCNN((1, 8, 8), channels=()), "at least one convolution"),
+        (lambda: SmallCNN((1, 8, 8), kernel_size=4), "must be odd and positive, got 4"),
         (lambda: MLP(()), "positive integers"),
         (lambda: MLP((4,), hidden=(0,)), "at least one unit"),
     ],

@@ -7,7 +7,7 @@ from pfl_lightning.encoders import DCPFLCNN, FedProtoCNN, SmallAlexNet, build_en
 
 SIDES = (28, 32, 64, 224)
 FEATURES = {"resnet": 512, "fedproto_resnet": 512, "dcpfl": 500, "fedproto_cnn": 50, "small_alexnet": 512}
-FEATURES |= {"shufflenet_v2": 512, "googlenet": 512, "fedpac_cnn": 128, "mlp": 64, "small_cnn": 64}
+FEATURES |= {"shufflenet_v2": 512, "googlenet": 512, "fedpac_cnn": 128, "mlp": 64, "small_cnn": 64, "fedavg_cnn": 512}
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -73,7 +73,7 @@ Engine: how local fits run; the results are the same
                                       --engine ray --model.engine.workers 4.
 
 After and during the training
-  --personalize.train linear|linear+encoder|head|all
+  --personalize.train linear|linear+encoder|head|all|nothing
                                       Let clients adapt the trained model.
   --personalize.help                  Its options.
   --inspect true                      Pictures and scalars in TensorBoard.

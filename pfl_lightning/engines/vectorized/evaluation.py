@@ -210,6 +210,7 @@ class VectorizedEvaluation(Engine):
         """Scores of members of one kind, in order."""
         client.eval()
         if len(members) > 1 and self._vectorizes_scores(client, environment):
+            put_state(client, members[0].state)  # of another kind it may hold other buffers, such as another bank
             return score_stack(client, members, environment)
         found = []
         for member in members:

@@ -34,8 +34,8 @@ WRONG = {
     "--personalize.epochs many": "personalize.epochs: expected int, got many",
     "--personalize.lr -1": "personalize.lr must be a finite number above 0, got -1.0",
     "--personalize.steps 3": "personalize: Option 'steps' is not accepted",
-    "--personalize.train tail": "personalize.train: expected one of ['linear', 'linear+encoder', 'head', 'all'], "
-    "got tail",
+    "--personalize.train tail": "personalize.train: expected one of ['linear', 'linear+encoder', 'head', 'all', "
+    "'nothing'], got tail",
 }
 
 

@@ -1,5 +1,6 @@
 """Public samples: held back from the training samples, or read from a folder; alike for everybody in a round."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -9,7 +10,7 @@ from _helpers.toy import Toy, for_toy, run
 from PIL import Image
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.datamodules import IID, ClientSplit, Digits, FederatedDataModule, ImageFolder, Samples
+from pfl_lightning.datamodules import IID, ClientSplit, FederatedDataModule, ImageFolder, Samples
 from pfl_lightning.datamodules.clients.public import with_public
 from pfl_lightning.engines.vectorized.batches import StackedBatches
 from pfl_lightning.fit_data import FitData
@@ -94,18 +95,60 @@ def test_a_path_whose_images_are_scaled_as_the_clients(tmp_path):
     assert data.public_split.raw_inputs.shape == (3, 3, 4, 4)
 
 
-def test_public_images_of_another_shape_are_refused(tmp_path):
+class GrayPictures(Pictures):
+    """The same in one channel."""
+
+    def load(self):
+        samples = super().load()
+        return replace(samples, train_inputs=samples.train_inputs[:, :1], test_inputs=samples.test_inputs[:, :1])
+
+
+@pytest.mark.parametrize("of_files", ["L", "RGB"])
+@pytest.mark.parametrize("pictures", [GrayPictures, Pictures])
+def test_a_folders_images_get_the_clients_channels(tmp_path, of_files, pictures):
+    """By Pillow's conversion, whatever the files have; each picture by itself."""
+    rng = np.random.default_rng(0)
+    held = [Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).convert(of_files) for _ in range(3)]
+    for number, image in enumerate(held):
+        image.save(tmp_path / f"{number}.png")
+    data = pictures(IID(3), 5, public=str(tmp_path))
+    data.setup()
+    mode, channels = ("L", 1) if pictures is GrayPictures else ("RGB", 3)
+    expected = np.stack([np.asarray(image.convert(mode)).reshape(4, 4, channels) for image in held])
+    assert np.array_equal(data.public_split.raw_inputs.permute(0, 2, 3, 1).numpy(), expected)
+    inputs, _ = data.public_split.loader(3).tensors()
+    assert inputs.shape[1:] == data.client_data(0).train.loader(3).tensors()[0].shape[1:]
+
+
+def test_public_images_of_another_size_are_refused(tmp_path):
     write_images(tmp_path / "large", side=8)
-    with pytest.raises(
-        ValueError,
-        match=r"public images in .*large' are torch.uint8 of shape \(3, 8, 8\), the clients' .*\(3, 4, 4\).*scale",
-    ):
-        ready(public=str(tmp_path / "large"))
-    digits = Digits(IID(2), public=str(tmp_path / "large"))
-    with pytest.raises(ValueError, match=r"\(3, 8, 8\), the clients' samples torch.uint8 of shape \(1, 8, 8\)"):
-        digits.setup()
+    size = (
+        r"public images in .*large' are 8 x 8 pixels, the clients' samples 4 x 4 .*scale the images to 4 x 4, or give "
+        "'public' a number of training samples"
+    )
+    for pictures in (Pictures, GrayPictures):
+        with pytest.raises(ValueError, match=size):
+            pictures(IID(3), 5, public=str(tmp_path / "large")).setup()
     with pytest.raises(FileNotFoundError, match=r"no folder of public images at .*nowhere"):
         ready(public=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (torch.zeros(6, 4, 8, 8, dtype=torch.uint8), "one channel, or as colors, three channels, but .* 4 channels"),
+        (torch.zeros(6, 3, 8, 8), "are bytes, torch.uint8, the clients' samples torch.float32"),
+        (torch.zeros(6, 5), r"whose samples have the shape \(5,\): images have channels, height and width"),
+    ],
+)
+def test_a_folder_for_clients_without_such_images_is_refused(tmp_path, inputs, said):
+    write_images(tmp_path / "some", side=8)
+    samples = Samples(inputs, torch.zeros(6, dtype=torch.int64), ("a",))
+    with pytest.raises(ValueError, match=f"public images in .*some' .*{said}.*give 'public' a number of training"):
+        with_public(samples, tmp_path / "some", seed=0)
+
+
+def test_public_samples_of_another_shape_are_refused():
     images = torch.zeros(4, 3, 2, 2)
     with pytest.raises(ValueError, match=r"public inputs torch\.float32 of shape"):
         Samples(images, torch.zeros(4, dtype=torch.int64), ("a",), public_inputs=torch.zeros(2, 3, 2, 1))

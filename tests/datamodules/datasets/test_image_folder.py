@@ -38,9 +38,9 @@ def decoded(monkeypatch):
     paths = []
     original = image_cache.decode_image
 
-    def record(path, image_size):
+    def record(path, *options):
         paths.append(path)
-        return original(path, image_size)
+        return original(path, *options)
 
     monkeypatch.setattr(image_cache, "decode_image", record)
     return paths

@@ -115,3 +115,17 @@ def test_small_groups_agree(stacked):
         stacked.clear()
         assert_scores_agree(evaluate(federation, VectorizedEngine(group, forward="vmap")), expected)
         assert stacked == sizes
+
+
+def test_clients_with_banks_of_other_sizes_go_together(stacked, said):
+    """Those of a cohort of three compare two other clients' models, or one or none, the others another number."""
+    fit = partial(FedFomo, lr=0.05, epochs=1, models=3)
+    options = {"cohorts": [[0, 1, 2], [0, 2, 4], [1, 3, 2]], "data": Toy(validation=12)}
+    got, expected = (
+        run(fit, 3, engine=engine, **options) for engine in (VectorizedEngine(forward="vmap"), SequentialEngine())
+    )
+    assert len(set(stacked)) > 1  # not always all five
+    assert said() == []
+    for client, wanted in expected.test_scores.items():
+        assert got.test_scores[client].accuracy == wanted.accuracy
+        assert got.test_scores[client].loss == pytest.approx(wanted.loss, abs=1e-5)
