@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
     from pfl_lightning.state.export import export_clients
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AggregationWeights",
