@@ -55,13 +55,14 @@ def table(found: re.Match[str]) -> str:
     """The comment and the table below it, best row first."""
     when, folders, study = found.groups()
     file = yaml.safe_load((ROOT / "studies" / f"{study}.yaml").read_text())
+    figures = file.get("published", {}).get("figures", {})
     rows: list[tuple[float, str]] = []
     for method in file["methods"]:
         runs = runs_of((MEASURED / folder for folder in folders.split()), method)
-        paper = file["published"]["figures"].get(method)
+        paper = figures.get(method)
         if runs and when == "the end":
             rows.append(at_the_end(method, runs, paper))
-        elif runs:
+        elif runs and in_round(int(when.split()[1]), runs):
             rows.append(at_round(int(when.split()[1]), method, runs, paper))
     heads = AT_THE_END if when == "the end" else AT_A_ROUND.format(when)
     lines = [f"| {heads} |", "|---" * (1 + heads.count("|")) + "|", *(row for _, row in sorted(rows, reverse=True))]
@@ -83,6 +84,11 @@ def percent(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
     return 100 * statistics.fmean(value(run) for run in runs)
 
 
+def in_round(number: int, runs: Sequence[Run]) -> bool:
+    """Whether the round of a number was evaluated in all runs."""
+    return all(len(run["history"]) >= number and "test" in run["history"][number - 1] for run in runs)
+
+
 def last(runs: Sequence[Run]) -> list[float]:
     """Mean, standard deviation and worst decile over clients, after the last round."""
     return [percent(runs, lambda run, key=key: run["accuracy"]["last"]["test"][key]) for key in OVER_CLIENTS]
@@ -93,10 +99,8 @@ def at_the_end(method: str, runs: Sequence[Run], paper: float | None) -> tuple[f
     mean, std, decile = last(runs)
     chosen = percent(runs, lambda run: run["accuracy"]["validation_selected"]["test"]["mean"])
     rounds = ", ".join(str(run["accuracy"]["validation_selected"]["round"]) for run in runs)
-    early = percent(runs, lambda run: run["history"][29]["test"]["accuracy"])
-    shown = (
-        f"{method} | {mean:.2f} ± {std:.2f} | {decile:.2f} | {chosen:.2f} (round {rounds}) | {early:.2f} | {len(runs)}"
-    )
+    early = f"{percent(runs, lambda run: run['history'][29]['test']['accuracy']):.2f}" if in_round(30, runs) else "-"
+    shown = f"{method} | {mean:.2f} ± {std:.2f} | {decile:.2f} | {chosen:.2f} (round {rounds}) | {early} | {len(runs)}"
     return mean, f"| {shown} | " + (f"{paper:.2f} | {mean - paper:+.2f} |" if paper else "- | - |")
 
 

@@ -40,6 +40,8 @@ def what_is_made(configured: Any) -> str:
         >>> what_is_made(torch.optim.SGD(weights, lr=0.1, momentum=0.9, nesterov=True))
         'SGD with lr=0.1, momentum=0.9, nesterov=True'
     """
+    if isinstance(configured, list | tuple) and len(configured) == 2 and configured[1] == []:  # no schedules
+        configured = configured[0]
     if isinstance(configured, list | tuple) and len(configured) == 1:
         [configured] = configured
     if isinstance(configured, dict) and "lr_scheduler" not in configured:

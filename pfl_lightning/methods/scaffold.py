@@ -118,6 +118,7 @@ class SCAFFOLD(FederatedClient):
 
     def check_run(self, facts: RunFacts) -> None:
         """Refuse for ``control="steps"`` clipped gradients, whose mean is not theirs, and steps of another kind."""
+        self._check_phases()
         if self.control == "steps":
             for phase in self.phases():
                 self._check_optimizer(phase)
@@ -125,6 +126,21 @@ class SCAFFOLD(FederatedClient):
             raise ConfigurationError(
                 'control="steps" takes the mean of the gradients from the steps, and the engine clips gradients '
                 f'(gradient_clip_val={facts.gradient_clip_val}): clip none, or use control="gradient"'
+            )
+
+    def _check_phases(self) -> None:
+        """Refuse phases in which a part of what is corrected does not train, and steps of several phases."""
+        trained, corrected = [self.trained_names(phase) for phase in self.phases()], set(self.own_control.as_state())
+        if any(corrected - self.frozen - names for names in trained):
+            raise ConfigurationError(
+                f"each of SCAFFOLD's phases trains all that clients share, and {type(self).__name__} has phases that "
+                "train a part of it: let phases() give one that trains everything"
+            )
+        if self.control == "steps" and len(trained) > 1:
+            raise ConfigurationError(
+                'control="steps" takes the mean of the gradients from the steps of one phase, whose momentum goes on, '
+                f"and {type(self).__name__} has {len(trained)}: give it one, or use "
+                'control="gradient", which takes one more pass over the data'
             )
 
     def _check_optimizer(self, phase: Phase) -> None:

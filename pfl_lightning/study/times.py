@@ -180,10 +180,18 @@ class Times:
     def load(cls, path: Path) -> Times:
         """Read the times of the cells, and keep them there; of a file that is missing or damaged, none."""
         try:
-            found: Mapping[str, Mapping[str, float]] = json.loads(path.read_text())
-            return cls({name: CellTime(**entry) for name, entry in found.items()}, path=path)
-        except (OSError, ValueError, TypeError, AttributeError):
+            found: Mapping[str, Mapping[str, float | None]] = json.loads(path.read_text())
+            return cls({name: _read(entry) for name, entry in found.items()}, path=path)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return cls(path=path)
+
+
+def _read(entry: Mapping[str, float | None]) -> CellTime:
+    per_round, around = entry["per_round"], entry.get("around")
+    for seconds in (per_round, 0.0 if around is None else around):
+        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise ValueError(f"expected seconds, got {seconds!r}")
+    return CellTime(**entry)  # type: ignore[arg-type]  # checked above
 
 
 def _times(seconds: float | None, pace: float) -> float | None:

@@ -70,7 +70,7 @@ def test_a_table_is_that_of_the_kept_results(when, folders, study, rows):
     for method, *cells in shown:
         runs = kept(folders.split(), method)
         results = [valid(run / "version_0" / "results.json") for run in runs]
-        paper = file["published"]["figures"][method]
+        paper = file.get("published", {}).get("figures", {}).get(method)
         if when == "the end":
             check_the_end(cells, runs, results, paper)
         else:
@@ -95,7 +95,7 @@ def check_a_round(number, cells, runs, results, paper):
     assert {one["round"] for one in history} == {number}
     assert mean == percent(one["test"]["accuracy"] for one in history)
     assert (std, decile) == (spread(runs)[1:] if {one["rounds"] for one in results} == {number} else ("-", "-"))
-    assert (seeds, float(published)) == (str(len(runs)), paper)
+    assert (seeds, published) == (str(len(runs)), "-" if paper is None else f"{paper:.2f}")
 
 
 def test_every_kept_run_is_in_a_table():

@@ -225,10 +225,14 @@ class OwnOptimizer(SCAFFOLD):
 
 
 class OwnPhases(SCAFFOLD):
-    """The head goes on at another rate."""
+    """Phases of its own."""
+
+    def __init__(self, encoder, num_classes, *, own, **options):
+        super().__init__(encoder, num_classes, **options)
+        self.own = own
 
     def phases(self):
-        return (Phase(epochs=1), Phase("head", ("head.*",), 1, 0.3))
+        return self.own
 
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
@@ -267,10 +271,31 @@ def test_steps_of_another_optimizer_are_no_mean_of_gradients(make, made):
 
 def test_a_phase_at_another_rate_is_refused():
     with pytest.raises(ConfigurationError, match=r"OwnPhases makes SGD with lr=0.3, momentum=0.5"):
-        run(partial(OwnPhases, lr=0.05), 1)
+        run(partial(OwnPhases, own=(Phase(epochs=1, lr=0.3),), lr=0.05), 1)
 
 
-@pytest.mark.parametrize("wrap", [lambda made: made, lambda made: [made], lambda made: {"optimizer": made}])
+TWICE = (Phase(epochs=1), Phase("again", epochs=1))
+
+
+def test_steps_of_several_phases_are_no_mean_of_gradients():
+    """The second would begin without momentum."""
+    with pytest.raises(ConfigurationError, match=r"one phase, whose momentum goes on.*has 2.*use control=\"gradient\""):
+        run(partial(OwnPhases, own=TWICE, lr=0.05), 1)
+    run(partial(OwnPhases, own=TWICE, lr=0.05, control="gradient"), 1)
+
+
+@pytest.mark.parametrize("control", ["steps", "gradient"])
+@pytest.mark.parametrize("also", [(), (Phase("encoder", ("encoder.*",), 1),)])
+def test_a_phase_that_trains_a_part_is_refused(control, also):
+    own = (Phase("head", ("head.*",), 1), *also)
+    with pytest.raises(ConfigurationError, match="OwnPhases has phases that train a part of it"):
+        run(partial(OwnPhases, own=own, lr=0.05, control=control), 1)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda made: made, lambda made: [made], lambda made: {"optimizer": made}, lambda made: ([made], [])],
+)
 def test_an_own_optimizer_that_is_the_same_trains_the_same(wrap):
     own = partial(OwnOptimizer, make=lambda parameters: wrap(SGD(parameters, weight_decay=5e-4)), lr=0.05, epochs=1)
     found, expected = run(own, 2, cohorts=COHORTS), run(partial(SCAFFOLD, lr=0.05, epochs=1), 2, cohorts=COHORTS)

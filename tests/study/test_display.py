@@ -98,8 +98,17 @@ def test_times_are_kept(tmp_path):
         "all/FedPer": CellTime(5.0, 6.0),
     }
     assert loaded.path == times.path
-    times.path.write_text("{")
-    assert Times.load(times.path).before == {}
+    entries = (
+        '{"per_round": null}',
+        '{"per_round": "3"}',
+        '{"per_round": 1, "around": "x"}',
+        '{"per_round": NaN}',
+        "{}",
+        "3",
+    )
+    for damaged in ("{", "[]", *(f'{{"all/FedAvg": {entry}}}' for entry in entries)):
+        times.path.write_text(damaged)
+        assert Times.load(times.path).before == {}
 
 
 def test_scores_of_nearest_neighbors_are_no_accuracies(runs):

@@ -69,7 +69,7 @@ def nearest_options(word: str, options: Iterable[str]) -> list[str]:
     last = word.rpartition(".")[2]
     if word in OTHER_NAMES or last in OTHER_NAMES:
         return [OTHER_NAMES.get(word) or OTHER_NAMES[last]]
-    known = [*dict.fromkeys((*options, *OF_CLASSES))]
+    known = [name for name in dict.fromkeys((*options, *OF_CLASSES)) if not name.endswith("+")]
     same = [option for option in known if option.rpartition(".")[2] == last]
     begun = [option for option in known if option.startswith(word)]
     if 0 < len(same or begun) <= 3:
