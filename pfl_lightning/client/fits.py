@@ -81,6 +81,10 @@ class FitAccess(L.LightningModule):
             parameter.requires_grad_(name not in self.frozen)
         return self
 
+    def inspected_module(self) -> FederatedClient:
+        """Client in which inspection finds the network that it is evaluated with as its own; a copy where it is not."""
+        return cast("FederatedClient", self)
+
     def copy_network(self) -> nn.Module:
         """Encoder and head once more, with the same weights; what is frozen is the same, not a copy."""
         memo: dict[int, Any] = {id(p): p for name, p in self.named_parameters() if name in self.frozen}

@@ -78,4 +78,4 @@ class ClientModels(FederationRounds):
                 copies[id(own)] = copy_module(own)
             model = copies[id(own)]
             load_own_state(model, self.evaluation_task(client), self.environment)
-            yield client, model.eval()
+            yield client, model.inspected_module().eval()

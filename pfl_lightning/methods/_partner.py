@@ -109,9 +109,20 @@ class PartnerClient(FederatedClient):
     def exported_module(self) -> L.LightningModule:
         """The client with the network that it was evaluated with as its own."""
         if self.serving is not None:
-            self.encoder, self.head, self.serving = self.partner.encoder, self.partner.head, None
+            self._take_over_partner()
             self.exported_label = self.partner_label
         return super().exported_module()
+
+    def inspected_module(self) -> FederatedClient:
+        """The client, or a copy whose own network is the partner that serves in its place."""
+        if self.serving is None:
+            return self
+        shown = copy_module(self)
+        shown._take_over_partner()
+        return shown
+
+    def _take_over_partner(self) -> None:
+        self.encoder, self.head, self.serving = self.partner.encoder, self.partner.head, None
 
     def personalization_phases(self) -> tuple[Phase, ...]:
         """Phases that the options ask for, of the own network, or of the partner that serves in its place."""

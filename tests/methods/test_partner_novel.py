@@ -152,6 +152,16 @@ def test_the_exported_model_is_the_one_that_was_evaluated(method, tmp_path):
 
 
 @METHODS
+def test_inspection_finds_the_network_that_is_evaluated(method):
+    federation = run(fit_of(method), 1, cohorts=[[0, 1]], encoder=ENCODERS)
+    inputs, net = federation.data.client_data(3).test.loader(9).tensors()[0], common(federation).eval()
+    for client, model in federation.client_models(range(CLIENTS)):
+        scores = model.classify(model.encode(inputs))
+        torch.testing.assert_close(scores, model(inputs))
+        assert torch.allclose(scores, net.head(net.encoder(inputs))) == (client not in (0, 1))
+
+
+@METHODS
 def test_nothing_is_left_behind(method):
     federation = run(fit_of(method), 2, cohorts=[[0, 1], [2]], encoder=ENCODERS)
     plain = run(fit_of(method), 2, cohorts=[[0, 1], [2]], encoder=ENCODERS, limit_val_batches=0)
