@@ -93,7 +93,7 @@ def test_pfl_methods(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     main(["methods"])
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("DualFed", "2024", "encoder, global_head", "googlenet", "6,124,704"))
+    assert all(name in shown for name in ("DualFed", "encoder, global_head", "googlenet", "6,124,704"))
     main(["methods", "--config", config(tmp_path, CHOICES["by client"])])
     rows = [line for line in capsys.readouterr().out.splitlines() if "small_cnn" in line or "mlp" in line]
     assert [row.replace("│", " ").split()[-1] for row in rows] == ["2", "2"]
