@@ -25,6 +25,8 @@ from typing import Any
 
 import yaml
 
+from pfl_lightning.report.study_folder import folder_name
+
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured"
 RESULTS = ROOT / "docs" / "results.md"
@@ -71,7 +73,7 @@ def table(found: re.Match[str]) -> str:
 
 def runs_of(folders: Iterable[Path], method: str) -> list[Run]:
     """The kept runs of a study's method, one a seed: that of the first folder that has it."""
-    name = re.sub(r"[^\w.=+-]+", "-", method)
+    name = folder_name(method)
     runs: dict[str, Run] = {}
     for folder in folders:
         for path in folder.glob(f"runs/*/{name}/seed_*/version_0/results.json"):

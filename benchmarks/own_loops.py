@@ -22,37 +22,29 @@ which a failed round is undone, the losses that are logged, covariances that are
 from __future__ import annotations
 
 import argparse
-import logging
-import os
-import platform
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-
-from pfl_lightning import Federation
-from pfl_lightning import methods as package
-from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.client import FederatedClient
-from pfl_lightning.encoders import build_encoder
-
-sys.path.insert(0, str(Path(__file__).parent))  # as when this file is run as a script
 from loops import Loop, Setting, State
 from loops.calibre import Calibre
 from loops.dcpfl import DCPFL
 from loops.dualfed import DualFed
 from loops.gpfl import GPFL
 from loops.pfedhn import MOMENTUM, PFedHN
-from method_costs import BATCH, LONG, QUIET, SETTINGS, SHORT, Workload, images, made
+from plain_loop import BATCH, LONG, QUIET, SETTINGS, SHORT, Workload, images, made, start
+
+from pfl_lightning import Federation
+from pfl_lightning import methods as package
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.encoders import build_encoder
 
 LOOPS: dict[str, type[Loop]] = {loop.__name__: loop for loop in (GPFL, PFedHN, DCPFL, DualFed, Calibre)}
 ENCODER, SEED = "fedpac_cnn", 0
@@ -187,12 +179,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=LONG.clients, help="clients of the workload of many steps")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    torch.set_num_threads(args.threads)
-    machine = f"{args.threads} thread of {os.cpu_count()} cores of {platform.machine()}, torch {torch.__version__}"
-    print(f"{date.today()}, {machine}\nload of the machine before the start: {os.getloadavg()[0]:.1f}\n")
+    start(args.threads)
     print("| method | few steps | many steps | largest difference |")
     print("|---|---|---|---|", flush=True)
     failed = []

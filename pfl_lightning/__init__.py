@@ -1,4 +1,26 @@
-"""Personalized federated learning on PyTorch Lightning."""
+"""Personalized federated learning on PyTorch Lightning.
+
+=======================================  ==========================================================================
+What one uses
+``methods``, ``encoders``                a class for each method; networks to features
+``callbacks``, ``datamodules``           the loop over rounds and what is seen of it; clients' data and partitions
+``drop_in``                              ``federate``: projects of one's own
+``engines``                              how local fits run, on one process or many
+``cli``, ``study``, ``report``           the command ``pfl``; studies; tables of finished runs
+What a method is made of
+``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them
+``phases``, ``options``, ``learner``     phases of a local fit; options of all methods; networks that a server trains
+``functional``, ``self_supervised``      losses, statistics and solvers; self-supervised objectives
+``public``                               public samples of a round
+What a run is made of
+``federation``, ``round``, ``facts``     the LightningModule; one round; what is known before the first
+``data``, ``fit_data``                   what clients have; what a local fit reads
+``state``, ``seeding``, ``metrics``      states and checkpoints; seeds by purpose; accuracies of clients
+Throughout
+``errors``, ``checks``                   errors with client and round; checks of arguments
+``import_paths``, ``older_package``      classes by name; projects that import ``pytorch_lightning``
+=======================================  ==========================================================================
+"""
 
 from __future__ import annotations
 

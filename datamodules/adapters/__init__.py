@@ -8,6 +8,7 @@ Data modules
 ``item_datamodule``                            base of those whose samples are items
 What they read
 ``stages``, ``combined``                       loaders of a project by stage; several loaders of one stage
+``reloading``                                  loaders that are asked for once more between rounds
 ``sources``, ``item_source``                   items behind a loader, with its collate function, order and workers
 ``items``, ``streams``                         splits and batches of items; those of a client's own loader
 ``orders``, ``workers``                        samplers of the user's own; worker processes, which clients share

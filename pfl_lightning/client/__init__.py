@@ -5,6 +5,7 @@
 ``declarations``    names that are shared, personal or fixed; names of loss terms
 ``features``        what methods ask of features and classes
 ``context``         what a local fit knows of its client, its round and its run
+``fits``            how engines train, evaluate and copy a client
 ==================  ==============================================================
 """
 

@@ -3,6 +3,7 @@
 ================================================  ==============================================================
 ``averaging``                                     weighted averages of named tensors (FedAvg), and the server's step
 ``losses``                                        alignment to prototypes, balanced softmax, proximal term
+``square_term``, ``linear_term``                  terms of a loss whose gradients are given
 ``contrastive``                                   supervised contrastive loss and NT-Xent
 ``distillation``                                  divergence of one network's class scores from another's
 ``statistics``                                    counts, means and covariances of features by class (FedPAC, DC-PFL)
@@ -11,7 +12,6 @@
 ``inner_loop``                                    a network at given parameters, inner gradient steps (APFL, pFedMe)
 ``nearest_neighbor``, ``neighbor_classes``        accuracy of a nearest-neighbor classifier, probabilities of k nearest
 ``low_rank``                                      codec that keeps a share of a tensor's squared norm (FedKD)
-``nearest_neighbor``                              accuracy of a nearest-neighbor classifier on features
 ``representations``, ``attribution``              measures for the inspection of trained encoders
 ``numerics``                                      precision of sums and products, square roots safe at zero
 ================================================  ==============================================================

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice, check_number
-from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage
@@ -120,8 +120,7 @@ class SCAFFOLD(FederatedClient):
         """Refuse for ``control="steps"`` clipped gradients, whose mean is not theirs, and steps of another kind."""
         self._check_phases()
         if self.control == "steps":
-            for phase in self.phases():
-                self._check_optimizer(phase)
+            self._check_optimizer()
         if self.control == "steps" and facts.gradient_clip_val is not None:
             raise ConfigurationError(
                 'control="steps" takes the mean of the gradients from the steps, and the engine clips gradients '
@@ -143,8 +142,9 @@ class SCAFFOLD(FederatedClient):
                 'control="gradient", which takes one more pass over the data'
             )
 
-    def _check_optimizer(self, phase: Phase) -> None:
-        """Look at the optimizer that a phase gets, which a subclass may make, or its phase."""
+    def _check_optimizer(self) -> None:
+        """Look at the optimizer of the one phase, which a subclass may make."""
+        [phase] = self.phases()
         trained = self.trained_names(phase)
         if not trained:
             return  # the engine refuses it

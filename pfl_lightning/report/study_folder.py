@@ -6,10 +6,20 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["StudyPlace", "study_place"]
+__all__ = ["NO_SETTING", "StudyPlace", "folder_name", "study_place"]
 
 NO_SETTING = "all"
 """The folder of the runs of a study without settings."""
+
+
+def folder_name(label: str) -> str:
+    """The folder of a setting or a row of a study.
+
+    Example:
+        >>> folder_name("HypCluster, 3")
+        'HypCluster-3'
+    """
+    return re.sub(r"[^\w.=+-]+", "-", label).strip("-.")
 
 
 @dataclass(frozen=True)

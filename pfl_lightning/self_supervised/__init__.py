@@ -5,7 +5,6 @@
 ``simclr``, ``byol``, ``simsiam``, ``mocov2``, ``swav``, ``smog``     one objective each
 ``target``                                                            networks that follow by a moving average
 ``registry``                                                          objectives by name: ``make_objective``
-``client_parts``                                                      functions that clients with an objective share
 ====================================================================  =============================================
 
 Heads, losses and memory banks are lightly's (``pip install -e ".[ssl]"``), imported when an objective is made.

@@ -96,10 +96,11 @@ class Agenda:
         """How many runs there are, in which states."""
         counts = Counter(state_of(run).value for run in self.runs)
         parts = ", ".join(f"{number} {state}" for state, number in counts.items())
-        text = f"{self.study.title}: {len(self.runs)} runs in {self.output} ({parts})"
+        runs = f"{len(self.runs)} run" + ("" if len(self.runs) == 1 else "s")
+        text = f"{self.study.title}: {runs} in {self.output} ({parts})"
         left_out = len(self.all_runs) - len(self.runs)
         text += f"; {len(self.to_search)} rows to search" if self.to_search else ""
-        return text + (f"; {left_out} others are left out now" if left_out else "")
+        return text + (f"; {left_out} more left out now" if left_out else "")
 
     def lines(self) -> list[str]:
         """A line for each run with its state, and for each row to search."""

@@ -60,7 +60,7 @@ def common(federation):
     return net
 
 
-def check_scores(federation, data, clients, net, prefix=""):
+def assert_scores(federation, data, clients, net, prefix=""):
     for client in clients:
         got = federation.test_scores[client]
         assert (got.accuracy, got.loss) == pytest.approx(score(net, data, client, "test"), abs=1e-4)
@@ -75,20 +75,20 @@ def test_a_test_scores_the_common_network(method, make, monkeypatch, tmp_path):
     trained = run(fit_of(method), 2, data=data, **options)
     fresh = Federation(fit_of(method), ENCODERS, engine=make(monkeypatch), seed=1)
     quiet_trainer(1).test(fresh, data, ckpt_path=tmp_path / "last.ckpt", verbose=False)
-    check_scores(fresh, data, data.novel, common(trained))
+    assert_scores(fresh, data, data.novel, common(trained))
     for client in data.participating:
         net = own_nets(ENCODERS)[client]
         stored = trained.personal.get(client)
         put(net, {name: stored[name] for name in named(net)})
-        check_scores(fresh, data, [client], net)
+        assert_scores(fresh, data, [client], net)
 
 
 @METHODS
 def test_a_client_has_its_own_network_from_its_first_fit_on(method):
     federation = run(fit_of(method), 1, cohorts=[[0, 1]], encoder=ENCODERS)
-    check_scores(federation, Toy(), [2, 3, 4], common(federation))
+    assert_scores(federation, Toy(), [2, 3, 4], common(federation))
     federation = run(fit_of(method), 2, cohorts=[[0, 1], [2]], encoder=ENCODERS)
-    check_scores(federation, Toy(), [3, 4], common(federation))
+    assert_scores(federation, Toy(), [3, 4], common(federation))
     assert federation.test_scores[2].loss != pytest.approx(score(common(federation), Toy(), 2, "test")[1], abs=1e-4)
 
 
@@ -114,27 +114,27 @@ def by_hand(federation, data, client, train):
     return tuned(net, data, client, train, rate=0.2, epochs=3)
 
 
-def check_personalized(method, engine, train):
+def assert_personalized(method, engine, train):
     data = Toy(novel_clients=2)
     federation = run(fit_of(method), 1, data=data, encoder=ENCODERS, loop=FederatedLoop(), engine=engine)
     with federation.personalized(Personalization(train, epochs=3, lr=0.2, momentum=0.0, batch_size=1000)):
         quiet_trainer(1).test(federation, data, verbose=False)
     for client in data.novel:
-        check_scores(federation, data, [client], by_hand(federation, data, client, train))
+        assert_scores(federation, data, [client], by_hand(federation, data, client, train))
     quiet_trainer(1).test(federation, data, verbose=False)
-    check_scores(federation, data, data.novel, common(federation))  # which nobody's adaptation has changed
+    assert_scores(federation, data, data.novel, common(federation))  # which nobody's adaptation has changed
 
 
 @METHODS
 @pytest.mark.parametrize("train", ["head", "all", "linear"])
 def test_what_a_novel_client_adapts_is_the_common_network(method, train):
-    check_personalized(method, SequentialEngine(), train)
+    assert_personalized(method, SequentialEngine(), train)
 
 
 @ENGINES
 @pytest.mark.parametrize("train", ["all", "linear"])
 def test_it_does_so_under_every_engine(make, train, monkeypatch):
-    check_personalized(FML, make(monkeypatch), train)
+    assert_personalized(FML, make(monkeypatch), train)
 
 
 @METHODS
@@ -178,4 +178,4 @@ def test_batch_normalization_of_the_common_network(method):
     federation = run(fit, 2, loop=GivenCohorts([0, 1]), encoder=ENCODERS, data=Toy(batch_size=9))
     net = first_partner(normed_encoder)
     net.load_state_dict({n.removeprefix("partner."): t for n, t in federation.server.weights.as_state().items()})
-    check_scores(federation, Toy(), [2, 3, 4], net.eval())
+    assert_scores(federation, Toy(), [2, 3, 4], net.eval())

@@ -324,7 +324,7 @@ def test_only_a_part_of_a_study(tmp_path, play, capsys):
     code, commands = play(path, "--seeds", "1", "--methods", "FedPer,FedAvg")
     assert (code, len(commands)) == (0, 2)
     said = capsys.readouterr().out
-    assert "A tiny study: 2 runs in runs/studies/tiny (2 new); 2 others are left out now" in said
+    assert "A tiny study: 2 runs in runs/studies/tiny (2 new); 2 more left out now" in said
     assert "Missing: FedAvg, seed 0; FedPer, seed 0; FedPer, w/o, seeds 0, 1 (not searched yet)." in said
     table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())[2]
     assert [(row[1], len(row[3])) for row in table] == [("FedAvg", 1), ("FedPer", 1), ("FedPer, w/o", 0)]

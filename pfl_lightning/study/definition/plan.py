@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.report.study_folder import NO_SETTING, folder_name
 from pfl_lightning.study.definition.options import Config, merge, option_of, with_option
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.definition.yaml_file import read_yaml, value_of
@@ -48,7 +48,7 @@ class Cell:
     @property
     def path(self) -> Path:
         """Setting and row as folders."""
-        return Path(_folder_name(self.setting) or "all") / _folder_name(self.label)
+        return Path(folder_name(self.setting) or NO_SETTING) / folder_name(self.label)
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,6 @@ def _value_text(value: Any) -> str:
     if isinstance(value, Mapping) and "class_path" in value:
         return str(value["class_path"]).rpartition(".")[2]
     return str(value).rpartition(".")[2] if isinstance(value, str) and "/" not in value else str(value)
-
-
-def _folder_name(label: str) -> str:
-    return re.sub(r"[^\w.=+-]+", "-", label).strip("-.")
 
 
 def _check_folders(cells: Sequence[Cell]) -> None:
