@@ -56,8 +56,9 @@ class PFedFDA(FederatedClient):
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
         num_classes: Number of classes, C.
-        eps: Added to class shares and to the diagonal of covariances, and the share of a multiple of the identity in
-            the covariance of a classifier.
+        eps: Added to class shares, and the share of a multiple of the identity in the covariance of a classifier.
+        ridge: Added to the diagonal of covariances. It bounds the weights of the classifiers, and with them the
+            gradients of local fits: features that hardly vary would get weights without bound.
         folds: Folds of the cross-validation.
         betas: ``"two"`` finds one beta for the means and one for the covariance, ``"one"`` a common one; ``"global"``
             holds it at 0, ``"own"`` at 1.
@@ -80,15 +81,17 @@ class PFedFDA(FederatedClient):
         num_classes: int,
         *,
         eps: float = 1e-4,
+        ridge: float = 1.0,
         folds: int = 2,
         betas: str = "two",
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("eps", eps, strict=True)
+        check_number("ridge", ridge, strict=True)
         check_at_least("folds", folds, 2)
         check_choice("betas", betas, ("two", "one", "global", "own"))
-        self.eps, self.folds, self.betas = eps, folds, betas
+        self.eps, self.ridge, self.folds, self.betas = eps, ridge, folds, betas
         width = self.feature_width
         first = {"means": torch.rand(num_classes, width), "covariance": torch.eye(width)}
         self.received = TensorDict(first, persistent=False)  # the global Gaussians
@@ -157,7 +160,7 @@ class PFedFDA(FederatedClient):
         means = torch.where((counts > self.folds)[:, None], own, received.means)
         centered = features - means[labels]
         covariance = centered.T @ centered / max(len(labels) - 1, 1)
-        return Gaussians(means, covariance + self.eps * torch.eye(features.shape[1]).double())
+        return Gaussians(means, covariance + self.ridge * torch.eye(features.shape[1]).double())
 
     def _find_betas(self, features: Tensor, labels: Tensor, received: Gaussians, priors: Tensor) -> Tensor:
         """The betas of least cross entropy on the folds that were held out."""

@@ -23,9 +23,9 @@ from pfl_lightning import VectorizedEngine
 from pfl_lightning.methods import PFedFDA
 from pfl_lightning.seeding import derive_seed
 
-EPOCHS, LR, EPS = 2, 0.05, 1e-2
+EPOCHS, LR, EPS, RIDGE = 2, 0.05, 1e-2, 0.1
 COHORTS = [[0, 2, 3], [1, 2]]
-METHOD = partial(PFedFDA, lr=LR, epochs=EPOCHS, eps=EPS)
+METHOD = partial(PFedFDA, lr=LR, epochs=EPOCHS, eps=EPS, ridge=RIDGE)
 
 
 def first():
@@ -55,7 +55,7 @@ def estimate(features, labels, received, least=2):
         for c in range(CLASSES)
     ]
     spread = sum(torch.outer(f - means[int(y)], f - means[int(y)]) for f, y in zip(features, labels, strict=True))
-    return torch.stack(means), spread / (len(labels) - 1) + EPS * torch.eye(FEATURES).double()
+    return torch.stack(means), spread / (len(labels) - 1) + RIDGE * torch.eye(FEATURES).double()
 
 
 def adapted(encoder, data, client, received, beta):
@@ -169,7 +169,7 @@ def searched(features, labels, received):
 
 def test_a_round_with_a_searched_beta_equals_the_restatement():
     data, mixed, found = Toy(), [], []
-    method = partial(Alternating, lr=LR, epochs=EPOCHS, eps=EPS, betas="one")
+    method = partial(Alternating, lr=LR, epochs=EPOCHS, eps=EPS, ridge=RIDGE, betas="one")
     federation = run(method, 1, cohorts=[[0, 2]], data=data, limit_val_batches=0)
     net, gaussians = first()
     for client in (0, 2):
@@ -191,6 +191,20 @@ def test_too_few_samples_take_the_global_gaussians():
     client = PFedFDA(tiny_encoder((INPUTS,)), CLASSES)
     found = client._find_betas(torch.randn(3, FEATURES).double(), torch.tensor([0, 1, 2]), client._global(), None)
     assert found.tolist() == [0.0]
+
+
+def test_a_feature_that_hardly_varies_gets_no_large_weight():
+    """Its weight is at most its mean over the ridge; nearly without one it is beyond what a local fit bears."""
+    features = torch.randn(60, FEATURES).double()
+    features[:, 0] = 0.5 + 1e-5 * torch.randn(60)
+    labels = torch.arange(60) % CLASSES
+    largest = {}
+    for ridge in (1.0, 1e-9):
+        client = PFedFDA(tiny_encoder((INPUTS,)), CLASSES, ridge=ridge, eps=1e-9)
+        own = client._estimate(features, labels, client._global())
+        largest[ridge] = own.classifier(torch.full((CLASSES,), 1 / CLASSES).double(), client.eps)[0][:, 0].abs().max()
+    assert largest[1.0] <= 0.5 / 1.0 + 0.1
+    assert largest[1e-9] > 1e3
 
 
 @pytest.mark.parametrize("engine", [None, VectorizedEngine])
@@ -220,6 +234,7 @@ def test_what_travels():
     ("options", "message"),
     [
         ({"eps": 0.0}, "eps must be a finite number above 0"),
+        ({"ridge": 0.0}, "ridge must be a finite number above 0"),
         ({"folds": 1}, "folds must be at least 2"),
         ({"betas": "both"}, "betas must be one of"),
     ],
