@@ -10,7 +10,8 @@ that has the paper's figures:
     <!-- measured at round 30: fedpac-table1-thirty-rounds fedpac-table1-paper; fedpac-table1 -->
 
 At the end of the runs a row has the last round's accuracy, the worst decile, and the round that the validation parts
-choose; at a round it has that round's accuracy. Several seeds are averaged, and their number is given.
+choose; at a round it has that round's accuracy, with the standard deviation over seeds (of a sample) where there are
+several. Several seeds are averaged, and their number is given.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ AT_THE_END = (
     "method | last round, mean ± std over clients | worst decile | selected on validation | round 30 | seeds | paper "
     "| difference"
 )
-AT_A_ROUND = "method | {}, mean | std over clients | worst decile | seeds | paper, 200 rounds"
+AT_A_ROUND = "method | {}, mean ± std over seeds | std over clients | worst decile | seeds | paper, 200 rounds"
 
 Run = dict[str, Any]
 """What ``results.json`` has."""
@@ -108,11 +109,13 @@ def at_the_end(method: str, runs: Sequence[Run], paper: float | None) -> tuple[f
 
 def at_round(number: int, method: str, runs: Sequence[Run], paper: float | None) -> tuple[float, str]:
     """The mean, and a row; the spread over clients is known of a last round alone."""
-    mean = percent(runs, lambda run: run["history"][number - 1]["test"]["accuracy"])
+    accuracies = [100 * run["history"][number - 1]["test"]["accuracy"] for run in runs]
+    mean = statistics.fmean(accuracies)
+    shown = f"{mean:.2f}" + (f" ± {statistics.stdev(accuracies):.2f}" if len(runs) > 1 else "")
     spread = (
         [f"{value:.2f}" for value in last(runs)[1:]] if all(run["rounds"] == number for run in runs) else ["-", "-"]
     )
-    return mean, f"| {method} | {mean:.2f} | {' | '.join(spread)} | {len(runs)} | {f'{paper:.2f}' if paper else '-'} |"
+    return mean, f"| {method} | {shown} | {' | '.join(spread)} | {len(runs)} | {f'{paper:.2f}' if paper else '-'} |"
 
 
 if __name__ == "__main__":

@@ -93,9 +93,23 @@ def check_a_round(number, cells, runs, results, paper):
     mean, std, decile, seeds, published = cells
     history = [one["history"][number - 1] for one in results]
     assert {one["round"] for one in history} == {number}
-    assert mean == percent(one["test"]["accuracy"] for one in history)
+    values = [one["test"]["accuracy"] for one in history]
+    over_seeds = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    assert mean == percent(values) + over_seeds
     assert (std, decile) == (spread(runs)[1:] if {one["rounds"] for one in results} == {number} else ("-", "-"))
     assert (seeds, published) == (str(len(runs)), "-" if paper is None else f"{paper:.2f}")
+
+
+def test_the_readme_has_the_figures_of_the_kept_results():
+    figures = yaml.safe_load((ROOT / "studies" / "fedpac-table1.yaml").read_text())["published"]["figures"]
+    (line,) = re.findall(r"^\| Fidelity \|.*", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    shown = re.findall(r"([\w-]+) (\d\d\.\d) \((?:the paper: )?(\d\d\.\d)\)", line)
+    folder = "fedpac-table1-paper"
+    assert {method for method, *_ in shown} == {run.parent.name for run in RUNS if run.parts[-5] == folder}
+    for method, mean, paper in shown:
+        (run,) = kept([folder], method)
+        assert float(mean) == pytest.approx(100 * statistics.fmean(accuracies(run)), abs=0.0501)
+        assert float(paper) == pytest.approx(figures[method], abs=0.0501)
 
 
 def test_every_kept_run_is_in_a_table():
