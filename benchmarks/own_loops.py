@@ -7,7 +7,7 @@
 Here each method has a loop of its own (``benchmarks/loops``), written from the paper's equations. The workloads and
 settings are those of ``method_costs.py``, and the methods' arguments are their defaults, but for DualFed's lambda.
 
-First both prove that they do the same work: two rounds of few steps (of FedEMA three), each from the same state with the
+First both prove that they do the same work: two rounds of few steps (FedEMA: three), each from the same state with the
 same batches and draws, must end in the same parameters, and in the same of whatever else server and clients keep,
 within ``torch.allclose(rtol=1e-3, atol=1e-5)``. This is in double precision, since rounding of single precision decides
 which cluster a sample is in (Calibre) and is multiplied where features are nearly equal (DCPFL, DualFed). The largest
@@ -16,7 +16,8 @@ difference of a number is printed.
 Then both are timed in single precision. The loop runs right after the package's round, from the state that it began
 with, and the ratio of their processor times is taken for each such pair, without the first. Reading, loading and
 comparing states is not timed. What the loops leave out is in the ratio: checks of messages and of losses, the copies by
-which a failed round is undone, the losses that are logged, covariances that are small on the wire (DCPFL).
+which a failed round is undone, the losses that are logged, covariances that are small on the wire (DCPFL), and
+lightly's loss in place of one that takes a single product of matrices (PFLSSL, Calibre).
 """
 
 from __future__ import annotations
