@@ -7,16 +7,17 @@
 Here each method has a loop of its own (``benchmarks/loops``), written from the paper's equations. The workloads and
 settings are those of ``method_costs.py``, and the methods' arguments are their defaults, but for DualFed's lambda.
 
-First both prove that they do the same work: two rounds of few steps, each from the same state with the same batches and
-draws, must end in the same parameters, and in the same of whatever else server and clients keep, within
-``torch.allclose(rtol=1e-3, atol=1e-5)``. This is in double precision, since rounding of single precision decides which
-cluster a sample is in (Calibre) and is multiplied where features are nearly equal (DCPFL, DualFed). The largest
+First both prove that they do the same work: two rounds of few steps (FedEMA: three), each from the same state with the
+same batches and draws, must end in the same parameters, and in the same of whatever else server and clients keep,
+within ``torch.allclose(rtol=1e-3, atol=1e-5)``. This is in double precision, since rounding of single precision decides
+which cluster a sample is in (Calibre) and is multiplied where features are nearly equal (DCPFL, DualFed). The largest
 difference of a number is printed.
 
 Then both are timed in single precision. The loop runs right after the package's round, from the state that it began
 with, and the ratio of their processor times is taken for each such pair, without the first. Reading, loading and
 comparing states is not timed. What the loops leave out is in the ratio: checks of messages and of losses, the copies by
-which a failed round is undone, the losses that are logged, covariances that are small on the wire (DCPFL).
+which a failed round is undone, the losses that are logged, covariances that are small on the wire (DCPFL), and
+lightly's loss in place of one that takes a single product of matrices (PFLSSL, Calibre).
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ from loops import Loop, Setting, State
 from loops.calibre import Calibre
 from loops.dcpfl import DCPFL
 from loops.dualfed import DualFed
+from loops.fedema import FedEMA
 from loops.gpfl import GPFL
+from loops.per_fedavg import PerFedAvg
 from loops.pfedhn import MOMENTUM, PFedHN
+from loops.pfl_ssl import PFLSSL
 from plain_loop import BATCH, LONG, QUIET, SETTINGS, SHORT, Workload, images, made, start
 
 from pfl_lightning import Federation
@@ -46,12 +50,21 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.encoders import build_encoder
 
-LOOPS: dict[str, type[Loop]] = {loop.__name__: loop for loop in (GPFL, PFedHN, DCPFL, DualFed, Calibre)}
+LOOPS: dict[str, type[Loop]] = {
+    loop.__name__: loop for loop in (PerFedAvg, GPFL, PFedHN, DCPFL, DualFed, PFLSSL, FedEMA, Calibre)
+}
 ENCODER, SEED = "fedpac_cnn", 0
 OPTIONS: dict[str, Any] = {"DualFed": {"contrastive": 1.0}}
 """What is no default: with a lambda of 40 DualFed diverges on random images, whose features become equal."""
-PROOF = 2
-"""Rounds that are compared."""
+PROOF: dict[str, int] = {"FedEMA": 3}
+"""Rounds that are compared, where these are not two: FedEMA's divergence decides on its mixture from the third on."""
+PLACES = {
+    "objective.target.copies.0": "target.encoder",
+    "objective.target.copies.1.layers": "target.projector",
+    "tor.layers.": "tor.",
+    "objective.": "",
+}
+"""Where the package keeps the networks of self-supervised objectives, and their names in the loops."""
 RTOL, ATOL = 1e-3, 1e-5
 WASTEFUL = 1.05
 """Ratio above which a round is worth a profile."""
@@ -73,7 +86,16 @@ def state_of(federation: Federation) -> tuple[State, list[State]]:
 
 
 def _copied(state: State) -> State:
-    return {name.replace("objective.projector.layers", "projector"): t.detach().clone() for name, t in state.items()}
+    return {plain_name(name): tensor.detach().clone() for name, tensor in state.items()}
+
+
+def plain_name(name: str) -> str:
+    """The loops' name of what the package keeps under this one."""
+    if name.startswith("own."):
+        name = name.replace("/", ".")
+    for place, plain in PLACES.items():
+        name = name.replace(place, plain)
+    return name
 
 
 class Beside(L.Callback):
@@ -184,7 +206,7 @@ def main() -> None:
     print("|---|---|---|---|", flush=True)
     failed = []
     for name in args.methods:
-        proof = compared(name, SHORT, PROOF, "64-true")
+        proof = compared(name, SHORT, PROOF.get(name, 2), "64-true")
         both = [compared(name, one, 1 + args.repetitions) for one in (SHORT, replace(LONG, clients=args.clients))]
         times = " | ".join(shown(beside.ratios) for beside in both)
         print(f"| {name} | {times} | {proof.largest:.1e} |", flush=True)

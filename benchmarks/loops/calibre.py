@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from pfl_lightning.seeding import seeded_generator
 
 from . import Loop, Setting, State, copied, mean_of
+from .self_supervised import nt_xent, simclr_projector
 
-ALPHA, CLUSTERS, TEMPERATURE, PROTOTYPE_TEMPERATURE, HIDDEN, OUT = 0.3, 10, 0.2, 0.5, 2048, 256
+ALPHA, CLUSTERS, TEMPERATURE, PROTOTYPE_TEMPERATURE = 0.3, 10, 0.2, 0.5
 STARTS, ITERATIONS = 4, 10
 """Of the k-means on a batch."""
 ALL_STARTS, ALL_ITERATIONS, TOLERANCE = 10, 300, 1e-4
@@ -30,13 +31,7 @@ class Calibre(Loop):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         encoder = setting.make_encoder()
-        projector = nn.Sequential(
-            nn.Linear(int(encoder.out_features), HIDDEN, bias=False),
-            nn.BatchNorm1d(HIDDEN),
-            nn.ReLU(),
-            nn.Linear(HIDDEN, OUT, bias=False),
-            nn.BatchNorm1d(OUT),
-        )
+        projector = simclr_projector(int(encoder.out_features))
         self.model = nn.ModuleDict({"encoder": encoder, "projector": projector}).to(setting.dtype)
 
     def round(self, number: int) -> None:
@@ -84,14 +79,6 @@ class Calibre(Loop):
         distances = torch.linalg.vector_norm(encoded - centroids[assigned], dim=1)
         means, found = means_of(distances[:, None], assigned, count)
         return float(means[found].mean())
-
-
-def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """NT-Xent of two views."""
-    rows = F.normalize(torch.cat([first, second]))
-    scores = rows @ rows.T / temperature
-    scores = scores.masked_fill(torch.eye(len(rows), dtype=torch.bool), -torch.inf)
-    return F.cross_entropy(scores, torch.arange(len(rows)).roll(len(first)))
 
 
 def means_of(rows: Tensor, assigned: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
