@@ -142,7 +142,7 @@ class Round:
             self.traffic.count(self.traffic.up, update)
             server.check(update)
             if type(server).receive not in WHOLE:
-                before = self._last = Snapshot(server, self._last or self._before)
+                before = self._last = Snapshot(server)  # shares what has not changed since
             server.receive(update)
         except Exception as error:
             if before is not None:

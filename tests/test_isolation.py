@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.methods import FedPAC
+from pfl_lightning.methods import FedAvg, FedPAC
 
 # On encoders that have none.
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
@@ -137,6 +137,37 @@ def test_garbage_at_the_others_does_not_reach_a_clients_update(method):
         others = [k for k in range(CLIENTS) if k != client]
         changes = "own encoder.0.weight" if method.__name__ != "FedBABU" else "weights.encoder.0.weight"
         assert all(not torch.equal(clean[k][changes], dirty[k][changes]) for k in others)
+
+
+class Remembering(FedAvg):
+    """Counts fits in each place where an author may keep something."""
+
+    shared = ("encoder.*", "head.*")
+
+    def __init__(self, encoder, num_classes, *, seen, **options):
+        super().__init__(encoder, num_classes, **options)
+        self.seen, self.attribute = seen, []
+        self.register_buffer("fits", torch.zeros(()))
+        self.register_buffer("of_this_fit", torch.zeros(()), persistent=False)
+
+    def before_fit(self, context):
+        self.attribute = [*self.attribute, context.client]
+        self.fits += 1
+        self.of_this_fit = torch.tensor(float(context.client))
+        return context.client
+
+    def make_update(self, context, before):
+        kept = (before, int(self.of_this_fit), int(self.fits))
+        self.seen.append((context.client, *kept, self.attribute))
+        return super().make_update(context, before)
+
+
+def test_an_attribute_leaks_to_the_next_client_and_what_the_guide_names_instead_does_not():
+    seen = []
+    run(partial(Remembering, seen=seen, lr=0.05, epochs=1), 2, cohorts=[[0, 1], [2, 0]])
+    assert [found[:3] for found in seen] == [(client, client, client) for client in (0, 1, 2, 0)]
+    assert [found[3] for found in seen] == [1, 1, 1, 2]  # of client 0 in its second fit
+    assert [found[4] for found in seen] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 0]]
 
 
 def test_nothing_but_messages_crosses():

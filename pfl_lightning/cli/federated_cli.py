@@ -82,10 +82,18 @@ class FederatedCLI(LightningCLI):
         added = ("partition", "personalize", "export")
         return {**names, **{name: {"model", "datamodule"} for name in added}}
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """A parser that knows which subcommand was typed."""
+        return super().init_parser(**{"command": self._typed, **kwargs})
+
+    @property
+    def _typed(self) -> str:
+        """The first word, which is a subcommand where there is one."""
+        return self._words[0] if self._words else ""
+
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Give the options to the subcommand that was typed alone: those of all would take most of the start."""
-        typed = self._words[0] if self._words else ""
-        if typed in self.subcommands() and typed != subcommand:
+        if self._typed in self.subcommands() and self._typed != subcommand:
             return self.init_parser(**kwargs)
         return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
 

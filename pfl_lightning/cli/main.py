@@ -12,6 +12,7 @@ import warnings
 import pfl_lightning
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
 from pfl_lightning.cli.options.config_files import check_config_files
+from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.cli.options.short_help import short_help
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
 
@@ -52,7 +53,7 @@ def _answer(words: list[str]) -> bool:
     elif first.startswith("-") or first in TRAINER_COMMANDS or first in OTHER_COMMANDS:
         return False
     else:
-        near = difflib.get_close_matches(first, [*TRAINER_COMMANDS, *OTHER_COMMANDS], n=1)
+        near = difflib.get_close_matches(first, [*TRAINER_COMMANDS, *OTHER_COMMANDS], n=1, cutoff=NEAR)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join((*TRAINER_COMMANDS, *OTHER_COMMANDS))}"
         sys.stderr.write(f"pfl: there is no subcommand {first!r}\n{hint}\n(pfl --help describes them)\n")
         sys.exit(2)

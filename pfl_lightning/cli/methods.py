@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from pfl_lightning.cli.options.catalog import Catalog, Need, read_catalog
 from pfl_lightning.cli.options.costs import MethodCosts, read_costs
+from pfl_lightning.cli.options.nearest import nearest, nearest_flag
 from pfl_lightning.errors import UsageError
 
 __all__ = [
@@ -212,9 +212,9 @@ def _chosen(args: Sequence[str], console: Console) -> None:
     names = {row.name.lower(): row for row in rows}
     for word in args:
         if word not in FILTERS and word.lower() not in names:
-            known = [*FILTERS, "--config", *(row.name for row in rows)]
-            near = difflib.get_close_matches(word, known, 1)
-            hint = f"did you mean {near[0]}?" if near else "pfl methods --help lists the filters"
+            is_flag = word.startswith("-")
+            near = nearest_flag(word, [*FILTERS, "--config"]) if is_flag else nearest(word, [row.name for row in rows])
+            hint = f"did you mean {near}?" if near else "pfl methods --help lists the filters"
             raise UsageError(f"pfl methods: there is no {word}; {hint}")
     filters = [FILTERS[word] for word in args if word in FILTERS]
     named = [names[word.lower()] for word in args if word not in FILTERS]

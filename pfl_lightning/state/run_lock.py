@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "RunLock", "is_locked_here"]
+__all__ = ["LOCK_NAME", "RunLock", "is_locked_here", "wait_for_lock"]
 
 LOCK_NAME = ".lock"
 
@@ -122,6 +123,19 @@ class RunLock:
 
 
 HELD: WeakSet[RunLock] = WeakSet()
+
+
+def wait_for_lock(folder: str | Path) -> RunLock:
+    """The lock of a folder that others hold for moments only, such as while they change a file that all write.
+
+    Args:
+        folder: The folder, which exists.
+    """
+    while True:
+        try:
+            return RunLock(folder)
+        except RunLockedError:
+            time.sleep(0.05)
 
 
 def is_locked_here(folder: str | Path) -> bool:

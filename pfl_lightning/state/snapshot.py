@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import lightning as L
 import numpy as np
@@ -25,10 +27,15 @@ LEAVES += (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, logg
 LEAVES += (Message, UnsavedState, L.Trainer, L.LightningDataModule)  # type: ignore[assignment]
 
 
-class _Kept(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Kept:
     tensor: Tensor
     version: int
     copy: Tensor
+
+
+COPIES: WeakValueDictionary[int, _Kept] = WeakValueDictionary()
+"""Copies that a snapshot holds, the newest of each tensor, by the tensor's ``id``."""
 
 
 class Growth(NamedTuple):
@@ -50,17 +57,19 @@ class Growth(NamedTuple):
 class Snapshot:
     """What a server held at some time, to which it can return: tensors, Python attributes, and clients' states.
 
-    Lists, dictionaries and objects are followed to whatever depth. Tensors and arrays are copied; of clients' states
-    those are copied that change later.
+    Lists, dictionaries and objects are followed to whatever depth. Tensors and arrays are copied, but for tensors that
+    have not changed since another snapshot that is still held, which share its copies; of clients' states those are
+    copied that change later.
+
+    That a tensor has changed is seen by its version, which optimizers with ``fused=True`` leave as it is: between two
+    snapshots their steps must be told (``torch.autograd.graph.increment_version``), as ``Learner`` does.
 
     Args:
-        server: The server.
-        since: An earlier snapshot of it, whose copies of tensors that have not changed are used again.
+        server: The server, or a part of it.
         beside: Clients' states that are not the server's, and return with it.
     """
 
-    def __init__(self, server: nn.Module, since: Snapshot | None = None, beside: Sequence[ClientStates] = ()) -> None:
-        earlier = {} if since is None else since._tensors
+    def __init__(self, server: nn.Module, beside: Sequence[ClientStates] = ()) -> None:
         self._tensors: dict[int, _Kept] = {}
         self._contents: list[tuple[Any, Any]] = []
         self._journals: list[tuple[ClientStates, Journal]] = []
@@ -71,10 +80,7 @@ class Snapshot:
                 continue
             seen.add(id(value))
             if isinstance(value, Tensor):
-                kept, version = earlier.get(id(value)), 0 if value.is_inference() else value._version
-                if kept is None or kept.tensor is not value or kept.version != version:
-                    kept = _Kept(value, version, value.detach().clone())
-                self._tensors[id(value)] = kept
+                self._tensors[id(value)] = _copied(value)
             elif isinstance(value, ClientStates):
                 self._journals.append((value, value.journal()))
             elif isinstance(value, np.ndarray):
@@ -104,9 +110,9 @@ class Snapshot:
             else:
                 value.clear()
                 value.update(content) if isinstance(value, dict | set) else value.extend(content)
-        for tensor, version, copy in self._tensors.values():
-            if tensor.is_inference() or tensor._version != version:
-                tensor.copy_(copy)
+        for kept in self._tensors.values():
+            if _has_changed(kept):
+                kept.tensor.copy_(kept.copy)
         for store, journal in self._journals:
             store.undo(journal)
 
@@ -128,3 +134,21 @@ class Snapshot:
             if not (now := magnitude(tensor)) <= LARGEST:
                 return found._replace(fault=f"{name} of client {client} holds {now:.3g} after the aggregation")
         return found
+
+
+def _copied(tensor: Tensor) -> _Kept:
+    """A copy of a tensor, or the one that another snapshot holds of it."""
+    version = -1 if tensor.is_inference() else tensor._version  # which those of inference mode do not have
+    kept = COPIES.get(id(tensor))
+    if kept is None or kept.tensor is not tensor or kept.version != version or version < 0:
+        kept = COPIES[id(tensor)] = _Kept(tensor, version, tensor.detach().clone())
+    return kept
+
+
+def _has_changed(kept: _Kept) -> bool:
+    """Whether a tensor is no more what it was; where its version says nothing, its numbers do."""
+    tensor = kept.tensor
+    if tensor.is_inference() or tensor._version != kept.version:
+        return True
+    comparable = tensor.layout == torch.strided and not tensor.is_meta
+    return comparable and not torch.equal(tensor, kept.copy)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pfl_lightning.cli.options.nearest import OTHER_NAMES, nearest_options
+from pfl_lightning.cli.options.nearest import OTHER_NAMES, nearest_flag, nearest_options
 from pfl_lightning.cli.options.words import WordParser, whole_number
 from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.options import parse_words
@@ -20,6 +19,13 @@ OF_A_RUN = (
     *("model", "data", "trainer", "loop", "results", "checkpoint"),
 )
 """First parts of the options that go to each run."""
+
+INSTEAD = {
+    "--ckpt_path": "runs go on by themselves",
+    "--resume": "runs go on by themselves",
+    "--run_dir": "the folder of a study is --output",
+}
+"""What a study has in place of options of a run."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +146,9 @@ def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
     first = name.removeprefix("--").partition(".")[0].removesuffix("+")
     if first in OF_A_RUN:
         return
-    instead = {"--run_dir": "the folder of a study is --output", "--ckpt_path": "runs go on by themselves"}
-    near = difflib.get_close_matches(name.lstrip("-"), [option.lstrip("-") for option in known], n=1, cutoff=0.75)
-    near = near or nearest_options(name, [*OF_A_RUN, *OTHER_NAMES.values()])
+    elsewhere = [option for option in OTHER_NAMES.values() if option.partition(".")[0] in OF_A_RUN]
+    near = [nearest_flag(name, known).removeprefix("--")]
+    near = near if any(near) else nearest_options(name, [*OF_A_RUN, *elsewhere])
     hint = f"did you mean {' or '.join(f'--{option}' for option in near)}?" if near else ""
     where = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
-    raise UsageError(f"unknown option {name}: {instead.get(name) or hint or where}")
+    raise UsageError(f"unknown option {name}: {INSTEAD.get(name) or hint or where}")

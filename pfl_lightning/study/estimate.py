@@ -13,7 +13,8 @@ from pfl_lightning.study.runs.processes import Starter
 from pfl_lightning.study.runs.progress import read_progress
 from pfl_lightning.study.runs.runner import Outcome, Runner, start_over
 from pfl_lightning.study.runs.state import changed_options, is_in_use
-from pfl_lightning.study.times import CellTime, Times
+from pfl_lightning.study.times import Times
+from pfl_lightning.study.times_file import CellTime
 
 __all__ = ["probe"]
 
@@ -65,7 +66,7 @@ class _Watcher:
         progress = read_progress(run.progress_file)
         per_round = progress.seconds_per_round if progress is not None else 0.0
         whole = time.monotonic() - self._started.get(run.name, time.monotonic())
-        self.times.before[str(run.cell.path)] = CellTime(per_round, max(whole - per_round, 0.0))
+        self.times.probed(run.cell, CellTime(per_round, max(whole - per_round, 0.0)))
         self.times.save()
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pfl_lightning
+from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.errors import UsageError
 from pfl_lightning.study.arguments import parse_arguments, study_parser
 from pfl_lightning.study.command import conduct
@@ -47,8 +50,7 @@ def reproduce(args: list[str]) -> None:
         return
     name = arguments.study.removesuffix(".yaml")
     if name not in studies:
-        near = difflib.get_close_matches(name, studies, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = _meant(name, list(studies))
         own = f"; a study file of your own is run by pfl study {shlex.quote(arguments.study)}"
         own = own if Path(arguments.study).is_file() else ""
         raise UsageError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
@@ -60,6 +62,17 @@ def reproduce(args: list[str]) -> None:
         print(f"--data is not used: the scale {ON_DIGITS} takes the bundled digits")
         words = tuple((path, text) for path, text in arguments.words if path != "data")
     conduct(studies[name], replace(arguments, words=words, scale=scale), ["reproduce", *args])
+
+
+def _meant(name: str, studies: Sequence[str]) -> str:
+    """The study that is like an unknown name, or all that have it in their names."""
+    name = name.lower().replace("_", "-")
+    whole = r"(?!\d)" if name[-1:].isdigit() else ""  # table1 is not table10
+    having = [study for study in studies if re.search(rf"(?<![a-z\d]){re.escape(name)}{whole}", study)]
+    if len(having) > 1:
+        return f"; these have it in their names: {', '.join(having)}"
+    near = having or difflib.get_close_matches(name, studies, n=1, cutoff=NEAR)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _table(studies: dict[str, Path]) -> Table:

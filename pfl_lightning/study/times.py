@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.definition.plan import Cell, Run
 from pfl_lightning.study.runs.progress import Progress, read_progress
+from pfl_lightning.study.times_file import CellTime, read_times, update_times
 
-__all__ = ["CellTime", "Times", "duration"]
-
-
-@dataclass(frozen=True)
-class CellTime:
-    """Time of a cell's runs.
-
-    Attributes:
-        per_round: Seconds of a round.
-        around: Seconds before the first and after the last round; ``None`` where no run was timed as a whole.
-    """
-
-    per_round: float
-    around: float | None = None
-
-    def of(self, rounds: int) -> float:
-        """Seconds of a run of a number of rounds."""
-        return (self.around or 0.0) + rounds * self.per_round
+__all__ = ["Times", "duration"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +45,7 @@ class Times:
     path: Path | None = None
     _underway: dict[str, _Underway] = field(default_factory=dict)
     _whole: dict[str, int] = field(default_factory=dict)  # rounds of runs that have ended in this call, by cell
+    _probed: set[str] = field(default_factory=set)  # cells of which this call has timed one round
 
     # ------------------------------------------------------------------ what is learned
 
@@ -75,6 +57,16 @@ class Times:
                 known = self.before.get(str(run.cell.path))
                 self.before[str(run.cell.path)] = CellTime(progress.seconds_per_round, known.around if known else None)
                 self.rounds[str(run.folder)] = progress.round
+
+    def probed(self, cell: Cell, time: CellTime) -> None:
+        """Take over the time of one round, played to know it.
+
+        Args:
+            cell: The cell.
+            time: Seconds of the round and around it.
+        """
+        self.before[str(cell.path)] = time
+        self._probed.add(str(cell.path))
 
     def start(self, run: Run, rounds: int) -> None:
         """Start the clock of a run.
@@ -161,37 +153,15 @@ class Times:
     # ------------------------------------------------------------------ from call to call
 
     def save(self) -> None:
-        """Keep the times of the cells for the next call; a full disk is left to those who write more."""
+        """Keep the times of the cells for the next call, beside those of other calls on the same folder."""
         if self.path is not None:
-            of_before = {name: t for name, t in self.before.items() if name not in self.now}
-            known = {**of_before, **{name: self._kept(name) for name in self.now}}
-            with suppress(OSError):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with replace_file(self.path, shared=True) as temporary:
-                    temporary.write_text(json.dumps({name: asdict(t) for name, t in known.items()}, indent=1))
-
-    def _kept(self, name: str) -> CellTime:
-        """What this call has measured of a cell; of what is around the rounds it may know no more than before."""
-        found, earlier = self.now[name], self.before.get(name)
-        around = earlier.around if found.around is None and earlier is not None else found.around
-        return CellTime(found.per_round, around)
+            measured = {**{name: self.before[name] for name in self._probed}, **self.now}
+            update_times(self.path, measured, self.before)
 
     @classmethod
     def load(cls, path: Path) -> Times:
         """Read the times of the cells, and keep them there; of a file that is missing or damaged, none."""
-        try:
-            found: Mapping[str, Mapping[str, float | None]] = json.loads(path.read_text())
-            return cls({name: _read(entry) for name, entry in found.items()}, path=path)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError):
-            return cls(path=path)
-
-
-def _read(entry: Mapping[str, float | None]) -> CellTime:
-    per_round, around = entry["per_round"], entry.get("around")
-    for seconds in (per_round, 0.0 if around is None else around):
-        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-            raise ValueError(f"expected seconds, got {seconds!r}")
-    return CellTime(**entry)  # type: ignore[arg-type]  # checked above
+        return cls(read_times(path), path=path)
 
 
 def _times(seconds: float | None, pace: float) -> float | None:

@@ -215,6 +215,15 @@ def test_encoders_must_be_equal():
         run(METHOD, 1, encoder=[tiny_encoder, linear_encoder])
 
 
+def test_a_round_that_is_undone_leaves_the_hypernetwork_as_it_was():
+    """Its numbers are finite, and beyond what a server may hold; the step is fused."""
+    with pytest.warns(UserWarning, match="round 1 is undone: .* holds .* after the aggregation"):
+        undone = run(partial(METHOD, server_lr=1e16), 1, cohorts=[[0]]).server.learner
+    still = run(partial(METHOD, server_lr=1e-30), 1, cohorts=[[0]]).server.learner
+    assert_same(undone.network.state_dict(), still.network.state_dict(), atol=0)
+    assert undone.optimizer.state_dict()["state"] == {}
+
+
 def test_a_non_finite_hypernetwork_is_taken_back():
     server = server_of(server_lr=1e38, server_clip=None)
     sent = server.broadcast(0, 0).weights

@@ -1,5 +1,6 @@
 """A server returns to what it held: tensors, Python attributes, clients' states."""
 
+import gc
 from collections import deque
 
 import numpy as np
@@ -8,7 +9,7 @@ from torch import nn
 
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.state.client_states import ClientStates
-from pfl_lightning.state.snapshot import Snapshot
+from pfl_lightning.state.snapshot import COPIES, Snapshot
 from pfl_lightning.state.tensors import TensorDict
 
 
@@ -89,7 +90,7 @@ def test_a_later_snapshot_and_then_the_earlier():
     first, before = Snapshot(server), copied(server)
     server.states.set(3, {"head": torch.full((2,), 4.0)})
     server.total.add_(5)
-    between, second = copied(server), Snapshot(server, first)
+    between, second = copied(server), Snapshot(server)
     change(server)
     second.restore()
     assert content(server) == between
@@ -101,9 +102,49 @@ def test_copies_of_what_has_not_changed_are_used_again():
     server = Everything()
     first = Snapshot(server)
     server.total.add_(1)
-    second = Snapshot(server, first)
+    second = Snapshot(server)
     copies = [{id(kept.copy) for kept in snapshot._tensors.values()} for snapshot in (first, second)]
     assert len(copies[1] - copies[0]) == 1
+
+
+def test_copies_that_nobody_holds_are_gone():
+    server = Everything()
+    first = Snapshot(server)
+    held = len(COPIES)
+    assert held >= len(first._tensors) > 0
+    number = len(first._tensors)
+    del first
+    gc.collect()
+    assert len(COPIES) <= held - number
+
+
+def test_tensors_of_inference_mode_are_copied_again():
+    """They have no version that would say whether they have changed."""
+    with torch.inference_mode():
+        server = nn.Module()
+        server.register_buffer("total", torch.ones(2))
+        first = Snapshot(server)
+        server.total.add_(1)
+        second = Snapshot(server)
+        server.total.add_(1)
+        second.restore()
+        assert server.total.tolist() == [2, 2]
+        first.restore()
+        assert server.total.tolist() == [1, 1]
+
+
+def test_what_changes_without_a_new_version_is_restored():
+    """A fused step of an optimizer leaves the version as it was."""
+    layer = nn.Linear(2, 1)
+    layer.shapes = {"weight": torch.empty(3, device="meta"), "other": torch.zeros(2, 2).to_sparse()}
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    snapshot = Snapshot(layer)
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(layer.weight, before["weight"])
+    snapshot.restore()
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
 def test_a_store_forgets_journals_that_nobody_holds():

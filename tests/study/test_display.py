@@ -11,7 +11,8 @@ from pfl_lightning.errors import FederationError
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.display import Display
 from pfl_lightning.study.estimate import _Watcher
-from pfl_lightning.study.times import CellTime, Times, duration
+from pfl_lightning.study.times import Times, duration
+from pfl_lightning.study.times_file import CellTime
 
 
 @pytest.fixture

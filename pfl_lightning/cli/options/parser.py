@@ -102,7 +102,8 @@ help_topic: ContextVar[str] = ContextVar("help_topic", default="all")
 class CLIParser(LightningArgumentParser):
     """Lightning's parser with short errors that list the valid choices, and without abbreviations of options."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, command: str = "", **options: Any) -> None:
+        self._command = command  # that was typed, whose options an error proposes
         # The beginning of a name would be taken for the option, until another one begins so.
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
@@ -131,7 +132,7 @@ class CLIParser(LightningArgumentParser):
         short = shorten(message)
         if "arguments are required: " in short:  # which are named with their subcommand
             short = re.sub(rf"(?<![.\w])(?:{'|'.join(TRAINER_COMMANDS)})\.", "", short)
-        message = "\n".join(filter(None, (short, hint(message, short, all_options(self)))))
+        message = "\n".join(filter(None, (short, hint(message, short, all_options(self), self._command))))
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help all)\n")
         self.exit(2)
 

@@ -16,18 +16,20 @@ from pfl_lightning.encoders import encoder_names
 __all__ = ["hint", "known_names"]
 
 
-def hint(message: str, short: str, options: Iterable[str]) -> str:
+def hint(message: str, short: str, options: Iterable[str], command: str = "") -> str:
     """A line that says what was probably meant, or what the choices are; empty if nothing is known.
 
     Args:
         message: The parser's message.
         short: The same, shortened.
         options: The parser's options, without dashes.
+        command: The subcommand that was typed.
     """
     answers = (
         lambda: _without_config(short),
-        lambda: _unknown_option(short, options),
-        lambda: _class_option(message),
+        lambda: _unknown_option(short, options, command),
+        lambda: _group(short),
+        lambda: _class_option(message, short),
         lambda: _choice(short),
         lambda: _attribute(short),
         lambda: _file(short),
@@ -48,16 +50,26 @@ def _without_config(short: str) -> str | None:
     return _meant(f"--config {file[1]}").strip() if file else None
 
 
-def _unknown_option(short: str, options: Iterable[str]) -> str | None:
+def _unknown_option(short: str, options: Iterable[str], command: str) -> str | None:
     typed = re.search(r"[Uu]nrecognized arguments: (-\S+)", short)
     key = re.search(r"does not accept option '([\w.]+)'", short)
     if not typed and not key:
         return None
-    found = nearest_options(typed[1] if typed else key[1] if key else "", options)
+    found = nearest_options(typed[1] if typed else key[1] if key else "", options, command)
     return _meant(*(f"--{name}" if typed else name for name in found)).strip()
 
 
-def _class_option(message: str) -> str | None:
+def _group(short: str) -> str | None:
+    """A group of options that was given a value, such as ``--model FedAvg``."""
+    found = re.match(r"(\w+)\.\1: Unable to load config|(personalize): expected a class", short)
+    if not found:
+        return None
+    group = found[1] or found[2]
+    meant = {"model": "--model.method", "checkpoint": "--ckpt_path", "personalize": "--personalize.train"}
+    return f"{_meant(meant.get(group, ''))}--{group}.help lists the options of this group"
+
+
+def _class_option(message: str, short: str) -> str | None:
     """The options of the class whose option was misspelt; ``None`` if that is not what the error is about."""
     wrong = re.search(r"(?:[Oo]ption|[Kk]ey|Nested key) '([\w.]+)' is not (?:accepted|expected)", message)
     if not wrong:
@@ -70,7 +82,7 @@ def _class_option(message: str) -> str | None:
     cls = pkgutil.resolve_name(path[1])
     options = _arguments(cls)
     name = wrong[1].partition(".")[0]
-    near = nearest_argument(name, options - {name}) or nearest(name, ["init_args"])
+    near = nearest_argument(name, options - {name}, short.partition(": ")[0]) or nearest(name, ["init_args"])
     return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from pfl_lightning.cli.options.nearest import nearest
+from pfl_lightning.cli.options.nearest import nearest_flag
 from pfl_lightning.errors import UsageError
 
 __all__ = ["WordParser", "share", "whole_number"]
@@ -29,7 +29,7 @@ class WordParser(argparse.ArgumentParser):
             UsageError: Says what is wrong.
         """
         unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
-        near = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        near = nearest_flag(unknown[1], self._option_string_actions) if unknown else ""
         meant = f": did you mean {near}?" if near else ""
         raise UsageError(f"{message}{meant} ({self.prog} --help lists the options)")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.state.run_lock import RunLock, wait_for_lock
 from pfl_lightning.study.definition.options import Config, option_of, with_option
 from pfl_lightning.study.definition.study import Dimension, Search
 from pfl_lightning.study.runs.processes import last_lines
@@ -146,7 +146,7 @@ class _Searcher:
     @contextmanager
     def _claimed(self) -> Iterator[optuna.trial.Trial | None]:
         """A trial that nobody else runs: one that was interrupted, or a new one; ``None`` if there is none."""
-        with self._lock, self._alone():
+        with self._lock, wait_for_lock(self.folder):  # two processes must not take the same trial, or one too many
             found = self._interrupted() or self._new()
             if found is not None:
                 self._own.add(found[0].number)
@@ -159,14 +159,6 @@ class _Searcher:
                 yield trial
         finally:
             self._own.discard(trial.number)
-
-    def _alone(self) -> RunLock:
-        """The lock of the search's folder: two processes must not take the same trial, or one too many."""
-        while True:
-            try:
-                return RunLock(self.folder)
-            except RunLockedError:
-                time.sleep(0.05)
 
     def _interrupted(self) -> tuple[optuna.trial.Trial, RunLock] | None:
         from optuna.trial import Trial, TrialState

@@ -12,6 +12,7 @@ from pfl_lightning.cli.options.parser import all_options
 from pfl_lightning.cli.options.short_help import short_help
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.methods import FedPAC
+from pfl_lightning.phases import Personalization
 
 OF_NAMED_CLASSES = {*OF_CLASSES, "data.partition.help", "model.engine.workers", "personalize.train", "print_config"}
 """Options of classes that are named, which the parser knows once they are."""
@@ -50,7 +51,8 @@ def test_two_screens_of_80_columns_and_40_lines(command):
 
 def test_options_of_classes_exist(options):
     parser = ArgumentParser()
-    for cls, name in ((FedPAC, "model.method"), (Digits, "data"), (IID, "data.partition")):
+    of_data = ((Digits, "data"), (IID, "data.partition"))
+    for cls, name in ((FedPAC, "model.method"), *of_data, (Personalization, "personalize")):
         parser.add_class_arguments(cls, name, fail_untyped=False, skip={"partition"} if cls is Digits else set())
     known = {*all_options(parser), "data.partition", "data.root"}
     assert {*OF_CLASSES} <= known

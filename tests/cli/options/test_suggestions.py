@@ -1,12 +1,14 @@
 """Typos of each kind on the command line and in configs: the error says what was probably meant."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
-from pfl_lightning.cli.options.nearest import nearest, nearest_options
+from pfl_lightning.cli.options.nearest import OF_CLASSES, nearest, nearest_options
+from pfl_lightning.phases import Personalization
 
 CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
 
@@ -32,6 +34,13 @@ TYPED = {
     "--model.engine VectorisedEngine": "'VectorizedEngine'",
     "--engine vectorised": "'vectorized'",
     "--personalize.train liner": "'linear'",
+    "--personalize.trian head": "'train'",
+    "--personalize head": "'--personalize.train'",
+    "--personalise.epochs 3": "'--personalize.epochs'",
+    "--personalization.epochs 3": "'--personalize.epochs'",
+    "--train head": "'--personalize.train'",
+    "--fine_tune.epochs 3": "'--model.method.fine_tune_epochs'",
+    "--finetune all": "'--model.method.fine_tune'",
     "--trainer.callbacks+=EarlyStoping": "'EarlyStopping'",
     "--loop.cohrt 3": "'--loop.cohort'",
     "--cohort 3": "'--loop.cohort'",
@@ -45,6 +54,18 @@ TYPED = {
     "my_run.yaml": "'--config my_run.yaml'",
     "--lr 3": "'--model.method.lr'",
     "--num_clients 3": "'--data.partition.num_clients'",
+    "--data.num_clients 3": "'partition.num_clients'",
+    "--model FedAvg": "'--model.method'",
+    "--checkpoint last": "'--ckpt_path'",
+    "--epochs 3": "'--model.method.epochs'",
+    "--num_epochs 3": "'--model.method.epochs'",
+    "--trainer.epoch 3": "'--trainer.max_epochs'",
+    "--learning-rate 3": "'--model.method.lr'",
+    "--seeds 0,1": "'--seed_everything'",
+    "--participation 0.5": "'--loop.cohort'",
+    "--device cuda": "'--trainer.accelerator'",
+    "--devices 1": "'--trainer.devices'",
+    "--augment true": "'--data.augment'",
 }
 
 WRITTEN = {
@@ -74,6 +95,34 @@ def test_a_typo_in_a_config(capsys, tmp_path, text, meant):
     assert f"did you mean {meant}?" in said_of(capsys, tmp_path, "--config", str(tmp_path / "change.yaml"))
 
 
+OF_PERSONALIZATION = {
+    "--train head": "personalize.train",
+    "--epochs 3": "personalize.epochs",
+    "--learning_rate 3": "personalize.lr",
+    "--batchsize 3": "personalize.batch_size",
+    "--augment true": "personalize.augment",
+    "--weight-decay 0": "personalize.weight_decay",
+    "--model.method.epochs2": "model.method.epochs",
+    "--cohrt 3": "loop.cohort",
+}
+
+
+@pytest.mark.parametrize(("words", "meant"), OF_PERSONALIZATION.items(), ids=OF_PERSONALIZATION)
+def test_pfl_personalize_means_its_own_options(words, meant):
+    assert nearest_options(words.split()[0], ["loop.cohort"], "personalize") == [meant]
+
+
+def test_pfl_personalize_proposes_its_own_options(capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["personalize", "--config", str(CONFIG), "--epochs", "3"])
+    assert "did you mean '--personalize.epochs'?" in capsys.readouterr().err
+
+
+def test_the_options_of_personalization_are_known():
+    named = {name.partition(".")[2] for name in OF_CLASSES if name.startswith("personalize.")}
+    assert named == {field.name for field in fields(Personalization)}
+
+
 @pytest.mark.parametrize("command", [name for name in TRAINER_COMMANDS if name != "fit"])
 def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
     with pytest.raises(SystemExit, match=r"^2$"):
@@ -86,9 +135,27 @@ def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
     [
         ("compare runs --outpu x", "did you mean --output?"),
         ("compare runs --outpu=x", "did you mean --output?"),
+        ("compare runs --target 0.8", "did you mean --target-accuracy?"),
+        ("compare runs --accuracy 0.8", "did you mean --target-accuracy?"),
         ("compare runs --xyzzy", "unrecognized arguments: --xyzzy (pfl compare --help lists the options)"),
+        ("compare runs --best", "unrecognized arguments: --best (pfl compare --help lists the options)"),
+        ("compare runs --folder x", "unrecognized arguments: --folder x (pfl compare --help lists the options)"),
         ("methods --hetero", "did you mean --heterogeneous?"),
         ("methods --confi x.yaml", "did you mean --config?"),
+        ("methods --novel-clients", "did you mean --novel?"),
+        ("methods scaffold1", "did you mean SCAFFOLD?"),
+        ("methods FedNova", "there is no FedNova; pfl methods --help lists the filters"),
+        ("study x.yaml --train head", "did you mean --personalize.train?"),
+        ("study x.yaml --personalise.epochs 3", "did you mean --personalize.epochs?"),
+        ("study x.yaml --out x", "did you mean --output?"),
+        ("study x.yaml --report", "did you mean --report-only?"),
+        ("study x.yaml --resume", "runs go on by themselves"),
+        ("study x.yaml --xyzzy 1", "unknown option --xyzzy: options of the study are in pfl study --help"),
+        ("reproduce digits --seed 0", "did you mean --seeds?"),
+        ("reproduce digit", "did you mean digits?"),
+        ("reproduce CIFAR100", "these have it in their names: calibre-fig3-cifar100, "),
+        ("reproduce fedpac_tabel10", "did you mean fedpac-table10?"),
+        ("plot runs", "known: fit, validate"),
     ],
 )
 def test_nor_do_those_without_a_trainer(capsys, words, meant):
