@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import signal
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ NOISE = (
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job; tests interrupt what they start
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in NOISE:
         config.addinivalue_line("filterwarnings", line)
 

@@ -80,7 +80,11 @@ class Snapshot:
                 continue
             seen.add(id(value))
             if isinstance(value, Tensor):
-                self._tensors[id(value)] = _copied(value)
+                version = -1 if value.is_inference() else value._version  # which those of inference mode do not have
+                kept = COPIES.get(id(value))
+                if kept is None or kept.tensor is not value or kept.version != version or version < 0:
+                    kept = COPIES[id(value)] = _Kept(value, version, value.detach().clone())
+                self._tensors[id(value)] = kept
             elif isinstance(value, ClientStates):
                 self._journals.append((value, value.journal()))
             elif isinstance(value, np.ndarray):
@@ -134,15 +138,6 @@ class Snapshot:
             if not (now := magnitude(tensor)) <= LARGEST:
                 return found._replace(fault=f"{name} of client {client} holds {now:.3g} after the aggregation")
         return found
-
-
-def _copied(tensor: Tensor) -> _Kept:
-    """A copy of a tensor, or the one that another snapshot holds of it."""
-    version = -1 if tensor.is_inference() else tensor._version  # which those of inference mode do not have
-    kept = COPIES.get(id(tensor))
-    if kept is None or kept.tensor is not tensor or kept.version != version or version < 0:
-        kept = COPIES[id(tensor)] = _Kept(tensor, version, tensor.detach().clone())
-    return kept
 
 
 def _has_changed(kept: _Kept) -> bool:

@@ -115,7 +115,8 @@ def test_a_module_trains_as_the_built_in_method(name, engine, same_layers):
         partial(method, **options, **of_builtin), 2, cohorts=COHORTS, engine=SequentialEngine(cache_features=False)
     )
     federation, trainer = run_project(method, 2, module=Net(LR), cohorts=COHORTS, engine=engine(), **options)
-    assert_same(states(federation, "module"), states(builtin, "builtin"), atol=0.0)
+    # Bit by bit on most processors; some round products of the same numbers differently.
+    assert_same(states(federation, "module"), states(builtin, "builtin"), atol=1e-6)
     assert torch.isfinite(trainer.callback_metrics["train_loss"])
     assert type(federation.client_model(1)) is Net
     for client in (0, 1):
