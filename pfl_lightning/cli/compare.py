@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.report.notes import FAIRNESS
 from pfl_lightning.report.reading import find_runs, read_run
 from pfl_lightning.report.rows import ReportSettings
-from pfl_lightning.report.run import CHOICES, FIGURES
+from pfl_lightning.report.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.significance import CAVEAT
 from pfl_lightning.report.writing import FORMATS, Report
 from pfl_lightning.state.files import explain_folder
@@ -35,8 +36,7 @@ def compare(args: Sequence[str]) -> None:
         ConfigurationError: A folder has no results.
     """
     options = _parser().parse_args(args)
-    folders = list(dict.fromkeys(folder for path in options.runs for folder in find_runs(path)))
-    rows = group_runs([read_run(folder, options.choice) for folder in folders], options.labels)
+    rows = group_runs(_readable_runs(options.runs, options.choice), options.labels)
     names = [row.label for row in rows]
     if options.reference and options.reference not in names:
         raise UsageError(f"--reference {options.reference}: there is no such row; there are {'; '.join(names)}")
@@ -55,6 +55,30 @@ def compare(args: Sequence[str]) -> None:
     with explain_folder(options.output, "--output"):
         written = report.write(options.output, {form: f"comparison.{form}" for form in forms})
     print(f"Saved {options.output}/{', '.join(path.name for path in written)}")
+
+
+def _readable_runs(paths: Sequence[Path], choice: str) -> list[FinishedRun]:
+    """The runs of some folders; damaged ones that were found beside others are left out with a warning.
+
+    Raises:
+        ConfigurationError: The results of a run that was named itself, or of all, cannot be read.
+    """
+    found = {path: find_runs(path) for path in paths}
+    folders = list(dict.fromkeys(folder for runs in found.values() for folder in runs))
+    runs: list[FinishedRun] = []
+    damaged: list[ConfigurationError] = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder, choice))
+        except ConfigurationError as error:
+            if folder in found:
+                raise
+            damaged.append(error)
+    if not runs:
+        raise damaged[0]
+    for reason in damaged:
+        warnings.warn(f"left out of the table: {reason}", stacklevel=2)
+    return runs
 
 
 def _parser() -> argparse.ArgumentParser:

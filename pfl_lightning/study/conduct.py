@@ -22,6 +22,7 @@ from pfl_lightning.study.display import Display
 from pfl_lightning.study.estimate import probe
 from pfl_lightning.study.runs.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runs.runner import Outcome, Runner
+from pfl_lightning.study.search.report import bound_notes
 from pfl_lightning.study.signals import StoppedError, stopping_signals
 from pfl_lightning.study.tables import print_tables
 from pfl_lightning.study.times import Times, duration
@@ -172,6 +173,8 @@ class Conductor:
         )
         said = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
         self._say(f"{folder.relative_to(self.output / 'search')}: the search took {said}")
+        for note in bound_notes(found, search.space):
+            self._say(f"  {note}")
         return found
 
     @property

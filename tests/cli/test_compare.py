@@ -197,6 +197,26 @@ def test_a_target_is_a_share(capsys, value):
     assert "must be above 0 and at most 1 (0.8 is 80 %), got" in capsys.readouterr().err
 
 
+def test_a_damaged_run_found_beside_others_is_left_out_and_named(tmp_path, capsys):
+    write_run(tmp_path / "a" / "version_0", method="FedAvg")
+    damaged = write_run(tmp_path / "b" / "version_0", method="FedPAC")
+    (damaged / "results.json").write_text('{"method": "FedP')
+    with pytest.warns(UserWarning, match=r"left out of the table: .*b/version_0/results\.json is not what a run"):
+        printed = compare(capsys, str(tmp_path), "--output", str(tmp_path / "out"))
+    assert "FedAvg" in printed
+    assert "FedPAC" not in printed
+
+
+@pytest.mark.parametrize("named", ["version_0", "."])
+def test_a_damaged_run_that_was_named_itself_or_is_the_only_one_is_an_error(tmp_path, capsys, named):
+    damaged = write_run(tmp_path / "b" / "version_0", method="FedPAC")
+    (damaged / "results.json").write_text("")
+    write_run(tmp_path / "a" / "version_0", method="FedAvg")
+    runs = [str(tmp_path / "b" / named)] + ([str(tmp_path / "a")] if named == "version_0" else [])
+    with pytest.raises(SystemExit, match=r"version_0/results\.json is not what a run"):
+        main(["compare", *runs, "--output", str(tmp_path / "out")])
+
+
 def test_a_folder_without_results_is_told(tmp_path):
     with pytest.raises(SystemExit, match=r"^pfl: no results\.json"):
         main(["compare", str(tmp_path / "run")])

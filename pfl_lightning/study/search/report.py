@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.state.files import replace_file
+from pfl_lightning.study.definition.study import Dimension
 
-__all__ = ["TriedOptions", "write_json", "write_table"]
+__all__ = ["TriedOptions", "bound_notes", "write_json", "write_table"]
+
+NEAR = 0.05
+"""How much of a range, on its scale, counts as its end."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,43 @@ class TriedOptions:
     rounds: int
 
 
+def bound_notes(options: Mapping[str, Any], space: Mapping[str, Dimension]) -> list[str]:
+    """Sentences on chosen values that lie at an end of what was tried, beyond which better ones may lie.
+
+    Args:
+        options: The chosen values, by path of option.
+        space: What was tried, by path of option.
+    """
+    notes = []
+    for path, tried in space.items():
+        end = _end(options[path], tried) if path in options else ""
+        if end:
+            value, side = _text(options[path]), "above" if end == "highest" else "below"
+            notes.append(f"{path}: {value} is at the {end} end of what was tried; values {side} it may be better.")
+    return notes
+
+
+def _end(value: Any, tried: Dimension) -> str:
+    """``"lowest"``, ``"highest"``, or "" for a value between, and for one that has no order."""
+    ends = _ends(tried)
+    if ends is None:
+        return ""
+    low, high = ends
+    if tried.choices:
+        return "lowest" if value == low else "highest" if value == high else ""
+    scale = math.log if tried.log else float
+    share = (scale(value) - scale(low)) / (scale(high) - scale(low))
+    return "lowest" if share <= NEAR else "highest" if share >= 1 - NEAR else ""
+
+
+def _ends(tried: Dimension) -> tuple[float, float] | None:
+    """The smallest and the largest number that may be tried; ``None`` where there is no order, or nothing beside."""
+    if not tried.choices:
+        return tried.low, tried.high
+    numbers = [one for one in tried.choices if isinstance(one, int | float) and not isinstance(one, bool)]
+    return (min(numbers), max(numbers)) if len(numbers) == len(tried.choices) and len(set(numbers)) > 1 else None
+
+
 def write_json(path: Path, best: TriedOptions, rows: Sequence[TriedOptions]) -> None:
     """Write the trials and the best of them as JSON."""
     content = {"objective": "mean validation accuracy", "best": vars(best), "trials": [vars(row) for row in rows]}
@@ -39,8 +81,9 @@ def write_json(path: Path, best: TriedOptions, rows: Sequence[TriedOptions]) -> 
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def write_table(path: Path, best: TriedOptions, rows: Sequence[TriedOptions], options: Sequence[str]) -> None:
-    """Write the trials as a table in Markdown, the best ones first."""
+def write_table(path: Path, best: TriedOptions, rows: Sequence[TriedOptions], space: Mapping[str, Dimension]) -> None:
+    """Write the trials as a table in Markdown, the best ones first, and which of the chosen values lie at an end."""
+    options = list(space)
     ordered = sorted(rows, key=lambda row: (row.accuracy is None or row.state != "complete", -(row.accuracy or 0.0)))
     lines = [
         f"Chosen by mean validation accuracy: trial {best.number}. Test parts were not evaluated.\n",
@@ -52,8 +95,9 @@ def write_table(path: Path, best: TriedOptions, rows: Sequence[TriedOptions], op
         shown = f"{100 * row.accuracy:.2f}" if row.accuracy is not None and row.state == "complete" else "-"
         note = "chosen" if row is best else "" if row.state == "complete" else row.state
         lines.append(f"| {row.number} | {values} | {shown} | {row.rounds or '-'} | {note} |")
+    notes = [f"- {note}" for note in bound_notes(best.options, space)]
     with replace_file(path, shared=True) as temporary:
-        temporary.write_text("\n".join(lines) + "\n")
+        temporary.write_text("\n".join(lines + [""] * bool(notes) + notes) + "\n")
 
 
 def _text(value: Any) -> str:

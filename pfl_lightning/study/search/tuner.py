@@ -249,7 +249,7 @@ class _Searcher:
             )
         best = max(complete, key=lambda row: (row.accuracy or 0.0, -row.number))
         write_json(self.folder / "search.json", best, rows)
-        write_table(self.folder / "search.md", best, rows, list(self.search.space))
+        write_table(self.folder / "search.md", best, rows, self.search.space)
         return dict(best.options)
 
 
