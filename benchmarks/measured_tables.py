@@ -60,7 +60,7 @@ def table(found: re.Match[str]) -> str:
     file = yaml.safe_load((ROOT / "studies" / f"{study}.yaml").read_text())
     figures = file.get("published", {}).get("figures", {})
     rows: list[tuple[float, str]] = []
-    for method in file["methods"]:
+    for method in methods_of(file):
         runs = runs_of((MEASURED / folder for folder in folders.split()), method)
         paper = figures.get(method)
         if runs and when == "the end":
@@ -70,6 +70,13 @@ def table(found: re.Match[str]) -> str:
     heads = AT_THE_END if when == "the end" else AT_A_ROUND.format(when)
     lines = [f"| {heads} |", "|---" * (1 + heads.count("|")) + "|", *(row for _, row in sorted(rows, reverse=True))]
     return "\n".join([found.group(0).splitlines()[0], *lines]) + "\n"
+
+
+def methods_of(file: dict[str, Any]) -> list[str]:
+    """The rows of a study and those that a scale adds; a scale's list selects from the study's."""
+    scales = (scale.get("methods") for scale in file.get("scales", {}).values())
+    added = (methods for methods in scales if isinstance(methods, dict))
+    return list(dict.fromkeys([*file["methods"], *(name for methods in added for name in methods)]))
 
 
 def runs_of(folders: Iterable[Path], method: str) -> list[Run]:
