@@ -7,7 +7,8 @@
 #
 # --cpu tries the steps without a GPU. Images: CIFAR10, CIFAR100 and PACS say where they are (data/cifar10,
 # data/cifar100, data/pacs64); a study without its images is left out, and the scale smoke needs none. Runs share the
-# GPU: PROCESSES of them at once. ENGINE=vectorized trains clients at once. PYTHON names the interpreter.
+# GPU: PROCESSES of them at once. ENGINE=vectorized trains clients at once. PYTHON names the interpreter, which has the
+# extras search (optuna, for DC-PFL at the scale paper), ssl (lightly, for Calibre) and, for the tests, dev.
 #
 # Left in OUTPUT (runs/gpu): summary.md with all tables, steps.jsonl (step, exit code, seconds), a log of each step, and
 # the studies' folders. docs/results.md is made from these.

@@ -46,9 +46,32 @@ def _script(shell: str) -> str:
             action = one.add_argument(f"--{option}", choices=_choices(option), help="")
             if option == "config":
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+    of_studies = _options_of_studies()
     for name, command in OTHER_COMMANDS.items():
-        subcommands.add_parser(name, help=command.help)
+        parents = [of_studies[name]] if name in of_studies else []  # which have --help
+        subcommands.add_parser(name, help=command.help, parents=parents, add_help=not parents)
     return str(shtab.complete(parser, shell))
+
+
+def _options_of_studies() -> dict[str, argparse.ArgumentParser]:
+    """The parsers of ``pfl study``, which takes a file, and ``pfl reproduce``, which takes a study that ships."""
+    import shtab
+
+    from pfl_lightning.study.arguments import study_parser
+    from pfl_lightning.study.reproduce import shipped_studies
+
+    found = {
+        "study": study_parser("study", "FILE", "", estimate=False),
+        "reproduce": study_parser("reproduce", "NAME", "", estimate=True),
+    }
+    for name, parser in found.items():
+        actions = {action.dest: action for action in parser._actions}
+        actions["output"].complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        if name == "study":
+            actions["study"].complete = shtab.FILE  # type: ignore[attr-defined]
+        else:
+            actions["study"].choices = tuple(shipped_studies())
+    return found
 
 
 def _choices(option: str) -> Sequence[str] | None:

@@ -71,7 +71,22 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # pfl methods --config
 
 
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables by which a user says how threads wait for one another."""
+
+
+def _wait_passively() -> None:
+    """Let threads that wait for one another sleep: spinning, they keep each other from cores that others use, too.
+
+    The variable is read when torch is imported, and worker processes inherit it. Nothing is done to a script that has
+    torch already.
+    """
+    if "torch" not in sys.modules and not any(os.environ.get(name) for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
 def _run(words: list[str], args: list[str] | None) -> None:
+    _wait_passively()
     _import_from_here()
     check_config_files(words)
     if words[0] in OTHER_COMMANDS:

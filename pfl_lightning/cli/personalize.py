@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pfl_lightning.callbacks.evaluation_file import Part
 from pfl_lightning.callbacks.result_rows import as_text
-from pfl_lightning.callbacks.run_facts import FORMAT, evaluated, score_name
+from pfl_lightning.callbacks.run_facts import evaluated, run_facts, score_name
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
@@ -77,6 +77,8 @@ def _table(title: str, federation: Federation, part: Part = "test") -> Table:
 def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> None:
     """Write ``personalized.json`` (test accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
+    The first begins as ``results.json`` does, with what identifies the run: data and partition among it.
+
     Clients that adapt nothing have the scores that the method gives without the stage, as ``evaluated`` says then.
 
     What is not known, such as a loss of a module without one, is ``null`` in the one and empty in the other.
@@ -90,10 +92,9 @@ def write_personalization(federation: Federation, personalization: Personalizati
         rounds: How many rounds the training had, 0 for none.
     """
     content: dict[str, Any] = {
-        "format": FORMAT,
+        **run_facts(federation),
         "evaluated": ADAPTED if personalization.adapts else evaluated(federation),
-        "method": federation.method_name,
-        "seed": federation.seed,
+        "part": "test",
         "round": rounds,
         "personalization": asdict(personalization),
         "not_personalized": federation.finetune_failures,

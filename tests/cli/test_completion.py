@@ -55,6 +55,12 @@ def test_names(complete):
     assert complete("pfl fit --data", "Dig") == {"Digits"}
 
 
+def test_studies(complete):
+    assert {"digits", "fedpac-table1"} <= complete("pfl reproduce", "")
+    assert complete("pfl reproduce", "fedpac-table1-c") == {"fedpac-table1-cinic10"}
+    assert complete("pfl study", "--rep") == complete("pfl reproduce digits", "--rep") == {"--report-only"}
+
+
 def test_without_shtab(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.delenv("PFL_DEBUG", raising=False)

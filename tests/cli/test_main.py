@@ -1,5 +1,6 @@
 """`pfl` itself: what it prints before any subcommand is imported, and how quickly it could: without torch."""
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,13 +22,44 @@ print(sorted({{"torch", "lightning", "torchvision", "sklearn"}} & set(sys.module
 """
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "compare --help", "tensorboard --help", "methods --help"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--help", "--version", "fit --help", "compare --help", "tensorboard --help", "methods --help"),
+        *("study --help", "reproduce"),
+    ],
+)
 def test_help_imports_no_torch(tmp_path, words):
     command = [sys.executable, "-c", PROGRAM.format(words=words.split())]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[-1] == "[]"
     assert len(found.stdout.splitlines()) > 1  # it said something
+
+
+WAITING = """
+import os, sys
+
+class Torch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Torch())
+from pfl_lightning.cli import main
+main(["fit", "--config", "missing.yaml"])
+"""
+
+
+@pytest.mark.parametrize(("given", "policy"), [({}, "passive"), ({"GOMP_SPINCOUNT": "9"}, None)])
+def test_threads_sleep_while_they_wait_unless_the_user_says_how(tmp_path, given, policy):
+    """That is settled when torch is imported."""
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    command = [sys.executable, "-c", WAITING]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert found.stdout == f"{policy}\n", found.stderr
 
 
 def test_help_lists_every_subcommand(capsys):

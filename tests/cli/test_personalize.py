@@ -56,6 +56,9 @@ def test_fit_goes_on_with_the_stage_and_personalize_repeats_it(tmp_path, config,
     assert found["participating"]["mean"] == pytest.approx(sum(accuracies) / 3)
     variance = sum((value - sum(accuracies) / 3) ** 2 for value in accuracies) / 3
     assert found["participating"]["variance"] == pytest.approx(variance)
+    trained = json.loads((tmp_path / "runs" / "version_0" / "results.json").read_text())
+    for key in ("format", "method", "method_arguments", "data", "partition", "versions", "seed"):
+        assert found[key] == trained[key], key
     main(["personalize", "--config", str(config), "--ckpt_path", "last", "--personalize.epochs", "3"])
     assert results(tmp_path) == (found, rows)
 
