@@ -12,6 +12,9 @@ from torch import Tensor, nn
 # Classifiers, which an encoder replaces: the last layer and GoogLeNet's auxiliary heads.
 CLASSIFIERS = ("fc.", "aux1.", "aux2.")
 
+ENCODER = "encoder."
+"""How an encoder's names begin in a client's model, and again in that of an encoder with a projector."""
+
 
 def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     """Return a network's first convolution: itself, or one like it, freshly initialized, for ``channels`` channels."""
@@ -45,7 +48,9 @@ def remove_classifier(network: nn.Module) -> None:
 
 
 def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> None:
-    """Load a torchvision state dict from a local file into a network, all but the classifiers.
+    """Load a local file into a network, all but the classifiers: torchvision's state dict, or a client's model.
+
+    Of a model that ``pfl export`` wrote, the encoder is taken.
 
     A network for one channel gets the sum of the first convolution's filters over the three colors. Its output for a
     gray image is that of the file's network for the same image in all three channels.
@@ -61,19 +66,26 @@ def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> 
         ValueError: If the file is no state dict, or one of another network; the first differences are named.
     """
     encoder = type(network).__name__
-    loaded = {
-        name: value for name, value in _read(path, encoder, known_file).items() if not name.startswith(CLASSIFIERS)
-    }
+    state = _encoder_of(_read(path, encoder, known_file), first)
+    loaded = {name: value for name, value in state.items() if not name.startswith(CLASSIFIERS)}
     own = {name: value for name, value in network.state_dict().items() if not name.startswith(CLASSIFIERS)}
     if first in loaded and loaded[first].ndim == 4 and loaded[first].shape[1] == 3 and own[first].shape[1] == 1:
         loaded[first] = loaded[first].sum(dim=1, keepdim=True)
     differences = _differences(own, loaded)
     if differences:
         raise ValueError(
-            f"the weights in {path} are not those of {encoder} for {own[first].shape[1]} channels, whose file is "
-            f"torchvision's {known_file} (for 3 channels or 1): {'; '.join(differences)}"
+            f"the weights in {path} are not those of {encoder} for {own[first].shape[1]} channels with these "
+            f"arguments, whose file is one of `pfl export` or torchvision's {known_file} (for 3 channels or 1): "
+            f"{'; '.join(differences)}"
         )
     network.load_state_dict(loaded, strict=False)
+
+
+def _encoder_of(state: Mapping[str, Tensor], first: str) -> Mapping[str, Tensor]:
+    """The encoder's part of a client's model; a state dict of the network itself stays as it is."""
+    while first not in state and any(name.startswith(ENCODER) for name in state):
+        state = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
+    return state
 
 
 def _read(path: str, encoder: str, known_file: str) -> Mapping[str, Tensor]:
@@ -81,7 +93,8 @@ def _read(path: str, encoder: str, known_file: str) -> Mapping[str, Tensor]:
     if not file.is_file():
         raise FileNotFoundError(
             f"{encoder} expects its weights in {file}, where there is no file. Nothing is downloaded: put "
-            f"torchvision's {known_file} there, or leave weights out for random initial weights"
+            f"torchvision's {known_file} or a model of `pfl export` there, or leave weights out for random initial "
+            "weights"
         )
     expected = f"{encoder} expects a state dict of torchvision such as {known_file}"
     try:

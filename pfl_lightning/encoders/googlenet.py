@@ -28,8 +28,9 @@ class GoogLeNet(TorchvisionGoogLeNet):
         out_features: Units of the linear layer; None for the 1,024 pooled features without it.
         transform_input: Whether to bring inputs with ImageNet's mean and standard deviation to the scale of the
             network that ``weights`` come from, as torchvision does with its own weights; for three channels.
-        weights: A local file with torchvision's weights (``googlenet-1378be20.pth``); None for random ones. Its
-            classifiers are not used. For one-channel images the first filters are summed over the colors.
+        weights: A local file with torchvision's weights (``googlenet-1378be20.pth``), or with a client's
+            model of the same network that ``pfl export`` wrote; None for random ones. Its classifiers are not used. For
+            one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).

@@ -42,14 +42,15 @@ class ResNet18(ResNet):
         out_features: None for the 512 pooled features; a number adds one linear layer of that many units.
         strides: Stride of each of the four stages.
         stem_strides: Strides of the ImageNet stem's convolution and pooling.
-        weights: A local file with torchvision's weights (``resnet18-f37072fd.pth``); None for random ones. Its
-            classifier is not used. For one-channel images the first filters are summed over the colors.
+        weights: A local file with torchvision's weights (``resnet18-f37072fd.pth``), or with a client's model of the
+            same network that ``pfl export`` wrote; None for random ones. Its classifier is not used. For one-channel
+            images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).
 
     Raises:
-        ValueError: If an argument is out of range, or ``weights`` are of another network or given with the small stem.
+        ValueError: If an argument is out of range, or ``weights`` are of another network.
         FileNotFoundError: If there is no file ``weights``.
 
     Example:
@@ -74,7 +75,7 @@ class ResNet18(ResNet):
         weights: str | None = None,
     ) -> None:
         channels, height, width = image_shape(input_shape, "ResNet18")
-        _check(stem, layers, strides, stem_strides, weights)
+        _check(stem, layers, strides, stem_strides)
         features = feature_width(out_features, POOLED)
         super().__init__(BasicBlock, list(layers), num_classes=features)
         self.out_features = features
@@ -102,9 +103,7 @@ class ResNet18(ResNet):
             _initialize(self.conv1)
 
 
-def _check(
-    stem: str, layers: Sequence[int], strides: Sequence[int], stem_strides: Sequence[int], weights: str | None
-) -> None:
+def _check(stem: str, layers: Sequence[int], strides: Sequence[int], stem_strides: Sequence[int]) -> None:
     if stem not in ("imagenet", "small"):
         raise ValueError(f"the stem of ResNet18 is 'imagenet' or 'small', got {stem!r}")
     for name, numbers, length in (("layers", layers, 4), ("strides", strides, 4), ("stem_strides", stem_strides, 2)):
@@ -112,11 +111,6 @@ def _check(
             raise ValueError(f"{name} of ResNet18 are {length} positive numbers, got {tuple(numbers)}")
     if stem == "small" and tuple(stem_strides) != (2, 2):
         raise ValueError(f"stem_strides are the ImageNet stem's, the small stem has none; got {tuple(stem_strides)}")
-    if stem == "small" and weights is not None:
-        raise ValueError(
-            "weights do not fit the small stem: torchvision's first convolution is 7x7, the small one 3x3; "
-            "leave weights out, or take stem='imagenet'"
-        )
 
 
 def _set_stride(stage: nn.Module, stride: int) -> None:

@@ -27,8 +27,9 @@ class ShuffleNetV2(TorchvisionShuffleNetV2):
     Args:
         input_shape: (channels, height, width) of one sample.
         out_features: Units of the linear layer; None for the 1,024 pooled features without it.
-        weights: A local file with torchvision's weights (``shufflenetv2_x1-5666bf0f80.pth``); None for random ones. Its
-            classifier is not used. For one-channel images the first filters are summed over the colors.
+        weights: A local file with torchvision's weights (``shufflenetv2_x1-5666bf0f80.pth``), or with a client's
+            model of the same network that ``pfl export`` wrote; None for random ones. Its classifier is not used. For
+            one-channel images the first filters are summed over the colors.
 
     Shape:
         (N, *input_shape) to (N, out_features).

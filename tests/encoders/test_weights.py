@@ -23,7 +23,8 @@ def test_an_absent_file(tmp_path):
         (ShuffleNetV2, "shufflenetv2_x1-5666bf0f80.pth"),
         (GoogLeNet, "googlenet-1378be20.pth"),
     ]:
-        with pytest.raises(FileNotFoundError, match=rf"absent\.pth, where .*Nothing is downloaded: put .*{name} there"):
+        said = rf"absent\.pth, where .*Nothing is downloaded: put .*{name} or a model of"
+        with pytest.raises(FileNotFoundError, match=said):
             encoder((3, 32, 32), weights=str(tmp_path / "absent.pth"))
 
 
@@ -68,9 +69,27 @@ def test_channels_that_no_file_is_for(state, file):
         ResNet18((2, 32, 32), weights=str(file))
 
 
-def test_the_small_stem_takes_no_weights():
-    with pytest.raises(ValueError, match="weights do not fit the small stem"):
-        ResNet18((3, 32, 32), stem="small", weights="any.pth")
+def test_torchvisions_weights_do_not_fit_the_small_stem(state, file):
+    torch.save(state, file)
+    with pytest.raises(ValueError, match=r"conv1\.weight has shape \(64, 3, 7, 7\) instead of \(64, 3, 3, 3\)"):
+        ResNet18((3, 32, 32), stem="small", weights=str(file))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "beside"),
+    [("encoder.", "head.weight"), ("encoder.encoder.", "encoder.projector.weight"), ("", "fc.bias")],
+)
+def test_a_clients_model_gives_its_encoder(prefix, beside, file):
+    small = {"stem": "small", "layers": (1, 1, 1, 1)}
+    torch.manual_seed(0)
+    source = ResNet18((3, 32, 32), **small)
+    model = {f"{prefix}{name}": value for name, value in source.state_dict().items()}
+    torch.save({**model, beside: torch.ones(10)}, file)
+    loaded = ResNet18((3, 32, 32), **small, weights=str(file))
+    for name, value in source.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    with pytest.raises(ValueError, match=r"not those of ResNet18.* whose file is one of `pfl export` or"):
+        ResNet18((3, 32, 32), weights=str(file))
 
 
 def test_old_files_count_no_batches(state, file):
