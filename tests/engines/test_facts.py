@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
+from _helpers.process_helpers import forked_process_engine
 from _helpers.toy import BATCH, LABELS, Toy, run, tiny_encoder
 
 import pfl_lightning.engines
@@ -79,9 +80,14 @@ def test_steps_and_clients_are_those_of_a_plain_count(make):
     assert found == {(round, k): plain_count(LABELS[k]) for round in range(2) for k in participating}
 
 
-def test_steps_under_ray(monkeypatch):
-    engine, _ = fake_ray_engine(monkeypatch, 2)
-    found, participating = told(engine)
+@pytest.mark.parametrize(
+    "make",
+    [lambda patch: fake_ray_engine(patch, 2)[0], lambda patch: forked_process_engine(patch, 2)],
+    ids=["ray", "processes"],
+)
+def test_steps_and_clients_in_other_processes(make, monkeypatch):
+    found, participating = told(make(monkeypatch))
+    assert len(participating) == 4
     assert found == {(round, k): plain_count(LABELS[k]) for round in range(2) for k in participating}
 
 
