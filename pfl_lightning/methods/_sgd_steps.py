@@ -63,7 +63,7 @@ def check_plain_sgd(lr: float, momentum: float, replaced: dict[str, object]) -> 
     check_learning_rate('lr (eta_l, by which control="steps" divides)', lr, strict=True)
     check_number("momentum", momentum)
     if momentum >= 1:
-        raise ValueError(f'momentum must be below 1 with control="steps", got {momentum}')
+        raise ConfigurationError(f'momentum must be below 1 with control="steps", got {momentum}')
     for name, value in replaced.items():
         if value is not None:
             raise ConfigurationError(

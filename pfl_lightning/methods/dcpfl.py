@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number, check_whole
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.errors import ClientError
+from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import ClassStatistics, alignment_loss, covariance_factors, sample_class_gaussians
 from pfl_lightning.functional.statistics.gaussians import covariances_by_class
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
@@ -104,7 +104,7 @@ class DCPFL(FederatedClient):
         check_whole("calibration_epochs", calibration_epochs, 1)
         check_whole("calibration_batch_size", calibration_batch_size, 1)
         if 0 < virtual_features < num_classes:
-            raise ValueError(
+            raise ConfigurationError(
                 f"virtual_features must be 0 or at least one a class ({num_classes}), got {virtual_features}"
             )
         self.alignment, self.virtual_features, self.server_lr = alignment, virtual_features, server_lr

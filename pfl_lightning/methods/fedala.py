@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.state.tensors import TensorDict
@@ -62,7 +63,7 @@ class FedALA(FederatedClient):
         check_number("eta", eta)
         check_number("sample_share", sample_share, strict=True)
         if sample_share > 1:
-            raise ValueError(f"sample_share must be at most 1, all samples, got {sample_share}")
+            raise ConfigurationError(f"sample_share must be at most 1, all samples, got {sample_share}")
         if layers is not None:
             check_at_least("layers", layers, 1)
         check_number("threshold", threshold)

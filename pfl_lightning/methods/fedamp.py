@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage, proximal_term
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
@@ -64,13 +65,17 @@ class FedAMP(FederatedClient):
         if own_share is not None:
             check_number("own_share", own_share)
             if own_share > 1:
-                raise ValueError(f"own_share must be at most 1, the sum of a mixture's weights, got {own_share}")
+                raise ConfigurationError(
+                    f"own_share must be at most 1, the sum of a mixture's weights, got {own_share}"
+                )
         if attention == "gaussian" and own_share is not None:
-            raise ValueError("own_share is of attention='cosine'; with 'gaussian' a model keeps what the others leave")
+            raise ConfigurationError(
+                "own_share is of attention='cosine'; with 'gaussian' a model keeps what the others leave"
+            )
         if attention == "cosine" and step is not None:
-            raise ValueError("step (alpha) is of attention='gaussian'; with 'cosine' leave it out")
+            raise ConfigurationError("step (alpha) is of attention='gaussian'; with 'cosine' leave it out")
         if self.eval_model == "aggregated":
-            raise ValueError(
+            raise ConfigurationError(
                 "eval_model='aggregated' of FedAMP: clients never take over what the server sends and go on with their "
                 "own models; leave it out"
             )

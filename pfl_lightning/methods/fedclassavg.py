@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import proximal_term, supervised_contrastive_loss
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.options import EvaluationOptions, Unpack
@@ -122,7 +123,7 @@ class FedClassAvg(FederatedClient):
         check_choice("squared_proximal", squared_proximal, (False, True, "published"))
         if objective == "published":
             if (squared_proximal, normalize, temperature, base_temperature) != PAPER:
-                raise ValueError(
+                raise ConfigurationError(
                     "objective='published' sets squared_proximal, normalize, temperature and base_temperature: leave "
                     "them away, or give them without it"
                 )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
@@ -94,7 +95,7 @@ class FedDBE(FederatedClient):
         check_number("kl_weight (kappa)", kl_weight)
         check_number("mean_momentum", mean_momentum, strict=True)
         if mean_momentum > 1:
-            raise ValueError(f"mean_momentum must be at most 1, got {mean_momentum}")
+            raise ConfigurationError(f"mean_momentum must be at most 1, got {mean_momentum}")
         check_choice("first_round", first_round, ("discard", "average"))
         self.kl_weight, self.mean_momentum, self.first_round = kl_weight, mean_momentum, first_round
         if personal_head:

@@ -118,7 +118,7 @@ class FedEMA(SelfSupervisedClient):
         for name, share in shares.items():
             check_number(name, share)
             if share > 1:
-                raise ValueError(f"{name} must be at most 1, got {share}")
+                raise ConfigurationError(f"{name} must be at most 1, got {share}")
         check_number("threshold", threshold)
         check_choice("update_encoder", update_encoder, get_args(EncoderUpdate))
         check_choice("update_predictor", update_predictor, get_args(PredictorUpdate))

@@ -83,7 +83,7 @@ class FedFomo(FederatedClient):
         check_at_least("models (M)", models, 1)
         check_number("exploration (epsilon)", exploration)
         if exploration > 1:
-            raise ValueError(f"exploration (epsilon) is a probability, at most 1, got {exploration}")
+            raise ConfigurationError(f"exploration (epsilon) is a probability, at most 1, got {exploration}")
         check_number("exploration_decay", exploration_decay)
         check_choice("fallback", fallback, ("own", "base"))
         check_choice("preference", preference, ("raw", "normalized"))

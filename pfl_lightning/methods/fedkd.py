@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FitContext
 from pfl_lightning.encoders import EncoderFactory
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage, check_energy, compress_state, expand_state, kl_divergence
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
@@ -51,7 +52,7 @@ class EnergySchedule:
 
     def __post_init__(self) -> None:
         if self.end < self.start:
-            raise ValueError(
+            raise ConfigurationError(
                 "energy_end must be at least energy_start, as messages keep more from round to round, got "
                 f"{self.end:g} after {self.start:g}"
             )

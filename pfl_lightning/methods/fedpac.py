@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least, check_learning_rate, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import (
     ClassStatistics,
     RunningAverage,
@@ -103,7 +104,9 @@ class FedPAC(FederatedClient):
             check_learning_rate("head_lr", head_lr)
         check_number("threshold", threshold)
         if threshold >= 1:
-            raise ValueError(f"threshold must be below 1, the sum of a client's combination weights, got {threshold}")
+            raise ConfigurationError(
+                f"threshold must be below 1, the sum of a client's combination weights, got {threshold}"
+            )
         self.alignment, self.combination, self.threshold = alignment, combination, threshold
         self.head_epochs, self.head_lr = head_epochs, head_lr
         self.shared = ("encoder.*", "head.*") if combination else ("encoder.*",)

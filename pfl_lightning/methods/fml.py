@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation
 from pfl_lightning.encoders import EncoderFactory
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import kl_divergence
 from pfl_lightning.methods._partner import PartnerClient
 from pfl_lightning.options import ClientOptions, Unpack
@@ -49,7 +50,7 @@ class FML(PartnerClient):
         for name, value in (("alpha", alpha), ("beta", beta)):
             check_number(name, value)
             if value > 1:
-                raise ValueError(f"{name} must be at most 1, which is learning from labels alone, got {value}")
+                raise ConfigurationError(f"{name} must be at most 1, which is learning from labels alone, got {value}")
         self.alpha, self.beta, self.by_samples = alpha, beta, by_samples
 
     def configure_aggregator(self, num_clients: int) -> AveragingAggregator:

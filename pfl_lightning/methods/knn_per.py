@@ -73,7 +73,7 @@ class KNNPer(FederatedClient):
             if value is not None:
                 check_number(name, value, strict=name == "capacity")
                 if value > 1:
-                    raise ValueError(f"{name} must be at most 1, got {value}")
+                    raise ConfigurationError(f"{name} must be at most 1, got {value}")
         check_number("scale", scale, strict=True)
         check_choice("distance", distance, ("squared", "euclidean"))
         self.k, self.weight, self.scale, self.distance, self.capacity = k, weight, scale, distance, capacity

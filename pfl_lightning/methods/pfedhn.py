@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice, check_number, check_whole
 from pfl_lightning.client import Citation, FederatedClient
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.learner import Learner, check_room
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
@@ -74,7 +75,7 @@ class PFedHN(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         if options.get("batch_norm") == "shared":
-            raise ValueError(
+            raise ConfigurationError(
                 "batch_norm='shared' of PFedHN: the hypernetwork generates parameters and no running statistics; use "
                 "'own' (batch normalization stays on the client) or 'own_statistics' (its weights are generated)"
             )

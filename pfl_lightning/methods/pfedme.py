@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_learning_rate, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import descend, proximal_term, scores_at
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
@@ -71,12 +72,12 @@ class PFedMe(FederatedClient):
         check_number("inner_weight_decay", inner_weight_decay)
         check_number("beta", beta)
         if inner_lr * lam >= 2:
-            raise ValueError(
+            raise ConfigurationError(
                 f"inner_lr * lam is {inner_lr * lam:g}, and from 2 on every step of theta overshoots w by more than it "
                 f"was away: take an inner_lr below {2 / lam:g}, 1 / lam = {1 / lam:g} say"
             )
         if lr * lam >= 2 and options.get("optimizer") is None:
-            raise ValueError(
+            raise ConfigurationError(
                 f"lr * lam is {lr * lam:g}, and from 2 on every step of w overshoots theta by more than it was away: "
                 f"take an lr below {2 / lam:g}, or of at most 1 / lam = {1 / lam:g} to stop short of theta"
             )

@@ -67,7 +67,7 @@ class SMoG(Objective):
         check_number("temperature", temperature, strict=True)
         check_number("beta", beta)
         if beta > 1:
-            raise ValueError(f"beta must be at most 1, got {beta}")
+            raise ConfigurationError(f"beta must be at most 1, got {beta}")
         heads = _lightly.heads("SMoG")
         self.num_groups, self.beta, self.temperature, self.share_groups = groups, beta, temperature, share_groups
         self.projector = heads.SMoGProjectionHead(self.in_features, hidden, out)

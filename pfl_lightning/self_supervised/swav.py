@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
 
@@ -58,7 +59,7 @@ class SwAV(Objective):
         check_number("temperature", temperature, strict=True)
         check_number("epsilon", epsilon, strict=True)
         if epsilon < SMALLEST_EPSILON:
-            raise ValueError(
+            raise ConfigurationError(
                 f"epsilon must be at least {SMALLEST_EPSILON}, got {epsilon}: the Sinkhorn iterations start from "
                 "exp(cosine / epsilon), which overflows in single precision"
             )

@@ -49,7 +49,7 @@ class TargetNetwork(nn.Module):
         super().__init__()
         check_number("momentum", momentum)
         if momentum > 1:
-            raise ValueError(f"momentum must be at most 1, got {momentum}")
+            raise ConfigurationError(f"momentum must be at most 1, got {momentum}")
         self.momentum, self.keep = momentum, keep
         self.copies = nn.ModuleList(
             parameters_to_buffers(copy_module(network), persistent=keep) for network in networks

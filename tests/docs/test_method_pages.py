@@ -49,6 +49,14 @@ def test_a_page_names_its_paper_and_configs(method):
     assert mine or f"There is no config for {method.__name__}" in text
 
 
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_a_page_says_what_the_method_costs(method):
+    """Bytes, what is kept, and how often samples pass through networks, in one section."""
+    [said] = re.findall(r"\n## (?:What it costs|Cost)\n(.*?)(?=\n## )", page_of(method).read_text(), re.DOTALL)
+    for subject in ("byte|each way|travel", "keep|kept|store|memory|hold|state", r"pass(es)?\b"):
+        assert re.search(subject, flat(said)), subject
+
+
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
 def test_what_a_page_names_exists(page):
     text = page.read_text()

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
+from _helpers.process_helpers import forked_process_engine
 from _helpers.toy import Toy, assert_same, dropout_encoder, run, tiny_encoder, whole_state
 from torch.nn import functional as F
 
@@ -63,6 +64,7 @@ ENGINES = {
     "vmap": (lambda patch: VectorizedEngine(forward="vmap"), 1e-5),
     "loop": (lambda patch: VectorizedEngine(forward="loop"), 1e-5),
     "ray": (lambda patch: fake_ray_engine(patch, 2)[0], 0.0),
+    "processes": (lambda patch: forked_process_engine(patch, 2), 0.0),
 }
 
 

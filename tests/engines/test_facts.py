@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from _helpers.fake_cluster import fake_ray_engine
+from _helpers.process_helpers import forked_process_engine
 from _helpers.toy import BATCH, LABELS, Toy, run, tiny_encoder
 
 import pfl_lightning.engines
@@ -79,10 +80,54 @@ def test_steps_and_clients_are_those_of_a_plain_count(make):
     assert found == {(round, k): plain_count(LABELS[k]) for round in range(2) for k in participating}
 
 
-def test_steps_under_ray(monkeypatch):
-    engine, _ = fake_ray_engine(monkeypatch, 2)
-    found, participating = told(engine)
+@pytest.mark.parametrize(
+    "make",
+    [lambda patch: fake_ray_engine(patch, 2)[0], lambda patch: forked_process_engine(patch, 2)],
+    ids=["ray", "processes"],
+)
+def test_steps_and_clients_in_other_processes(make, monkeypatch):
+    found, participating = told(make(monkeypatch))
+    assert len(participating) == 4
     assert found == {(round, k): plain_count(LABELS[k]) for round in range(2) for k in participating}
+
+
+class Held(FedAvg):
+    """Uploads, as the number of samples, how many the client has held back and what their classes add up to."""
+
+    def before_fit(self, context):
+        return summary(context.validation.tensors()[1]) if context.validation is not None else 1
+
+    def make_update(self, context, before):
+        assert context.data.num_samples == len(LABELS[context.client])
+        return replace(super().make_update(context, None), num_samples=before)
+
+    def configure_aggregator(self, num_clients):
+        return Server(self, num_clients)
+
+
+def summary(labels):
+    return 1000 * len(labels) + int(labels.sum())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda patch: SequentialEngine(),
+        lambda patch: TrainerEngine(),
+        lambda patch: VectorizedEngine(forward="vmap"),
+        lambda patch: VectorizedEngine(2, forward="loop"),
+        lambda patch: fake_ray_engine(patch, 2)[0],
+        lambda patch: forked_process_engine(patch, 2),
+    ],
+    ids=["sequential", "trainer", "vmap", "loop", "ray", "processes"],
+)
+def test_a_fit_has_the_clients_own_validation_part(make, monkeypatch):
+    data = Toy(validation=[5, 0, 9, 1, 20], novel_clients=1)
+    method = partial(Held, epochs=1)
+    federation = run(method, 2, engine=make(monkeypatch), loop=FederatedLoop(), data=data, limit_val_batches=0)
+    labels = {client: data.tensors(client, "validation")[1] for client in data.participating}
+    expected = {client: summary(own) if len(own) else 1 for client, own in labels.items()}
+    assert federation.server.told == {(round, k): expected[k] for round in range(2) for k in data.participating}
 
 
 class SkipsFirst(torch.amp.GradScaler):

@@ -159,6 +159,15 @@ def test_weights_are_never_negative():
     assert torch.equal(far, torch.eye(3, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("own_share", [None, 0.0, 0.3])
+def test_rows_of_cosine_attention_add_up_to_one(own_share):
+    models = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = cosine_attention(models @ models.T, 25.0, own_share)
+    assert bool((weights >= 0).all())
+    torch.testing.assert_close(weights.sum(1), torch.ones(6, dtype=torch.float64))
+    assert weights.diagonal().tolist() == pytest.approx([1 / 6 if own_share is None else own_share] * 6)
+
+
 def test_rounding_makes_no_weight_negative():
     """Others whose weights add up to 1 leave 0, and not what rounding takes below it."""
     for seed in range(200):

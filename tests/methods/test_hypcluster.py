@@ -109,6 +109,9 @@ def test_forced_choices_are_separate_runs_and_a_model_that_nobody_chooses_stays(
     for j in (0, 1):
         assert_same(row_of(bank, j), named(nets[j]), atol=1e-6)
     assert_same(row_of(bank, 2), row_of(FIRST["bank"], 2))
+    sizes = [float(federation.trainer.callback_metrics[f"cluster/{j}"]) for j in range(3)]
+    assert sizes == [sum(client % 2 == j for client in COHORTS[-1]) for j in range(3)]  # logged, the 0, too
+    assert sizes[2] == 0
     weights = federation.server.aggregation_weights
     assert weights.clients == (3, 0)
     assert torch.equal(weights.weights, torch.eye(2, dtype=torch.float64))

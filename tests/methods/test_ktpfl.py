@@ -163,6 +163,31 @@ def test_with_coefficients_held_at_one_everybody_hears_itself():
         assert torch.equal(server.broadcast(client, 1).targets, scores)
 
 
+class Alone(KTpFL):
+    """Everybody hears itself, whatever is learned."""
+
+    def configure_aggregator(self, num_clients):
+        server = super().configure_aggregator(num_clients)
+        known = {"clients": torch.arange(num_clients), "factors": num_clients * torch.eye(num_clients)}
+        server.learned.assign({**server.learned.as_state(), **known})
+        return server
+
+
+def test_who_hears_itself_trains_alone():
+    """There is no gradient in its own probabilities, and with one batch an epoch the order does not matter."""
+    fit, options = {"lr": LR, "epochs": EPOCHS, "weight_decay": 0.0}, {"precision": "64-true"}
+    heard = {"public_samples": SIZE, "public_batch_size": BATCH, "temperature": HEAT, "growing": False}
+    still = {**heard, "server_lr": 0.0, "sharpness": None}
+    alone, mixed, local = (
+        run(partial(method, **fit), 3, data=Toy(batch_size=100), **options)
+        for method in (partial(Alone, **still), partial(KTpFL, **still), LocalOnly)
+    )
+    for client in range(CLIENTS):
+        expected = named(local.client_model(client))
+        assert_same(named(alone.client_model(client)), expected, atol=1e-9)
+        assert not torch.allclose(named(mixed.client_model(client))["head.weight"], expected["head.weight"], atol=1e-6)
+
+
 def test_equal_coefficients_make_the_target_the_mean_as_in_fedmd():
     own = METHOD(tiny_encoder((6,)), CLASSES, server_lr=0.0).configure_aggregator(CLIENTS)
     other = FedMD(tiny_encoder((6,)), CLASSES, public_samples=SIZE).configure_aggregator(CLIENTS)

@@ -184,6 +184,8 @@ def test_small_batches_are_left_out_and_small_clients_refused():
     assert steps == [4, 4]
     with pytest.raises(ConfigurationError, match=r"at least 2 samples; client 1 has 1"):
         run(METHOD, 1, data=Toy([[0, 1, 2], [1]]))
+    with pytest.raises(ConfigurationError, match=r"takes at least 2 samples, and batch_size is 1; make it larger"):
+        run(METHOD, 1, data=Toy(batch_size=1))
     with pytest.raises(ConfigurationError, match=r"takes at least 6 samples, and batch_size is 4; make it larger"):
         run(partial(METHOD, order="HF"), 1, encoder=normed_encoder)
 

@@ -5,7 +5,7 @@ import torch
 from _helpers.toy import CLASSES, tiny_encoder
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import PFedHN
+from pfl_lightning.methods import PFedHN, pfedhn
 from pfl_lightning.methods.pfedhn import Hypernetwork
 
 
@@ -17,6 +17,23 @@ def test_its_size_is_known_before_it_is_built():
     message = r"The hypernetwork of 84 numbers has [\d,]+ parameters, .* GB of memory while it learns; this"
     with pytest.raises(ConfigurationError, match=message):
         client.configure_aggregator(5)
+
+
+def test_its_size_is_logged_before_it_is_built(monkeypatch):
+    order, build = [], Hypernetwork.__init__
+
+    def noted(self, *sizes):
+        order.append("built")
+        build(self, *sizes)
+
+    monkeypatch.setattr(pfedhn, "rank_zero_info", order.append)
+    monkeypatch.setattr(Hypernetwork, "__init__", noted)
+    server = PFedHN(tiny_encoder((6,)), CLASSES).configure_aggregator(5)
+    said, built = order
+    assert built == "built"
+    number = sum(p.numel() for p in server.learner.network.parameters())
+    assert said.startswith("The hypernetwork of ")
+    assert f" has {number:,} parameters" in said
 
 
 @pytest.mark.parametrize(

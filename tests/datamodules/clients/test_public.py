@@ -154,6 +154,23 @@ def test_public_samples_of_another_shape_are_refused():
         Samples(images, torch.zeros(4, dtype=torch.int64), ("a",), public_inputs=torch.zeros(2, 3, 2, 1))
 
 
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (torch.tensor([0, 5]), "public targets .*5"),
+        (torch.tensor([0, -1]), "public targets .*-1"),
+        (torch.tensor([0]), "public set: expected one class a sample, got 2 inputs"),
+        (torch.tensor([0.0, 1.0]), r"public targets must be int64, got torch\.float32"),
+    ],
+    ids=["a class more", "none", "too few", "no integers"],
+)
+def test_public_samples_of_other_classes_are_refused(classes, said):
+    """FedMD may begin by them."""
+    images, labels = torch.zeros(4, 3, 2, 2), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ValueError, match=said):
+        Samples(images, labels, ("a", "b"), public_inputs=images[:2], public_targets=classes)
+
+
 def test_public_samples_without_a_meaning_are_refused():
     """All clients would be left out of the rounds that draw one."""
     public = torch.zeros(4, 3)
