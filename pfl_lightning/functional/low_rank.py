@@ -8,8 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pfl_lightning.errors import ConfigurationError
-
 PARTS = ("left", "values", "right")
 """What follows a name and a colon: singular vectors (o, r), singular values (r,), singular vectors (r, rest)."""
 
@@ -31,7 +29,7 @@ def compress(tensor: Tensor, energy: float) -> tuple[Tensor, ...]:
         lost, rounding included. Also where it is not finite, so that whoever checks it sees it.
 
     Raises:
-        ConfigurationError: ``energy`` is not above 0 and at most 1.
+        ValueError: ``energy`` is not above 0 and at most 1.
 
     Example:
         >>> import torch
@@ -136,7 +134,7 @@ def check_energy(energy: float, name: str = "energy") -> None:
     """Refuse a share that is not above 0 and at most 1.
 
     Raises:
-        ConfigurationError: Names the argument, what was expected and what came.
+        ValueError: Names the argument, what was expected and what came.
 
     Example:
         >>> from pfl_lightning.functional import check_energy
@@ -144,10 +142,10 @@ def check_energy(energy: float, name: str = "energy") -> None:
         >>> check_energy(2, "energy_start")
         Traceback (most recent call last):
         ...
-        pfl_lightning.errors.ConfigurationError: energy_start must be above 0 and at most 1, the share..., got 2...
+        ValueError: energy_start must be above 0 and at most 1, the share of the squared norm that is kept, got 2...
     """
     if isinstance(energy, bool) or not isinstance(energy, int | float) or not 0 < energy <= 1:
-        raise ConfigurationError(
+        raise ValueError(
             f"{name} must be above 0 and at most 1, the share of the squared norm that is kept, got {energy!r}; 1 "
             "keeps all"
         )

@@ -51,6 +51,11 @@ class EnergySchedule:
     end: float
 
     def __post_init__(self) -> None:
+        try:
+            check_energy(self.start, "energy_start")
+            check_energy(self.end, "energy_end")
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
         if self.end < self.start:
             raise ConfigurationError(
                 "energy_end must be at least energy_start, as messages keep more from round to round, got "
@@ -120,8 +125,6 @@ class FedKD(PartnerClient):
     ) -> None:
         super().__init__(encoder, num_classes, partner=partner, **options)
         check_number("distillation", distillation)
-        check_energy(energy_start, "energy_start")
-        check_energy(energy_end, "energy_end")
         self.distillation, self.detach_targets = distillation, detach
         self.energy = EnergySchedule(energy_start, energy_end)
         self.compress_down, self.by_samples = compress_down, by_samples

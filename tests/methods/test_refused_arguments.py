@@ -6,7 +6,6 @@ import pytest
 from _helpers.toy import CLASSES, INPUTS, tiny_encoder
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.functional import check_energy
 from pfl_lightning.methods import (
     APFL,
     DCPFL,
@@ -60,8 +59,3 @@ REFUSED = [
 def test_it_is_a_mistake_of_the_configuration(method, options):
     with pytest.raises(ConfigurationError):
         method(tiny_encoder((INPUTS,)), CLASSES, **options)
-
-
-def test_so_is_a_share_of_the_energy():
-    with pytest.raises(ConfigurationError, match="energy must be above 0 and at most 1"):
-        check_energy(2)
