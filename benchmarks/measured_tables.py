@@ -107,11 +107,18 @@ def last(runs: Sequence[Run]) -> list[float]:
 def at_the_end(method: str, runs: Sequence[Run], paper: float | None) -> tuple[float, str]:
     """The mean, and a row."""
     mean, std, decile = last(runs)
-    chosen = percent(runs, lambda run: run["accuracy"]["validation_selected"]["test"]["mean"])
-    rounds = ", ".join(str(run["accuracy"]["validation_selected"]["round"]) for run in runs)
     early = f"{percent(runs, lambda run: run['history'][29]['test']['accuracy']):.2f}" if in_round(30, runs) else "-"
-    shown = f"{method} | {mean:.2f} ± {std:.2f} | {decile:.2f} | {chosen:.2f} (round {rounds}) | {early} | {len(runs)}"
+    shown = f"{method} | {mean:.2f} ± {std:.2f} | {decile:.2f} | {selected(runs)} | {early} | {len(runs)}"
     return mean, f"| {shown} | " + (f"{paper:.2f} | {mean - paper:+.2f} |" if paper else "- | - |")
+
+
+def selected(runs: Sequence[Run]) -> str:
+    """The accuracy of the rounds that the validation parts choose, and these rounds; a dash without such parts."""
+    best = [run["accuracy"]["validation_selected"] for run in runs]
+    if None in best:
+        return "-"
+    mean = 100 * statistics.fmean(one["test"]["mean"] for one in best)
+    return f"{mean:.2f} (round {', '.join(str(one['round']) for one in best)})"
 
 
 def at_round(number: int, method: str, runs: Sequence[Run], paper: float | None) -> tuple[float, str]:

@@ -88,8 +88,11 @@ def check_the_end(cells, runs, results, paper):
     mean, std, worst = spread(runs)
     assert (last, decile, seeds) == (f"{mean} ± {std}", worst, str(len(runs)))
     best = [one["accuracy"]["validation_selected"] for one in results]
-    rounds = ", ".join(str(one["round"]) for one in best)
-    assert selected == f"{percent(one['test']['mean'] for one in best)} (round {rounds})"
+    if any(one is None for one in best):  # no validation parts
+        assert selected == "-"
+    else:
+        rounds = ", ".join(str(one["round"]) for one in best)
+        assert selected == f"{percent(one['test']['mean'] for one in best)} (round {rounds})"
     assert early == percent(one["history"][29]["test"]["accuracy"] for one in results)
     if paper is None:
         assert (published, difference) == ("-", "-")
