@@ -63,9 +63,9 @@ def spread(runs):
 
 
 def named(file):
-    """The rows that a study names, at any scale."""
-    scales = [scale["methods"] for scale in file["scales"].values() if "methods" in scale]
-    return {*file["methods"], *(name for methods in scales for name in methods)}
+    """The rows of a study, and those that its scales add, which a list does not."""
+    found = [scale.get("methods") for scale in file["scales"].values()]
+    return {*file["methods"], *(name for methods in found if isinstance(methods, dict) for name in methods)}
 
 
 @pytest.mark.parametrize(("when", "folders", "study", "rows"), TABLES, ids=[" ".join(one[:2]) for one in TABLES])
