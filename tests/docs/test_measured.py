@@ -86,7 +86,9 @@ def test_a_table_is_that_of_the_kept_results(when, folders, study, rows):
 def check_the_end(cells, runs, results, paper):
     last, decile, selected, early, seeds, published, difference = cells
     mean, std, worst = spread(runs)
-    assert (last, decile, seeds) == (f"{mean} ± {std}", worst, str(len(runs)))
+    shown, over_clients = last.split(" ± ")
+    assert float(shown) == pytest.approx(float(mean), abs=0.0101)  # 89.125 is rounded up or down by the order of a sum
+    assert (over_clients, decile, seeds) == (std, worst, str(len(runs)))
     best = [one["accuracy"]["validation_selected"] for one in results]
     if any(one is None for one in best):  # no validation parts
         assert selected == "-"
