@@ -48,22 +48,22 @@ def bound_notes(options: Mapping[str, Any], space: Mapping[str, Dimension]) -> l
     for path, tried in space.items():
         end = _end(options[path], tried) if path in options else ""
         if end:
-            value, side = _text(options[path]), "above" if end == "highest" else "below"
+            value, side = _text(options[path]), "above" if end == "upper" else "below"
             notes.append(f"{path}: {value} is at the {end} end of what was tried; values {side} it may be better.")
     return notes
 
 
 def _end(value: Any, tried: Dimension) -> str:
-    """``"lowest"``, ``"highest"``, or "" for a value between, and for one that has no order."""
+    """``"lower"``, ``"upper"``, or "" for a value between, and for one that has no order."""
     ends = _ends(tried)
     if ends is None:
         return ""
     low, high = ends
     if tried.choices:
-        return "lowest" if value == low else "highest" if value == high else ""
+        return "lower" if value == low else "upper" if value == high else ""
     scale = math.log if tried.log else float
     share = (scale(value) - scale(low)) / (scale(high) - scale(low))
-    return "lowest" if share <= NEAR else "highest" if share >= 1 - NEAR else ""
+    return "lower" if share <= NEAR else "upper" if share >= 1 - NEAR else ""
 
 
 def _ends(tried: Dimension) -> tuple[float, float] | None:

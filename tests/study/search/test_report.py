@@ -11,16 +11,16 @@ from pfl_lightning.study.search.report import TriedOptions, bound_notes, write_j
 @pytest.mark.parametrize(
     ("tried", "value", "end"),
     [
-        (Dimension(low=1e-4, high=1.0, log=True), 0.8, "highest"),
+        (Dimension(low=1e-4, high=1.0, log=True), 0.8, "upper"),
         (Dimension(low=1e-4, high=1.0, log=True), 0.1, ""),
-        (Dimension(low=1e-4, high=1.0, log=True), 1.3e-4, "lowest"),
+        (Dimension(low=1e-4, high=1.0, log=True), 1.3e-4, "lower"),
         (Dimension(low=0.0, high=1.0), 0.5, ""),
-        (Dimension(low=0.0, high=1.0), 0.0, "lowest"),
+        (Dimension(low=0.0, high=1.0), 0.0, "lower"),
         (Dimension(low=1, high=3, integer=True), 2, ""),
-        (Dimension(low=1, high=3, integer=True), 3, "highest"),
-        (Dimension(choices=(0.1, 1.0, 0.01)), 1.0, "highest"),
+        (Dimension(low=1, high=3, integer=True), 3, "upper"),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 1.0, "upper"),
         (Dimension(choices=(0.1, 1.0, 0.01)), 0.1, ""),
-        (Dimension(choices=(0.1, 1.0, 0.01)), 0.01, "lowest"),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 0.01, "lower"),
         (Dimension(choices=("mlp", ["mlp", "small_cnn"])), "mlp", ""),
         (Dimension(choices=(True, False)), True, ""),
         (Dimension(choices=(None, 0.1)), 0.1, ""),
@@ -41,6 +41,6 @@ def test_the_table_says_it_below_the_trials(tmp_path):
     write_table(tmp_path / "search.md", rows[1], rows, space)
     lines = (tmp_path / "search.md").read_text().splitlines()
     assert lines[4:6] == ["| 1 | 1 | y | 75.00 | 8 | chosen |", "| 0 | 0.1 | x | 50.00 | 8 |  |"]
-    assert lines[6:] == ["", "- a.lr: 1 is at the highest end of what was tried; values above it may be better."]
+    assert lines[6:] == ["", "- a.lr: 1 is at the upper end of what was tried; values above it may be better."]
     write_json(tmp_path / "search.json", rows[1], rows)
     assert json.loads((tmp_path / "search.json").read_text())["best"]["options"] == {"a.lr": 1.0, "a.name": "y"}
