@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from pfl_lightning.report.study_folder import folder_name
+from pfl_lightning.report.runs.study_folder import folder_name
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured"

@@ -13,7 +13,7 @@ import numpy as np
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.checks import check_number_of_clients
-from pfl_lightning.datamodules.adapters.reloading import Reloading
+from pfl_lightning.datamodules.adapters.loading.reloading import Reloading
 from pfl_lightning.drop_in.forms.project_callback import ProjectCallback
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError

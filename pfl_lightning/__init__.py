@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
     from pfl_lightning.federation import Federation
     from pfl_lightning.messages import Broadcast, ClientUpdate
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
-    from pfl_lightning.state.export import export_clients
+    from pfl_lightning.state.checkpoints.export import export_clients
 
 __version__ = "0.3.0"
 
@@ -88,7 +88,7 @@ _HOMES = {
     "federation": ("Federation",),
     "messages": ("Broadcast", "ClientUpdate"),
     "server": ("AggregationWeights", "Aggregator", "AveragingAggregator"),
-    "state.export": ("export_clients",),
+    "state.checkpoints.export": ("export_clients",),
 }
 """Modules that define the public names."""
 

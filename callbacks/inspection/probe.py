@@ -14,8 +14,8 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
-from pfl_lightning.datamodules.adapters.streams import StreamSplit
-from pfl_lightning.datamodules.adapters.workers import Fetch
+from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
+from pfl_lightning.datamodules.adapters.loading.workers import Fetch
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation

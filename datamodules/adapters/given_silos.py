@@ -8,7 +8,7 @@ import numpy.typing as npt
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, IterableDataset
 
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders
+from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner

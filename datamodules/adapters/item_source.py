@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from pfl_lightning.datamodules.adapters.orders import Order
-from pfl_lightning.datamodules.adapters.workers import By, Fetch, Workers, seeded_reads
+from pfl_lightning.datamodules.adapters.loading.orders import Order
+from pfl_lightning.datamodules.adapters.loading.workers import By, Fetch, Workers, seeded_reads
 
 __all__ = ["BatchSizes", "ItemSource"]
 
@@ -44,7 +44,7 @@ class ItemSource:
         batches: Sizes of its loader's batches, for where several are combined; None if it has none of its own.
         evaluated: Whether it is for evaluations alone, which have the sizes of its own loader.
         loader: The client's own loader, where it is used as it is; None where the items are read by their places.
-        by: What the data set is asked for, see :class:`~pfl_lightning.datamodules.adapters.workers.Fetch`.
+        by: What the data set is asked for, see :class:`~pfl_lightning.datamodules.adapters.loading.workers.Fetch`.
     """
 
     dataset: Any

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
-from pfl_lightning.datamodules.adapters.combined import CombinedSplit, StageLoaders
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, ItemDataModule
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
-from pfl_lightning.datamodules.adapters.loader_classes import find_classes
+from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
+from pfl_lightning.datamodules.adapters.loading.loader_classes import find_classes
+from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.sources import source_of
-from pfl_lightning.datamodules.adapters.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints

@@ -11,16 +11,16 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from pfl_lightning.datamodules.adapters.combined import CombinedSplit, Shape, StageLoaders
 from pfl_lightning.datamodules.adapters.given_silos import AsGiven, as_datamodule
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, ItemDataModule
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
+from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, Shape, StageLoaders
+from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
+from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
+from pfl_lightning.datamodules.adapters.loading.workers import OneAtATime
 from pfl_lightning.datamodules.adapters.sources import one_class, source_of
-from pfl_lightning.datamodules.adapters.stages import for_another_process, loaders_of
-from pfl_lightning.datamodules.adapters.streams import StreamSplit
-from pfl_lightning.datamodules.adapters.workers import OneAtATime
 from pfl_lightning.datamodules.clients.division import split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import split_by_sizes

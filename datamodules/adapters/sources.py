@@ -22,9 +22,9 @@ from torch.utils.data import (
 )
 
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
-from pfl_lightning.datamodules.adapters.orders import Order, SampledBatches, order_of
-from pfl_lightning.datamodules.adapters.streams import Kept
-from pfl_lightning.datamodules.adapters.workers import By, Fetch, OneAtATime, Workers
+from pfl_lightning.datamodules.adapters.loading.orders import Order, SampledBatches, order_of
+from pfl_lightning.datamodules.adapters.loading.streams import Kept
+from pfl_lightning.datamodules.adapters.loading.workers import By, Fetch, OneAtATime, Workers
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.memory import checked_length
 

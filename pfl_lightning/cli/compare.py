@@ -11,14 +11,14 @@ from rich.console import Console
 
 from pfl_lightning.cli.options.words import WordParser, share
 from pfl_lightning.errors import ConfigurationError, UsageError
-from pfl_lightning.report.formats import fitting_tables
 from pfl_lightning.report.grouping import group_runs
-from pfl_lightning.report.notes import FAIRNESS
-from pfl_lightning.report.reading import find_runs, read_run
+from pfl_lightning.report.output.formats import fitting_tables
+from pfl_lightning.report.output.notes import FAIRNESS
+from pfl_lightning.report.output.writing import FORMATS, Report
 from pfl_lightning.report.rows import ReportSettings
-from pfl_lightning.report.run import CHOICES, FIGURES, FinishedRun
+from pfl_lightning.report.runs.reading import find_runs, read_run
+from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.significance import CAVEAT
-from pfl_lightning.report.writing import FORMATS, Report
 from pfl_lightning.state.files import explain_folder
 
 __all__ = ["compare", "tensorboard"]

@@ -37,8 +37,8 @@ from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
-from pfl_lightning.state.best_round import BestRound
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints.best_round import BestRound
+from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 
 __all__ = ["FederatedCLI"]
 

@@ -29,7 +29,7 @@ from pfl_lightning.state.architectures import (
     as_assignment,
     build_clients,
 )
-from pfl_lightning.state.checkpoints import use_atomic_files
+from pfl_lightning.state.checkpoints.writing import use_atomic_files
 from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
 

@@ -10,10 +10,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.federation.rounds import FederationRounds
-from pfl_lightning.state.checkpoint_contents import CONTENTS, content_fault, describe_contents
-from pfl_lightning.state.checkpoint_file import damaged, goes_on
-from pfl_lightning.state.checkpoints import check_fits
-from pfl_lightning.state.module_checkpoints import as_federation_wrote
+from pfl_lightning.state.checkpoints.contents import CONTENTS, content_fault, describe_contents
+from pfl_lightning.state.checkpoints.file import damaged, goes_on
+from pfl_lightning.state.checkpoints.module import as_federation_wrote
+from pfl_lightning.state.checkpoints.writing import check_fits
 
 __all__ = ["SavedState"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.report.options import differing, short_names, show
 from pfl_lightning.report.rows import MeasuredRow
-from pfl_lightning.report.run import FinishedRun, Source
+from pfl_lightning.report.runs.options import differing, short_names, show
+from pfl_lightning.report.runs.run import FinishedRun, Source
 
 __all__ = ["data_options", "group_runs"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report.reading import read_run
-from pfl_lightning.report.run import CHOICES, FIGURES, FinishedRun
+from pfl_lightning.report.runs.reading import read_run
+from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.statistics import OverSeeds, over_seeds
 
 __all__ = ["MeasuredRow", "ReportSettings", "Row", "blocks", "measure"]

@@ -8,11 +8,7 @@
 ``client_states``                        per-client state stores, of one or several architectures
 ``row_storage``                          their arrays, in memory or in a file
 ``carried``                              what a local fit hands on to the client's next, as bytes
-``checkpoints``, ``export``              checkpoints of a federation, and clients' models as plain files
-``checkpoint_file``                      checkpoint files, read with their checksums verified
-``module_checkpoints``                   checkpoints of a project, as its module's ``load_from_checkpoint`` takes them
-``checkpoint_contents``                  names and shapes that a checkpoint must hold
-``best_round``                           checkpoint of the best round
+``checkpoints``                          checkpoints of a federation, and clients' models as plain files
 ``files``, ``run_lock``                  files written as a whole or not at all; the lock of a run's folder
 ``snapshot``                             what a server held before a round, to which it can return
 ``unsaved``                              ``UnsavedState``: content of a server that no checkpoint saves

@@ -12,20 +12,20 @@ from typing import Any
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.study.agenda import Agenda
 from pfl_lightning.study.arguments import StudyArguments
-from pfl_lightning.study.changed import counted, move_aside, refusal
 from pfl_lightning.study.definition.options import Config, option_of
 from pfl_lightning.study.definition.plan import Run, check_figures
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.display import Display
-from pfl_lightning.study.estimate import probe
 from pfl_lightning.study.runs.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runs.runner import Outcome, Runner
 from pfl_lightning.study.search.report import bound_notes
+from pfl_lightning.study.selection.agenda import Agenda
+from pfl_lightning.study.selection.changed import counted, move_aside, refusal
 from pfl_lightning.study.signals import StoppedError, stopping_signals
 from pfl_lightning.study.tables import print_tables
-from pfl_lightning.study.times import Times, duration
+from pfl_lightning.study.timing.estimate import probe
+from pfl_lightning.study.timing.times import Times, duration
 
 __all__ = ["Conductor"]
 

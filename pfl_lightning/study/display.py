@@ -14,7 +14,7 @@ from rich.table import Table
 from pfl_lightning.study.definition.plan import Cell, Run
 from pfl_lightning.study.runs.progress import Progress, read_progress
 from pfl_lightning.study.runs.runner import how_it_ended
-from pfl_lightning.study.times import Times, duration
+from pfl_lightning.study.timing.times import Times, duration
 
 __all__ = ["Display"]
 

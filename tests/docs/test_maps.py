@@ -1,4 +1,4 @@
-"""Packages whose docstring is a map name all that lies in them, and nothing else."""
+"""No folder but that of the methods is large; maps in docstrings name all that lies in a package, and nothing else."""
 
 import ast
 import re
@@ -14,6 +14,20 @@ MAPS = {
     )
     if "\n====" in (docstring := ast.get_docstring(ast.parse(folder.read_text())) or "")
 }
+
+
+FOLDERS = sorted(
+    folder
+    for top in ("pfl_lightning", "callbacks", "datamodules")
+    for folder in (ROOT / top, *(ROOT / top).rglob("*/"))
+    if (folder / "__init__.py").exists() and not folder.is_symlink() and folder.name != "methods"
+)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_folders_are_small(folder):
+    modules = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= 16, "divide it: a stranger should find a thing by its name"
 
 
 def test_large_packages_have_maps():

@@ -11,7 +11,7 @@ from scipy import stats
 
 from pfl_lightning.report import ReportSettings, Row
 from pfl_lightning.report.rows import measure
-from pfl_lightning.report.run import FinishedRun
+from pfl_lightning.report.runs.run import FinishedRun
 from pfl_lightning.report.significance import _pairs, compare_with_reference, holm, paired_t_test, signed_rank_test
 
 

@@ -19,11 +19,12 @@ from _helpers.studies import METHODS, PretendedStarter, StarterHere, write_study
 import pfl_lightning
 from pfl_lightning.cli import main
 from pfl_lightning.state.run_lock import RunLock
-from pfl_lightning.study import conduct, estimate, reproduce
+from pfl_lightning.study import conduct, reproduce
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.child import _end_with_parent
 from pfl_lightning.study.runs.processes import Command, environment, last_lines
 from pfl_lightning.study.runs.progress import Progress
+from pfl_lightning.study.timing import estimate
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from rich.console import Console
 from pfl_lightning.errors import FederationError
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.display import Display
-from pfl_lightning.study.estimate import _Watcher
-from pfl_lightning.study.times import Times, duration
-from pfl_lightning.study.times_file import CellTime
+from pfl_lightning.study.timing.estimate import _Watcher
+from pfl_lightning.study.timing.times import Times, duration
+from pfl_lightning.study.timing.times_file import CellTime
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_live_table_on_a_terminal(runs):
 def clock(monkeypatch):
     """A pretended clock, in a list."""
     now = [0.0]
-    monkeypatch.setattr("pfl_lightning.study.times.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pfl_lightning.study.timing.times.time.monotonic", lambda: now[0])
     return now
 
 

@@ -114,7 +114,7 @@ def _best_next_to(last: Path) -> Path | None:
     """The best checkpoint by what the callbacks knew at the last round."""
     if not last.is_file():
         return None
-    from pfl_lightning.state.checkpoint_file import read_checkpoint  # torch, which `pfl compare` needs for nothing
+    from pfl_lightning.state.checkpoints.file import read_checkpoint  # torch, which `pfl compare` needs for nothing
 
     callbacks = read_checkpoint(last, weights_only=True).get("callbacks", {})
     best = [state["best_model_path"] for state in callbacks.values() if state.get("monitor")]

@@ -15,7 +15,7 @@ from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
-from pfl_lightning.state.export import export_clients
+from pfl_lightning.state.checkpoints.export import export_clients
 from pfl_lightning.state.files import make_folder, replace_file
 
 __all__ = ["FederatedTrainer", "SaveConfig"]

@@ -22,7 +22,7 @@ from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.older_package import as_older, has_older_base, written_class
-from pfl_lightning.state.checkpoints import use_atomic_files
+from pfl_lightning.state.checkpoints.writing import use_atomic_files
 
 __all__ = ["CallbackForm"]
 

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, brings
+from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, brings
 from pfl_lightning.drop_in.forms.module_streams import brings_stream, streams_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import is_older

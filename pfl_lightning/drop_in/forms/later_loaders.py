@@ -14,8 +14,8 @@ from pfl_lightning.datamodules import FromLoaders
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of
+from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, loaders_of
 from pfl_lightning.datamodules.adapters.sources import source_of
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, loaders_of
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["with_loaders"]

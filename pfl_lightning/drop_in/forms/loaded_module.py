@@ -12,8 +12,8 @@ import lightning as L
 import torch
 
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.state.checkpoint_file import read_checkpoint
-from pfl_lightning.state.module_checkpoints import FEDERATION
+from pfl_lightning.state.checkpoints.file import read_checkpoint
+from pfl_lightning.state.checkpoints.module import FEDERATION
 
 __all__ = ["checkpoint_of", "restore", "warn_of_other_weights"]
 

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, IterableDataset
 
 from pfl_lightning.datamodules import FromSilos
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, brings
+from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, brings
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["brings_stream", "is_of_module", "streams_of"]

@@ -31,7 +31,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.carried import CarriedStates
-from pfl_lightning.state.module_checkpoints import plain
+from pfl_lightning.state.checkpoints.module import plain
 
 __all__ = ["ModuleFederation"]
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.parsing import AttributeDict
 from torch import Tensor, nn
 
 from pfl_lightning.federation import Federation
-from pfl_lightning.state.module_checkpoints import plain
+from pfl_lightning.state.checkpoints.module import plain
 
 __all__ = ["ShowsGlobalModel"]
 

@@ -12,11 +12,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules.adapters.stages import attached, brings, gives
+from pfl_lightning.datamodules.adapters.loading.stages import attached, brings, gives
 from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
-from pfl_lightning.state.module_checkpoints import FEDERATION, as_module_would_write
+from pfl_lightning.state.checkpoints.module import FEDERATION, as_module_would_write
 
 __all__ = ["MODULE_CONTENT", "UserStages"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.report.study_folder import NO_SETTING, folder_name
+from pfl_lightning.report.runs.study_folder import NO_SETTING, folder_name
 from pfl_lightning.study.definition.options import Config, merge, option_of, short_path, with_option
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.definition.yaml_file import read_yaml, value_of

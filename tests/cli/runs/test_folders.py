@@ -18,7 +18,7 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
 from pfl_lightning.cli.runs.folders import RunFolder, run_folder
 from pfl_lightning.errors import CheckpointError, DiskFullError, RunLockedError
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 from pfl_lightning.state.run_lock import RunLock
 
 CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"

@@ -20,8 +20,8 @@ from pfl_lightning.callbacks.preemption import Preemption
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedProx
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO
-from pfl_lightning.state.module_checkpoints import as_federation_wrote
+from pfl_lightning.state.checkpoints.module import as_federation_wrote
+from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 
 
 class Split(L.LightningDataModule):

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import FederatedLoop, federate
 from pfl_lightning.methods import FedAvg, FedPer
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO
-from pfl_lightning.state.module_checkpoints import FEDERATION
+from pfl_lightning.state.checkpoints.module import FEDERATION
+from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 
 
 class Shaped(Net):

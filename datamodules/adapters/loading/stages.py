@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, IterableDataset
 
-from pfl_lightning.datamodules.adapters.combined import StageLoaders
+from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
 
 __all__ = ["GivenLoaders", "attached", "brings", "for_another_process", "gives", "loaders_of"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pfl_lightning.study.definition.plan import Cell, Run
 from pfl_lightning.study.runs.progress import Progress, read_progress
-from pfl_lightning.study.times_file import CellTime, read_times, update_times
+from pfl_lightning.study.timing.times_file import CellTime, read_times, update_times
 
 __all__ = ["Times", "duration"]
 
@@ -177,7 +177,7 @@ def duration(seconds: float) -> str:
     """A time in words.
 
     Example:
-        >>> from pfl_lightning.study.times import duration
+        >>> from pfl_lightning.study.timing.times import duration
         >>> duration(42), duration(200), duration(5000), duration(300000)
         ('42 s', '3 min', '1 h 23 min', '3 days 11 h')
     """

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pfl_lightning.report.columns import Column
+from pfl_lightning.report.output.columns import Column
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings
 from pfl_lightning.report.significance import PairedTests
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
-from pfl_lightning.datamodules.adapters.workers import OneAtATime, end_workers
+from pfl_lightning.datamodules.adapters.loading.workers import OneAtATime, end_workers
 
 __all__ = ["Kept", "StreamSplit"]
 

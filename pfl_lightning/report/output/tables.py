@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pfl_lightning.report.columns import Column
+from pfl_lightning.report.output.columns import Column
 from pfl_lightning.report.ranking import Ranking
 from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.report.significance import PairedTests

@@ -9,13 +9,13 @@ from _helpers.studies import write_study
 
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, read_study
-from pfl_lightning.study.times import Times
-from pfl_lightning.study.times_file import CellTime, read_times, update_times
+from pfl_lightning.study.timing.times import Times
+from pfl_lightning.study.timing.times_file import CellTime, read_times, update_times
 
 WRITER = """
 import sys
 from pathlib import Path
-from pfl_lightning.study.times import CellTime, Times
+from pfl_lightning.study.timing.times import CellTime, Times
 path, name = Path(sys.argv[1]), sys.argv[2]
 times = Times.load(path)
 print("ready", flush=True)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.state.checkpoint_contents import content_fault
-from pfl_lightning.state.module_checkpoints import as_federation_wrote
+from pfl_lightning.state.checkpoints.contents import content_fault
+from pfl_lightning.state.checkpoints.module import as_federation_wrote
 
 __all__ = ["damaged", "goes_on", "newest_good", "read_checkpoint"]
 

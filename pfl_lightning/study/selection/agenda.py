@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.study.arguments import StudyArguments
-from pfl_lightning.study.changed import changed_before_search, changes, counted
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.left_over import left_over
-from pfl_lightning.study.part import part_of
 from pfl_lightning.study.runs.state import RunState, changed_options, state_of
 from pfl_lightning.study.search.searches import search_of, searched_cells, with_some_values
+from pfl_lightning.study.selection.changed import changed_before_search, changes, counted
+from pfl_lightning.study.selection.left_over import left_over
+from pfl_lightning.study.selection.part import part_of
 
 __all__ = ["Agenda"]
 

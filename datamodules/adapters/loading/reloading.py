@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from pfl_lightning.datamodules.adapters.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.loaders import FromLoaders
+from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import source_of
 from pfl_lightning.seeding import Purpose, derive_seed, python_seed, torch_seed
 

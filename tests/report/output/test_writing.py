@@ -16,11 +16,11 @@ from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report import ReportSettings, Row, live_table, read_run, write_report
-from pfl_lightning.report.columns import report_columns
-from pfl_lightning.report.formats import latex_table
+from pfl_lightning.report.output.columns import report_columns
+from pfl_lightning.report.output.formats import latex_table
+from pfl_lightning.report.output.tables import Cell, Shown, TextTable, block_table
+from pfl_lightning.report.output.writing import STUDY_NAMES, Report
 from pfl_lightning.report.rows import MeasuredRow, measure
-from pfl_lightning.report.tables import Cell, Shown, TextTable, block_table
-from pfl_lightning.report.writing import STUDY_NAMES, Report
 
 METHODS = {"FedAvg": 0.6, "FedPAC": 0.8, "Ditto_<b>&": 0.7}
 NEIGHBORS = {"score": "nearest_neighbor", "model": "aggregated"}

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from pfl_lightning.report.tables import Cell, TextTable
+from pfl_lightning.report.output.tables import Cell, TextTable
 
 __all__ = ["escape_latex", "fits", "fitting_tables", "html_table", "latex_table", "markdown_table", "terminal_table"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks
-from pfl_lightning.report.run import FIGURES
+from pfl_lightning.report.runs.run import FIGURES
 from pfl_lightning.report.statistics import learning_curve
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from pfl_lightning.report.formats import html_table
-from pfl_lightning.report.options import differing, show
+from pfl_lightning.report.output.formats import html_table
+from pfl_lightning.report.output.tables import Cell, TextTable
 from pfl_lightning.report.rows import MeasuredRow, blocks
-from pfl_lightning.report.run import FinishedRun
-from pfl_lightning.report.tables import Cell, TextTable
+from pfl_lightning.report.runs.options import differing, show
+from pfl_lightning.report.runs.run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
-from pfl_lightning.state.checkpoint_contents import saved_bytes
-from pfl_lightning.state.checkpoint_file import read_checkpoint
+from pfl_lightning.state.checkpoints.contents import saved_bytes
+from pfl_lightning.state.checkpoints.file import read_checkpoint
 from pfl_lightning.state.files import replace_file
 
 __all__ = ["AtomicCheckpointIO", "check_fits", "use_atomic_files"]

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report.options import find_seeds, run_options
-from pfl_lightning.report.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
-from pfl_lightning.report.study_folder import study_place
+from pfl_lightning.report.runs.options import find_seeds, run_options
+from pfl_lightning.report.runs.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
+from pfl_lightning.report.runs.study_folder import study_place
 
 __all__ = ["find_runs", "read_run"]
 

@@ -30,7 +30,7 @@ def describe_contents(checkpoint: Mapping[str, Any]) -> dict[str, str]:
 
     Example:
         >>> import torch
-        >>> from pfl_lightning.state.checkpoint_contents import describe_contents
+        >>> from pfl_lightning.state.checkpoints.contents import describe_contents
         >>> describe_contents({"epoch": 1, "state_dict": {"head": torch.zeros(2, 3), "rounds": [1, 2]}})
         {'epoch': '', 'state_dict/head': 'torch.float32 (2, 3)', 'state_dict/rounds': 'list of 2'}
     """

@@ -13,17 +13,31 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.report.columns import Column, report_columns
-from pfl_lightning.report.csv_files import rows_csv, runs_csv
-from pfl_lightning.report.curves import draw_curves
-from pfl_lightning.report.formats import fits, latex_table, markdown_table, terminal_table
-from pfl_lightning.report.notes import FAIRNESS, data_note, ranking_note, reference_note, search_note, without_note
-from pfl_lightning.report.page import html_page
+from pfl_lightning.report.output.columns import Column, report_columns
+from pfl_lightning.report.output.csv_files import rows_csv, runs_csv
+from pfl_lightning.report.output.curves import draw_curves
+from pfl_lightning.report.output.formats import fits, latex_table, markdown_table, terminal_table
+from pfl_lightning.report.output.notes import (
+    FAIRNESS,
+    data_note,
+    ranking_note,
+    reference_note,
+    search_note,
+    without_note,
+)
+from pfl_lightning.report.output.page import html_page
+from pfl_lightning.report.output.tables import (
+    Shown,
+    TextTable,
+    block_table,
+    ranking_table,
+    significance_table,
+    summary_table,
+)
 from pfl_lightning.report.ranking import rank_rows
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings, Row, blocks, measure
-from pfl_lightning.report.run import FIGURES
+from pfl_lightning.report.runs.run import FIGURES
 from pfl_lightning.report.significance import CAVEAT, PairedTests, compare_with_reference
-from pfl_lightning.report.tables import Shown, TextTable, block_table, ranking_table, significance_table, summary_table
 from pfl_lightning.state.files import explain_full_disk
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pfl_lightning.study.runs.processes import Starter
 from pfl_lightning.study.runs.progress import read_progress
 from pfl_lightning.study.runs.runner import Outcome, Runner, start_over
 from pfl_lightning.study.runs.state import changed_options, is_in_use
-from pfl_lightning.study.times import Times
-from pfl_lightning.study.times_file import CellTime
+from pfl_lightning.study.timing.times import Times
+from pfl_lightning.study.timing.times_file import CellTime
 
 __all__ = ["probe"]
 

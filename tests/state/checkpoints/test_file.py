@@ -16,9 +16,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.errors import CheckpointError, DiskFullError
 from pfl_lightning.methods import FedPer
-from pfl_lightning.state.checkpoint_contents import CONTENTS
-from pfl_lightning.state.checkpoint_file import read_checkpoint
-from pfl_lightning.state.checkpoints import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints.contents import CONTENTS
+from pfl_lightning.state.checkpoints.file import read_checkpoint
+from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 
 METHOD = partial(FedPer, lr=0.05, epochs=1)
 

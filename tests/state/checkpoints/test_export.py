@@ -18,7 +18,7 @@ from pfl_lightning.cli import main
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedRep
 
-CONFIG = Path(__file__).parents[2] / "configs" / "fedper_digits.yaml"
+CONFIG = Path(__file__).parents[3] / "configs" / "fedper_digits.yaml"
 
 
 def read(path):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.report.study_folder import StudyPlace
+from pfl_lightning.report.runs.study_folder import StudyPlace
 
 __all__ = ["CHOICES", "FIGURES", "Evaluation", "FinishedRun", "HistoryEntry", "Source"]
 

@@ -1,0 +1,10 @@
+"""Loaders of a project, read batch by batch: their stages, order, workers and streams.
+
+=============================================  ====================================================================
+``stages``, ``combined``                       loaders of a project by stage; several loaders of one stage
+``reloading``                                  loaders that are asked for once more between rounds
+``loader_classes``                             classes of items, where a partition needs them
+``streams``                                    batches of a client's own loader
+``orders``, ``workers``                        samplers of the user's own; worker processes, which clients share
+=============================================  ====================================================================
+"""
