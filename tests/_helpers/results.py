@@ -5,17 +5,21 @@ from importlib.resources import files
 
 import jsonschema
 
-SCHEMA = json.loads((files("pfl_lightning.callbacks") / "results.schema.json").read_text())
+SCHEMAS = {
+    name: json.loads((files("pfl_lightning.callbacks") / f"{name}.schema.json").read_text())
+    for name in ("results", "personalized")
+}
 
 
 def valid(path):
-    """The content of a file that satisfies the schema which ships with the package."""
+    """The content of a file that satisfies its schema, one of those which ship with the package."""
 
     def refuse(name):
         raise AssertionError(f"{path} has {name}, which is no JSON")
 
     content = json.loads(path.read_text(), parse_constant=refuse)
-    jsonschema.validate(content, SCHEMA, jsonschema.Draft202012Validator)
+    schema = SCHEMAS["personalized" if path.name == "personalized.json" else "results"]
+    jsonschema.validate(content, schema, jsonschema.Draft202012Validator)
     return content
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from _helpers.results import valid
 from _helpers.toy import run
 
 from pfl_lightning.cli import main
@@ -43,7 +44,7 @@ def config(tmp_path, monkeypatch):
 def results(tmp_path):
     folder = tmp_path / "runs" / "version_0"
     with (folder / "personalized.csv").open() as file:
-        return json.loads((folder / "personalized.json").read_text()), list(csv.DictReader(file))
+        return valid(folder / "personalized.json"), list(csv.DictReader(file))
 
 
 def test_fit_goes_on_with_the_stage_and_personalize_repeats_it(tmp_path, config, capsys):
@@ -146,7 +147,7 @@ def test_each_client_alone_from_the_same_start(tmp_path, config):
     assert (found["participating"]["num_clients"], found["novel"]["num_clients"]) == (3, 2)
     with pytest.warns(UserWarning, match="a model that was not trained"):
         main(["personalize", *more, "--personalize.epochs", "3", "--run_dir", str(tmp_path / "other")])
-    again = json.loads((tmp_path / "other" / "version_0" / "personalized.json").read_text())
+    again = valid(tmp_path / "other" / "version_0" / "personalized.json")
     assert again == found
     losses = {row["client"]: float(row["test_loss"]) for row in rows}
     main(["fit", *more, "--personalize.epochs", "30", "--trainer.max_epochs", "0", "--run_dir", str(tmp_path / "long")])
@@ -164,7 +165,7 @@ def test_a_config_with_the_stage_can_be_told_to_train_alone(tmp_path, config):
     found = results(tmp_path)[0]
     assert (found["personalization"]["train"], found["personalization"]["epochs"]) == ("head", 2)
     main(["fit", "--config", str(config), "--run_dir", str(tmp_path / "both")])
-    both = json.loads((tmp_path / "both" / "version_0" / "personalized.json").read_text())
+    both = valid(tmp_path / "both" / "version_0" / "personalized.json")
     assert both == found
 
 
@@ -173,7 +174,7 @@ def test_what_is_not_known_is_null_and_empty(tmp_path):
     scores = federation.test_scores
     scores.update({client: replace(score, accuracy=math.nan, loss=math.nan) for client, score in scores.items()})
     write_personalization(federation, Personalization(), tmp_path, 1)
-    content = json.loads((tmp_path / "personalized.json").read_text(), parse_constant=pytest.fail)
+    content = valid(tmp_path / "personalized.json")
     assert content["participating"]["mean"] is None
     with (tmp_path / "personalized.csv").open() as file:
         assert {(row["test_accuracy"], row["test_loss"]) for row in csv.DictReader(file)} == {("", "")}

@@ -3,31 +3,51 @@
 import csv
 import json
 import re
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
+from typing import get_args
 
+import pytest
 from _helpers.toy import run
 
 from pfl_lightning.cli.personalize import write_personalization
 from pfl_lightning.methods import FedAvg
-from pfl_lightning.phases import Personalization
+from pfl_lightning.phases import Personalization, Trained
 
 PAGE = Path(__file__).parents[2] / "docs" / "results_format.md"
-SHIPPED = json.loads((files("pfl_lightning.callbacks") / "results.schema.json").read_text())
+SHIPPED = {
+    name: json.loads((files("pfl_lightning.callbacks") / name).read_text())
+    for name in ("results.schema.json", "personalized.schema.json")
+}
 
 
-def test_the_schema_of_the_page_is_the_one_that_ships():
+def test_the_schemas_of_the_page_are_those_that_ship():
     text = PAGE.read_text()
-    (included,) = re.findall(r"^```\{literalinclude\} (\S+)$", text, flags=re.MULTILINE)
-    (download,) = re.findall(r"\{download\}`[^`<]*<(\S+)>`", text)
-    for path in (included, download):
-        assert json.loads((PAGE.parent / path).read_text()) == SHIPPED
+    included = re.findall(r"^```\{literalinclude\} (\S+)$", text, flags=re.MULTILINE)
+    downloads = re.findall(r"\{download\}`[^`<]*<(\S+)>`", text)
+    for paths in (included, downloads):
+        assert [json.loads((PAGE.parent / path).read_text()) for path in paths] == list(SHIPPED.values())
 
 
-def test_every_key_of_results_is_explained():
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_key_is_explained(name):
     text = PAGE.read_text()
-    for key in SHIPPED["properties"]:
+    for key in SHIPPED[name]["properties"]:
         assert f"`{key}`" in text, key
+
+
+def test_the_schemas_agree_in_what_identifies_a_run():
+    results, personalized = (schema["properties"] for schema in SHIPPED.values())
+    for key in ("format", "method", "method_arguments", "data", "partition", "versions", "seed", "evaluated"):
+        assert results[key] == personalized[key], key
+    assert SHIPPED["results.schema.json"]["$defs"]["named"] == SHIPPED["personalized.schema.json"]["$defs"]["named"]
+
+
+def test_the_schema_knows_every_setting_of_a_personalization():
+    known = SHIPPED["personalized.schema.json"]["properties"]["personalization"]["properties"]
+    assert set(known) == set(asdict(Personalization()))
+    assert set(known["train"]["enum"]) == set(get_args(Trained))
 
 
 def test_everything_in_the_files_of_a_personalization_is_explained(tmp_path):
