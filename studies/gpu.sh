@@ -151,7 +151,8 @@ studies=(
   "fedpac-table1 $cifar10" "fedpac-table2 $cifar10" "dcpfl-table2 $cifar10" "dcpfl-table1 $cifar10"
   "dualfed-table1 $pacs" "calibre-fig3 $cifar10" "calibre-personalization $cifar10" "fedclassavg-table2 $cifar10"
   "fedclassavg-readings $cifar10" "calibre-x $cifar10" "fedclassavg-table4 $cifar10" "dcpfl-table2-cifar100 $cifar100"
-  "fedpac-table1-100-clients $cifar10" "calibre-fig4 $cifar10" "dualfed-table4 $pacs"
+  "dcpfl-table1-cifar100 $cifar100" "fedpac-table1-100-clients $cifar10" "calibre-fig4 $cifar10" "dualfed-table4 $pacs"
+  "calibre-fig3-cifar100 $cifar100" "further-methods $cifar10"
 )
 for pass in 1 2; do # first at most 40 % of what is left for each, 3 minutes at least; then all for those cut off
   for entry in "${studies[@]}"; do
