@@ -98,6 +98,39 @@ def test_batch_normalization_cannot_train_on_one_sample(method, options, engine)
         assert len(federation.test_scores) == len(LABELS)
 
 
+@pytest.mark.parametrize(
+    ("options", "engine"),
+    [
+        ({"gradient_clip_val": 0.5}, r"SequentialEngine\(gradient_clip_val=0.5\)"),
+        (
+            {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"},
+            r"SequentialEngine\(gradient_clip_val=0.5, gradient_clip_algorithm='value'\)",
+        ),
+        ({"accumulate_grad_batches": 2}, r"TrainerEngine\(accumulate_grad_batches=2\)"),
+    ],
+)
+def test_options_of_the_trainer_on_gradients_are_sent_to_the_engine(options, engine):
+    with pytest.raises(ConfigurationError, match=rf"give it to the engine, Federation\(..., engine={engine}"):
+        run(FedAvg, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ({"labels": [[0, 1], [2]]}, "the client has one training sample, whatever the batch_size: give it more"),
+        (
+            {"labels": [[0, 1], [2]], "batch_size": 1},
+            "the 2 training samples in batches of 1 .* such a batch; choose another",
+        ),
+    ],
+    ids=["one sample", "batches of one"],
+)
+def test_advice_on_batches_of_one_sample_names_no_drop_last_that_would_leave_none(change, advice):
+    with pytest.raises(ConfigurationError, match=f"cannot train on a batch of one sample, and {advice}") as caught:
+        run(FedAvg, data=Toy(**change), cohorts=[[0, 1]], encoder=normed_encoder)
+    assert "drop_last" not in str(caught.value)
+
+
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_a_phase_that_trains_nothing_is_refused(engine):
     class Misspelt(FedAvg):

@@ -39,11 +39,23 @@ def explained(
             f"batch normalization cannot train in phase {phase.name!r} on the client's only training sample; give "
             "it more samples, or train the head alone",
         )
-    advice = "choose another batch_size" if phase.plain else "set drop_last to true, or choose another batch_size"
     return ConfigurationError(
         f"client {context.client}, round {context.round + 1}: batch normalization cannot train on a batch of one "
-        f"sample, and the {count} training samples in batches of {size} leave such a batch; {advice}"
+        f"sample, and {_batch_of_one(count, size, phase.plain)}"
     )
+
+
+def _batch_of_one(count: int, size: int, plain: bool) -> str:
+    """How a batch of one sample comes about, and what helps; of ``plain`` batches ``drop_last`` does not count."""
+    if count == 1:
+        return (
+            "the client has one training sample, whatever the batch_size: give it more, divide the data without such "
+            "clients, or use a network without batch normalization"
+        )
+    advice = (
+        "choose another batch_size" if plain or size == 1 else "set drop_last to true, or choose another batch_size"
+    )
+    return f"the {count} training samples in batches of {size} leave such a batch; {advice}"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pfl_lightning.engines import Engine, SequentialEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
-from pfl_lightning.federation.outer_callbacks import check_callbacks, end_by_rounds
+from pfl_lightning.federation.outer_callbacks import check_callbacks, check_gradient_options, end_by_rounds
 from pfl_lightning.federation.saved_state import SavedState
 from pfl_lightning.public import check_public
 from pfl_lightning.seeding import Purpose, derive_seed, global_seed, torch_seed
@@ -142,6 +142,8 @@ class Federation(EvaluationHooks, SavedState):
         Lightning replaces callbacks of the Trainer by those of the same class that a module returns. An evaluation
         gets none: a loop would refuse a checkpoint from the middle of a round, which can be evaluated.
         """
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            check_gradient_options(self.trainer)
         return self.missing_callbacks()
 
     def missing_callbacks(self, beside: Sequence[L.Callback] = ()) -> list[L.Callback]:

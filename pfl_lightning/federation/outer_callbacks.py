@@ -1,4 +1,4 @@
-"""Callbacks of Lightning that have nothing to work on in the outer Trainer, which trains no model itself."""
+"""Callbacks and options of Lightning that have nothing to act on in the outer Trainer, which trains no model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import lightning as L
+
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["check_callbacks", "end_by_rounds", "lightning_kinds"]
+__all__ = ["check_callbacks", "check_gradient_options", "end_by_rounds", "lightning_kinds"]
 
 _SEARCH = (
     "{name} searches in a plain training run, and a federation's Trainer has none: search with the module and a plain "
@@ -47,6 +49,28 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
                 "self.optimizers().param_groups[0]['lr'])",
                 stacklevel=2,
             )
+
+
+def check_gradient_options(trainer: L.Trainer) -> None:
+    """Refuse what the outer Trainer would do with gradients, of which it has none: the engine does it in local fits.
+
+    Raises:
+        ConfigurationError: Names the options and the engine that takes them.
+    """
+    given: dict[str, Any] = {}
+    if trainer.gradient_clip_val:
+        given["gradient_clip_val"] = trainer.gradient_clip_val
+        if trainer.gradient_clip_algorithm is not None:
+            given["gradient_clip_algorithm"] = trainer.gradient_clip_algorithm.value
+    engine = "SequentialEngine"
+    if trainer.accumulate_grad_batches != 1:
+        given["accumulate_grad_batches"], engine = trainer.accumulate_grad_batches, "TrainerEngine"
+    if given:
+        options = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigurationError(
+            f"Trainer({options}) is about the gradients of local fits, and the outer Trainer has none: leave it out "
+            f"there and give it to the engine, Federation(..., engine={engine}({options}))"
+        )
 
 
 def end_by_rounds(callbacks: Iterable[Any]) -> None:
