@@ -143,13 +143,17 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
     """Try an encoder on a few samples (N, ...).
 
     Raises:
-        ConfigurationError: It does not return features of shape (N, out_features).
+        ConfigurationError: It fails on them, or does not return features of shape (N, out_features).
     """
     modes = {module: module.training for module in encoder.modules()}
-    with torch_seed(0):
-        found = encoder.eval()(samples)
-    for module, mode in modes.items():
-        module.training = mode
+    try:
+        with torch_seed(0):
+            found = encoder.eval()(samples)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise _failed_on(label, encoder, samples, error) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
     expected = (len(samples), width_of(encoder))
     if not isinstance(found, Tensor) or tuple(found.shape) != expected:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -157,6 +161,18 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
             f"the encoder {label} must map inputs of shape {tuple(samples.shape)} to features of shape {expected} "
             f"(out_features is {expected[1]}), it gives {got}"
         )
+
+
+def _failed_on(label: str, encoder: nn.Module, samples: Tensor, error: Exception) -> ConfigurationError:
+    """What an encoder that fails on samples is told: the reason, or that its numbers are of another type."""
+    others = {p.dtype for p in encoder.parameters() if p.is_floating_point()} - {samples.dtype}
+    if samples.is_floating_point() and others:
+        return ConfigurationError(
+            f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give it as "
+            "encoder.float(), and choose the precision by the Trainer (Trainer(precision='64-true'), 'bf16-mixed', ...)"
+        )
+    reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
+    return ConfigurationError(f"the encoder {label} fails on inputs of shape {tuple(samples.shape)}: {reason}")
 
 
 def check_shared(clients: Sequence[FederatedClient], labels: Sequence[str]) -> None:

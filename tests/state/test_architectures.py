@@ -203,6 +203,20 @@ def test_an_encoder_that_does_not_do_is_refused(encoder, message, place):
         set_up(LocalOnly, encoders)
 
 
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (lambda shape: tiny_encoder(shape).double(), r"has parameters of torch.float64, and inputs are torch.float32"),
+        (lambda shape: tiny_encoder((9,)), r"fails on inputs of shape \(2, 6\): .*cannot be multiplied \(2x6 and 9x"),
+        (make(lambda f: f.reshape(7, 7)), r"Wrong fails on inputs of shape \(2, 6\): shape '\[7, 7\]'"),
+    ],
+    ids=["other precision", "other width", "error in forward"],
+)
+def test_an_encoder_that_fails_on_samples_is_refused(encoder, message):
+    with pytest.raises(ConfigurationError, match=message):
+        set_up(LocalOnly, encoder)
+
+
 def test_the_check_leaves_an_encoder_as_it_was():
     for make_encoder in (normed_encoder, dropout_encoder):
         encoder = make_encoder((INPUTS,))
