@@ -21,8 +21,10 @@ from pfl_lightning.methods import (
     FedBABU,
     FedDBE,
     FedEM,
+    FedEMA,
     FedFomo,
     FedMD,
+    FedPAC,
     FedPer,
     FedRep,
     HypCluster,
@@ -105,6 +107,10 @@ def test_a_wholly_frozen_encoder_sends_the_head_alone():
         run(FedRep, encoder=wholly_frozen)
     with pytest.raises(ConfigurationError, match="FedAS aligns and averages the encoder, and all of"):
         run(FedAS, encoder=wholly_frozen)
+    with pytest.raises(ConfigurationError, match=r"FedPAC trains what 'encoder\.\*' names, and all of it is frozen"):
+        run(FedPAC, encoder=wholly_frozen)
+    with pytest.raises(ConfigurationError, match=r"FedEMA trains what 'encoder\.\*' names, and all of it is frozen"):
+        FedEMA(wholly_frozen((6,)), 3)  # before a round, not in the second
 
 
 def test_statistics_that_move_travel():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import ClassVar, cast
 
 import lightning as L
@@ -52,8 +53,27 @@ class DeclaredParts(L.LightningModule):
         return ()
 
     def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-        """Names that match one of a method's patterns, such as ``encoder.*``."""
-        return list(matching(tuple(names), tuple(patterns)))
+        """Names that match one of a method's patterns, such as ``encoder.*``.
+
+        Raises:
+            ConfigurationError: A pattern matches none of them; the message says so if what it names is frozen.
+        """
+        try:
+            return list(matching(tuple(names), tuple(patterns)))
+        except ConfigurationError:
+            self._check_not_frozen(patterns)
+            raise
+
+    def _check_not_frozen(self, patterns: Sequence[str]) -> None:
+        """Say of a pattern that names frozen parameters alone why it finds none that train."""
+        every = [name for name, _ in self.named_parameters()]
+        for pattern in patterns:
+            found = {name for name in every if fnmatchcase(name, pattern)}
+            if found and found <= self.frozen:
+                raise ConfigurationError(
+                    f"{type(self).__name__} trains what {pattern!r} names, and all of it is frozen "
+                    "(requires_grad=False): let some of it train, or use another method, such as FedAvg or LocalOnly"
+                ) from None
 
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase; not those that are frozen."""

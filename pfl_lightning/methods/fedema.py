@@ -136,6 +136,7 @@ class FedEMA(SelfSupervisedClient):
         self.register_buffer("place", torch.tensor([0, 1]), persistent=False)  # the round, and how many there are
         self._check_target()
         self.own = TensorDict({name: parameter.detach().clone() for name, parameter in self._online().items()})
+        self.match(self.own.as_state(), ("encoder.*",))  # refuses an encoder of which nothing trains
         self.register_buffer("last_round", torch.full((), -1, dtype=torch.int64))  # of the client's fits
         self.register_buffer("first_divergence", torch.zeros(()))  # lambda_k is tau divided by it; 0 before it is known
         self._convolutions = self._find_convolutions() if divergence == "published" else []
