@@ -82,7 +82,7 @@ def clip_per_client(gradients: Tensors, limit: float, algorithm: str) -> None:
         for gradient in gradients.values():
             gradient.clamp_(-limit, limit)
         return
-    norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()])
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients.values()])
     scale = (limit / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
         gradient.mul_(_broadcast(scale, gradient))
