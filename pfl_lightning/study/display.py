@@ -10,6 +10,7 @@ from datetime import datetime
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from pfl_lightning.study.definition.plan import Cell, Run
 from pfl_lightning.study.runs.progress import Progress, read_progress
@@ -146,7 +147,8 @@ class Display:
             table.add_column(column, justify="right")
         for group in groups:
             cell = group[0].cell
-            table.add_row(*((cell.setting,) if settings else ()), cell.label, *self._figures(cell, group))
+            names = (cell.setting, cell.label) if settings else (cell.label,)
+            table.add_row(*map(Text, names), *self._figures(cell, group))  # brackets in a name are no markup
         return table
 
     def _figures(self, cell: Cell, runs: Sequence[Run]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def print_tables(
     console.print(report.live_table(rows, settings))
     if settings.note:
         console.print(settings.note, highlight=False, markup=False)
-    console.print(f"Written to {output}: {', '.join(path.name for path in written)}", highlight=False)
+    console.print(f"Written to {output}: {', '.join(path.name for path in written)}", highlight=False, markup=False)
 
 
 def _no_table(runs: Sequence[Run]) -> str:

@@ -61,13 +61,23 @@ def test_a_live_table_on_a_terminal(runs):
     display = displayed(runs, terminal=True)
     table = play(display, runs)
     cells = [list(column.cells) for column in table.columns]
-    assert cells[0] == ["FedAvg", "FedPer"]
+    assert [str(cell) for cell in cells[0]] == ["FedAvg", "FedPer"]
     assert cells[1] == ["0/2", "0/2"]
     assert cells[2] == ["seed 0: round 1/2", "seed 0: round 0/2"]
     assert cells[3] == ["50.00 %", ""]
     last = display.table()
     assert [list(column.cells) for column in last.columns][1] == ["1/2", "0/2, 1 failed"]
     assert "1 of 4 done, 1 failed, about 2 min left" in display.console.file.getvalue()
+
+
+def test_brackets_in_names_of_a_live_table(tmp_path):
+    study = read_study(write_study(tmp_path, methods={"FedAvg [ours]": {}, "FedPer [/b]": {}}))
+    display = displayed(plan_runs(study, plan_cells(study), tmp_path / "out"), terminal=True)
+    with display:
+        pass
+    shown = display.console.file.getvalue()
+    assert "FedAvg [ours]" in shown
+    assert "FedPer [/b]" in shown
 
 
 @pytest.fixture

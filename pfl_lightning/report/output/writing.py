@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pfl_lightning.report.output.columns import Column, report_columns
 from pfl_lightning.report.output.csv_files import rows_csv, runs_csv
@@ -289,7 +290,8 @@ def live_table(rows: Sequence[Row], settings: ReportSettings, width: int | None 
         tables = [block_table(name, some, shown) for name, some in report.blocks.items()]
         table = terminal_table(tables, settings.title)
         warnings = [data_note(report.rows), without_note(report.rows, report._what())]
-        table.caption, table.caption_justify = "\n".join(filter(None, warnings)) or None, "left"
+        said = "\n".join(filter(None, warnings))
+        table.caption, table.caption_justify = Text(said) if said else None, "left"
         if fits(table, console) or not columns or columns[-1].is_headline:
             return table
         columns = columns[:-1]

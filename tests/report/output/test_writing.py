@@ -295,7 +295,10 @@ def test_finished_runs_without_the_headline_are_told(tmp_path):
     text = markdown(rows, figure="personalized")
     assert "Finished runs that have no personalized accuracy are left out (FedAvg: 1)." in text
     assert "runs are finished; the table has these" not in text
-    assert "no personalized accuracy" in str(live_table(rows, settings(figure="personalized")).caption)
+    bracketed = [*rows[1:], Row("FedAvg [/b]", "", (folders[0],))]  # which is no markup
+    assert "left out (FedAvg [/b]: 1)" in " ".join(
+        show(live_table(bracketed, settings(figure="personalized")), 200).split()
+    )
     chosen = markdown(rows, choice="validation_selected")
     assert "that have no test accuracy of the validation selected round are left out (FedAvg: 1; FedPer: 1)" in chosen
     compared = Report((MeasuredRow("FedAvg", "", (read_run(folders[0]),), 1),), settings(figure="personalized"))
