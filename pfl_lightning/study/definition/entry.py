@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,11 @@ class Entry:
         """Entries by key; of a mapping whose keys are known, no others."""
         if not isinstance(self.value, Mapping):
             raise self.error(expected)
-        entries = {str(key): self.at(str(key), value) for key, value in self.value.items()}
+        entries: dict[str, Entry] = {}
+        for key, value in self.value.items():
+            if str(key) in entries:  # such as 1 and "1"
+                raise UsageError(f"{self.place}: the name {str(key)!r} is given twice: keep one of them")
+            entries[str(key)] = self.at(str(key), value)
         for key in entries:
             if known is not None and key not in known:
                 raise UsageError(f"{self.place}: unknown key {key!r}{meant(key, known)} (known are {', '.join(known)})")
@@ -55,9 +60,16 @@ class Entry:
             raise self.error(expected)
         return [self.at(str(number), value) for number, value in enumerate(self.value)]
 
+    def different_values(self) -> tuple[Any, ...]:
+        """A list of different values."""
+        found = tuple(entry.value for entry in self.entries("a list of values"))
+        if len({_as_read(value) for value in found}) < len(found):
+            raise self.error("different values")
+        return found
+
     def number(self, kind: str = "a number") -> float:
-        """A whole number or a fraction."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+        """A whole number or a fraction, not NaN nor infinite."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
             raise self.error(kind)
         return self.value
 
@@ -119,6 +131,14 @@ class Entry:
         if isinstance(self.value, list):
             return tuple(entry.config() for entry in self.entries("configs"))
         return (self.config(),)
+
+
+def _as_read(value: Any) -> str:
+    """A value as an option reads it: 1, 1.0 and "1" are one number, which would make equal rows."""
+    try:
+        return str(value) if isinstance(value, bool) else repr(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
 
 
 def _of_method(name: str) -> str:

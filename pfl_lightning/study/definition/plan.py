@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.report.runs.study_folder import NO_SETTING, folder_name
-from pfl_lightning.study.definition.options import Config, merge, option_of, short_path, with_option
+from pfl_lightning.study.definition.grid import grid_points
+from pfl_lightning.study.definition.options import Config, merge, option_of, with_option
 from pfl_lightning.study.definition.study import Study
-from pfl_lightning.study.definition.yaml_file import read_yaml, value_of
+from pfl_lightning.study.definition.words import SEED_OPTIONS, apply_words, check_words
 
-__all__ = ["Cell", "Run", "apply_words", "check_figures", "in_folder", "plan_cells", "plan_runs", "seeded"]
+__all__ = ["Cell", "Run", "check_figures", "in_folder", "plan_cells", "plan_runs", "seeded"]
 
-_MISSING = object()
-
-SEED_OPTIONS = ("seed_everything", "data.init_args.seed", "data.init_args.partition.init_args.seed")
-"""Options that take the seed; those of the data where a config has them."""
+LONGEST_NAME = 255
+"""Bytes of a folder's name, which file systems take."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +102,12 @@ def plan_cells(study: Study, words: Sequence[tuple[str, str]] = ()) -> list[Cell
         UsageError: Two cells would share a folder, a published figure has no row, or the command line has an
             option of the grid or of the search.
     """
-    _check_words(study, words)
+    check_words(study, words)
     cells: list[Cell] = []
     for setting, of_setting in study.settings.items():
         for method, of_method in study.methods.items():
             config: Config = reduce(merge, (*study.base, *of_setting, *of_method), {})
-            for label, point in _grid_points(study.grid):
+            for label, point in grid_points(study.grid):
                 varied = reduce(lambda below, option: with_option(below, *option), point, config)
                 varied = apply_words(varied, words)
                 if method in study.skip_training:
@@ -158,47 +155,26 @@ def seeded(config: Config, seed: int, options: Sequence[str] = ()) -> Config:
     return config
 
 
-def apply_words(config: Config, words: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A config with options of the command line laid over it; ``config`` names a file of them."""
-    found = dict(config)
-    for path, text in words:
-        if path == "config":
-            found = merge(found, read_yaml(Path(text), "--config"))
-        else:
-            found = with_option(found, path, value_of(text))
-    return found
-
-
-def _check_words(study: Study, words: Sequence[tuple[str, str]]) -> None:
-    searched = study.search.paths if study.search is not None else ()
-    for word, text in words:
-        content = read_yaml(Path(text), "--config") if word == "config" else {}
-        for what, paths in (("grid", tuple(study.grid)), ("search", searched)):
-            for path in paths:
-                if short_path(word) == short_path(path) or option_of(content, path, _MISSING) is not _MISSING:
-                    said = f"--{word}" if word != "config" else f"{path} of --config {text}"
-                    raise UsageError(f"{said} is an option of the study's {what}: change the study file instead")
-
-
-def _grid_points(grid: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Label and options of each combination; one without options where there is no grid."""
-    for values in itertools.product(*grid.values()):
-        point = list(zip(grid, values, strict=True))
-        yield "".join(f", {path.rpartition('.')[2]}={_value_text(value)}" for path, value in point), point
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, Mapping) and "class_path" in value:
-        return str(value["class_path"]).rpartition(".")[2]
-    return str(value).rpartition(".")[2] if isinstance(value, str) and "/" not in value else str(value)
-
-
 def _check_folders(cells: Sequence[Cell]) -> None:
     names: dict[str, Cell] = {}
     for cell in cells:
+        for name in (cell.setting, cell.label):
+            _check_folder(name, "row" if name is cell.label else "setting")
         other = names.setdefault(str(cell.path).casefold(), cell)
         if other is not cell:
             raise UsageError(f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them")
+
+
+def _check_folder(name: str, what: str) -> None:
+    """Refuse a name that is no folder's; settings are called "" where there are none."""
+    folder = folder_name(name)
+    if not folder and (name or what == "row"):
+        raise UsageError(f"the {what} {name!r} cannot have a folder: expected a name with a letter or a digit")
+    if len(folder.encode()) > LONGEST_NAME:
+        raise UsageError(
+            f"the {what} {name[:40]!r}... has a name of {len(folder.encode())} bytes, and its folder's may have "
+            f"{LONGEST_NAME}: give it a shorter one"
+        )
 
 
 def check_figures(study: Study, cells: Sequence[Cell]) -> None:
@@ -234,4 +210,6 @@ def _check_published(study: Study, cells: Sequence[Cell]) -> None:
                 near = difflib.get_close_matches(label, labels, n=1)
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 where = f"published.figures{f'.{setting}' if setting else ''}"
-                raise UsageError(f"{study.name}: {where}: the table has no row {label!r}{meant}")
+                raise UsageError(
+                    f"{study.name}: {where}: the table has no row {label!r}{meant} (it has {'; '.join(sorted(labels))})"
+                )

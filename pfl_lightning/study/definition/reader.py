@@ -118,23 +118,9 @@ def _selected(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str
 
 
 def _grid(entry: Entry) -> dict[str, tuple[Any, ...]]:
-    found = {}
     lists = entry.mapping(expected="a mapping of options to lists of values")
     refuse_same_option(entry, lists)
-    for path, values in lists.items():
-        given = [value.value for value in values.entries("a list of values")]
-        if len({_as_read(value) for value in given}) < len(given):
-            raise values.error("different values")
-        found[path] = tuple(given)
-    return found
-
-
-def _as_read(value: Any) -> str:
-    """A value as an option reads it: 1, 1.0 and "1" are one number, which would make equal rows."""
-    try:
-        return str(value) if isinstance(value, bool) else repr(float(value))
-    except (TypeError, ValueError, OverflowError):
-        return str(value)
+    return {path: values.different_values() for path, values in lists.items()}
 
 
 def _share(entry: Entry) -> float:
@@ -170,5 +156,10 @@ def _check(study: Study, place: str) -> None:
     if study.scale:
         return
     for setting in study.published.figures:
+        if not setting and "" not in study.settings:
+            raise UsageError(
+                f"{place}: published.figures: expected figures by setting and row, as in "
+                f"{{{next(iter(study.settings))}: {{{next(iter(study.methods))}: 81.1}}}}, since the study has settings"
+            )
         if setting not in study.settings:
             raise UsageError(f"{place}: published.figures: no setting {setting!r}{meant(setting, study.settings)}")

@@ -81,7 +81,7 @@ def _dimension(entry: Entry) -> Dimension:
     if "choices" in entries:
         if len(entries) > 1:
             raise entry.error("either choices, or low and high")
-        return Dimension(choices=tuple(one.value for one in entries["choices"].entries("a list of values")))
+        return Dimension(choices=entries["choices"].different_values())
     if not {"low", "high"} <= set(entries):
         raise entry.error("choices, or low and high")
     low, high = entries["low"].number(), entries["high"].number()

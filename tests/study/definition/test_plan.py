@@ -47,6 +47,53 @@ def test_a_grid_makes_rows(tmp_path):
     assert runs[0].folder.parent.name == "FedAvg-lr=0.1-encoder=mlp"
 
 
+@pytest.mark.parametrize(
+    ("grid", "labels"),
+    [
+        ({"model.method.lr": ["0.01", "0.11"]}, ["FedAvg, lr=0.01", "FedAvg, lr=0.11"]),
+        ({"data.root": ["a.npz", "b.npz"]}, ["FedAvg, root=a.npz", "FedAvg, root=b.npz"]),
+        ({"model.encoder": ["mine.CNN", "other.MLP"]}, ["FedAvg, encoder=CNN", "FedAvg, encoder=MLP"]),
+        (
+            {"model.method.init_args.lr": [0.1], "personalize.lr": [0.2]},
+            ["FedAvg, method.lr=0.1, personalize.lr=0.2"],
+        ),
+        (
+            {
+                "data.partition": [
+                    {"class_path": "IID", "init_args": {"num_clients": 2}},
+                    {"class_path": "IID", "init_args": {"num_clients": 3}},
+                ]
+            },
+            ["FedAvg, partition=IID(num_clients=2)", "FedAvg, partition=IID(num_clients=3)"],
+        ),
+    ],
+)
+def test_labels_of_a_grid_say_which_option_has_which_value(tmp_path, grid, labels):
+    runs = planned(tmp_path, methods={"FedAvg": {"model": {"method": "FedAvg"}}}, grid=grid)
+    assert [run.cell.label for run in runs] == labels
+
+
+@pytest.mark.parametrize(("name", "why"), [("..", "with a letter or a digit"), ("x" * 256, "give it a shorter one")])
+def test_names_that_are_no_folders(tmp_path, name, why):
+    with pytest.raises(ConfigurationError, match=f"the row '.*{why}"):
+        planned(tmp_path, methods={name: {}})
+    with pytest.raises(ConfigurationError, match=f"the setting '.*{why}"):
+        planned(tmp_path, settings={name: {}})
+    assert planned(tmp_path, methods={"x" * 255: {}})
+
+
+@pytest.mark.parametrize("path", ["seed_everything", "data.partition.seed", "data.init_args.seed"])
+def test_options_that_take_the_seeds_are_not_varied_elsewhere(tmp_path, path):
+    with pytest.raises(ConfigurationError, match=f"--{path} takes the seeds of the study.*: give seeds"):
+        planned(tmp_path, [(path, "5")])
+    with pytest.raises(ConfigurationError, match=f"{path} of the study's grid takes the seeds of the study"):
+        planned(tmp_path, grid={path: [1, 2]})
+    search = {"trials": 1, "space": {path: {"choices": [1, 2]}}}
+    with pytest.raises(ConfigurationError, match=f"{path} of the study's search takes the seeds of the study"):
+        planned(tmp_path, search=search)
+    assert planned(tmp_path, [(path, "5")], seed_options=["data.init_args.another"])
+
+
 def test_options_of_the_command_line_win(tmp_path):
     (tmp_path / "more.yaml").write_text("trainer: {max_epochs: 9}\n")
     words = [("data.root", "data"), ("config", str(tmp_path / "more.yaml")), ("model.method.init_args.lr", "1e-3")]

@@ -137,6 +137,17 @@ def test_published_figures_with_and_without_settings(study_file):
         ({"figure": "personalised"}, r"figure: expected one of .*; did you mean 'personalized'\?"),
         ({"target_accuracy": 80}, r"two.yaml: target_accuracy: expected an accuracy in \(0, 1\], got 80"),
         ({"skip_training": ["FedAv"]}, r"skip_training: no method 'FedAv'; did you mean 'FedAvg'\?"),
+        ({"published": {"figures": {"FedAvg": float("nan")}}}, r"FedAvg: expected a figure in %, got nan"),
+        (
+            {"settings": {"iid": {}}, "published": {"figures": {"FedAvg": 70}}},
+            r"published.figures: expected figures by setting and row, as in \{iid: \{FedAvg: 81.1\}\}",
+        ),
+        ({"methods": {1: {}, "1": {}}, "scales": {}}, r"two.yaml: methods: the name '1' is given twice"),
+        (
+            {"search": {"trials": 2, "space": {"a": {"low": float("nan"), "high": 1.0}}}},
+            r"search.space.a.low: expected a number, got nan",
+        ),
+        ({"search": {"trials": 2, "space": {"a": {"choices": [1, 1.0]}}}}, r"a.choices: expected different values"),
         ({"published": {"figures": {"FedAvg": "70"}}}, r"published.figures.FedAvg: expected a figure in %, got 70"),
         ({"published": {"figures": {"iid": {"FedAvg": 7}}}}, r"published.figures: no setting 'iid'"),
         ({"search": {"trials": 2}}, r"two.yaml: search: space is missing"),
