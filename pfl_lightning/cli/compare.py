@@ -37,7 +37,7 @@ def compare(args: Sequence[str]) -> None:
     """
     options = _parser().parse_args(args)
     rows = group_runs(_readable_runs(options.runs, options.choice), options.labels)
-    names = [row.label for row in rows]
+    names = list(dict.fromkeys(row.label for row in rows))  # a row may be in several tables
     if options.reference and options.reference not in names:
         raise UsageError(f"--reference {options.reference}: there is no such row; there are {'; '.join(names)}")
     settings = ReportSettings(

@@ -51,7 +51,7 @@ def conduct(path: Path, arguments: StudyArguments, words: Sequence[str]) -> None
     conductor = Conductor(found, output, arguments, list(words), _console())
     with explain_unwritable(output):
         if arguments.report_only:
-            conductor.report()
+            conductor.report_only()
         elif arguments.check:
             conductor.check()
         else:

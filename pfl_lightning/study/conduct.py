@@ -65,6 +65,11 @@ class Conductor:
         agenda = self.agenda
         print_tables(self.study, agenda.all_runs, self.output, self.console, agenda.waiting_runs(), failed)
 
+    def report_only(self) -> None:
+        """Write the tables, and name what is there of rows that the study does not have."""
+        self.report()
+        self._say_left_over()
+
     def check(self) -> None:
         """Check every config, and print the plan."""
         self._check_configs([*self.agenda.runs, *self.agenda.tried_runs()])
@@ -261,6 +266,9 @@ class Conductor:
     def _say_plan(self) -> None:
         """How many runs there are, and what is there of rows that the study does not have."""
         self._say(self.agenda.summary())
+        self._say_left_over()
+
+    def _say_left_over(self) -> None:
         for line in self.agenda.left_over():
             self._say(line)
 

@@ -188,6 +188,10 @@ def test_a_reference_is_chosen_by_its_name(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["compare", str(tmp_path / "runs"), "--reference", "Fed"])
     assert "no such row; there are FedAvg; FedPAC" in capsys.readouterr().err
+    write_run(tmp_path / "runs" / "others", data={"name": "CIFAR10", "fingerprint": "sha256:c"})
+    with pytest.raises(SystemExit, match=r"^2$"):  # a row of two tables is named once
+        main(["compare", str(tmp_path / "runs"), "--reference", "Fed"])
+    assert "there are FedAvg; FedPAC\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["80", "0", "-1"])

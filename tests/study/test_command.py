@@ -138,6 +138,8 @@ def test_a_row_that_was_renamed_can_keep_its_runs(tmp_path, play, monkeypatch, c
         f"{rows}/FedPer: 2 runs of a row that the study does not have; Ours (1) has its options: to keep the runs, "
         f"rename that folder to {rows}/Ours-1\n"
     ) in capsys.readouterr().out
+    main(["study", str(renamed), "--report-only"])  # whose table lacks them
+    assert f"rename that folder to {rows}/Ours-1\n" in capsys.readouterr().out
     (tmp_path / rows / "FedPer").rename(tmp_path / rows / "Ours-1")
     code, commands = play(renamed)
     assert (code, commands) == (0, [])
