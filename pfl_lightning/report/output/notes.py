@@ -68,12 +68,17 @@ def search_note(rows: Sequence[MeasuredRow]) -> str:
     given = trials.pop(0, [])
     if not trials:
         return ""
-    said = "; ".join(f"{', '.join(labels)}: {number} trials" for number, labels in sorted(trials.items()))
+    said = "; ".join(f"{_listed(labels)}: {number} trials" for number, labels in sorted(trials.items()))
     found = f"Options were chosen by a search on validation parts, in each setting apart ({said})."
     if given:
-        found += f" Not so those of {', '.join(given)}: each has the one setting that the study gives it, so that the "
+        found += f" Not so those of {_listed(given)}: each has the one setting that the study gives it, so that the "
         found += "comparison favors the rows that were searched."
     return found
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Names of rows; those of a grid have commas themselves."""
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
 
 
 def reference_note(reference: str, tests: Mapping[str, Sequence[PairedTests]]) -> str:

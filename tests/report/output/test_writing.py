@@ -170,6 +170,8 @@ def test_rows_whose_options_were_searched_are_told_from_others(rows):
     both = markdown([replace(row, trials=12) for row in rows[:2]])
     assert "(FedAvg, FedPAC: 12 trials)." in both
     assert "Not so" not in both
+    of_a_grid = [replace(row, label=f"{row.label}, lr=1", trials=12) for row in rows[:2]]
+    assert "(FedAvg, lr=1; FedPAC, lr=1: 12 trials)." in markdown(of_a_grid)
 
 
 def test_a_reference_that_a_block_has_not_is_named(rows):
