@@ -30,6 +30,12 @@ def test_folders_are_small(folder):
     assert len(modules) <= 16, "divide it: a stranger should find a thing by its name"
 
 
+def test_every_folder_of_modules_is_a_package():
+    """A checkout would lose the file of one whose name .gitignore has, such as ``runs``."""
+    modules = (path for top in ("pfl_lightning", "callbacks", "datamodules") for path in (ROOT / top).rglob("*.py"))
+    assert not {path.parent for path in modules if not (path.parent / "__init__.py").is_file()}
+
+
 def test_large_packages_have_maps():
     large = {"pfl_lightning", "datamodules/adapters", "pfl_lightning/report", "pfl_lightning/state"}
     assert large <= {str(folder.relative_to(ROOT)) for folder in MAPS}

@@ -13,10 +13,17 @@ from pfl_lightning.cli.runs.folders import RunFolder
 from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.runs.processes import Command, Process, Starter, end_all, last_lines
-from pfl_lightning.study.signals import noted_signals
-from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, is_in_use, last_checkpoint, state_of
 from pfl_lightning.study.definition.yaml_file import write_yaml
+from pfl_lightning.study.runs.processes import Command, Process, Starter, end_all, last_lines
+from pfl_lightning.study.runs.state import (
+    RunState,
+    changed_options,
+    finished_folder,
+    is_in_use,
+    last_checkpoint,
+    state_of,
+)
+from pfl_lightning.study.signals import noted_signals
 
 __all__ = ["Outcome", "Runner", "Watcher", "how_it_ended", "run_command", "start_over"]
 

@@ -10,11 +10,11 @@ from _helpers.studies import Notes, PretendedStarter, finish, write_study
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
-from pfl_lightning.study.runs import runner
-from pfl_lightning.study.timing.estimate import probe
 from pfl_lightning.study.definition.options import with_option
+from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.runner import Runner
 from pfl_lightning.study.runs.state import RunState, changed_options, state_of
+from pfl_lightning.study.timing.estimate import probe
 from pfl_lightning.study.timing.times import Times
 
 

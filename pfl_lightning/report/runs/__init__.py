@@ -1,0 +1,9 @@
+"""Finished runs as a report reads them: from folders to options, histories and clients' accuracies.
+
+=======================================  ==========================================================================
+``reading``                              finds the folders of runs and reads them
+``run``                                  what a run says: evaluations, history, where it comes from
+``options``                              the options of a run's config, and what differs between runs
+``study_folder``                         what a study calls a run
+=======================================  ==========================================================================
+"""
