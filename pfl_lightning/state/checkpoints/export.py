@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
@@ -38,7 +39,9 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
 
     A client's model is the one it is evaluated with, fine-tuned if the method does so before an evaluation. It is
     written to ``client_<number>.pt``, which ``torch.load(path, weights_only=True)`` reads; ``client_<number>.json``
-    names the method, the round, the client and the class of the model. In a federation of a user-defined
+    names the method, the round, the client and the class of the model, ``mean`` and ``std`` by which each channel of
+    its inputs is normalized (of values in [0, 1] where the data are unsigned bytes; ``null`` for none), and the
+    ``classes`` in the order of the outputs (``null`` where they are not known). In a federation of a user-defined
     LightningModule the names are those of the module, so that its ``load_state_dict`` takes them. Otherwise they are
     ``encoder.*``, ``head.*`` and those of further modules that the method predicts with.
 
@@ -68,8 +71,21 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
             "round": federation.round + 1 if federation.has_trained else 0,
             "client": client,
             "model": label or federation.clients.labels[federation.clients.architecture_of[client]],
+            **_about_data(federation.data),
         }
         with replace_file(path.with_suffix(".json")) as temporary:
             temporary.write_text(json.dumps(about, indent=2) + "\n")
         written.append(path)
     return written
+
+
+def _about_data(data: FederatedData) -> dict[str, list[float] | list[str] | None]:
+    """How inputs are normalized and what outputs stand for: who loads the file elsewhere has no data module."""
+    transform = getattr(data, "transform", None)  # a user-defined data module may have none
+    mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
+    names = getattr(data, "class_names", None) if data.num_classes else None
+    return {
+        "mean": None if mean is None else list(mean),
+        "std": None if std is None else list(std),
+        "classes": None if names is None else list(names),
+    }

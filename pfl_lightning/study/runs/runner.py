@@ -83,6 +83,10 @@ class _Active:
     lock: RunLock
 
 
+REFUSED = 2
+"""Exit code of a run that refuses its options."""
+
+
 class Runner:
     """Plays runs until all are done, have failed or are stopped.
 
@@ -93,7 +97,7 @@ class Runner:
         watcher: Is told what happens.
         processes: How many are played at once.
         threads: Threads of each.
-        retry: How often a run that failed is tried again.
+        retry: How often a run that failed is tried again; one whose options were refused would fail again.
     """
 
     def __init__(
@@ -204,7 +208,7 @@ class Runner:
 
     def _note_failure(self, run: Run, code: int, waiting: deque[Run], outcome: Outcome) -> None:
         tries = self._tries[str(run.folder)] = self._tries.get(str(run.folder), 0) + 1
-        again = tries <= self.retry
+        again = tries <= self.retry and code != REFUSED
         self.watcher.failed(run, code, last_lines(run.log), again)
         if again:
             waiting.append(run)

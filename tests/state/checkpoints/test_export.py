@@ -15,9 +15,12 @@ from torch import nn
 from pfl_lightning import Federation, export_clients, federate
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
+from pfl_lightning.datamodules import IID, Digits
+from pfl_lightning.encoders import build_encoder
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedRep
 
+NAMES = ("method", "round", "client", "model")
 CONFIG = Path(__file__).parents[3] / "configs" / "fedper_digits.yaml"
 
 
@@ -34,7 +37,10 @@ def test_encoder_and_head(tmp_path):
     for client, path in enumerate(written):
         state, about = read(path)
         assert_same(state, dict(federation.client_model(client).state_dict()))
-        assert about == {"method": "FedRep", "round": 2, "client": client, "model": "tiny_encoder"}
+        assert {key: about[key] for key in NAMES} == dict(
+            zip(NAMES, ("FedRep", 2, client, "tiny_encoder"), strict=True)
+        )
+        assert (about["mean"], about["std"]) == (None, None)
         plain = nn.ModuleDict({"encoder": tiny_encoder((6,)), "head": nn.Linear(4, 5)})
         plain.load_state_dict(state)
         inputs = torch.randn(3, 6)
@@ -119,7 +125,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     checkpoint = torch.load(tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
     for client in range(3):
         state, about = read(tmp_path / "out" / f"client_{client}.pt")
-        assert about == {"method": "FedPer", "round": 2, "client": client, "model": "mlp"}
+        assert {key: about[key] for key in NAMES} == dict(zip(NAMES, ("FedPer", 2, client, "mlp"), strict=True))
         for name, value in state.items():
             if name.startswith("encoder."):  # FedPer's is the server's
                 assert torch.equal(value, checkpoint["state_dict"][f"server.weights.{name.replace('.', '/')}"]), name
@@ -128,3 +134,24 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert names == ["client_1.json", "client_1.pt"]
     with pytest.warns(UserWarning, match="pfl export without --ckpt_path exports a model that was not trained"):
         main(["export", *options, "--output", str(tmp_path / "untrained"), "--clients", "[0]"])
+
+
+def test_the_files_say_how_inputs_are_normalized(tmp_path):
+    """Images read elsewhere and a module that was built by hand give the accuracy of the run."""
+    data = Digits(partition=IID(num_clients=2, seed=0), seed=0)
+    federation = Federation(FedAvg, "mlp")
+    trainer = quiet_trainer(2)
+    trainer.fit(federation, datamodule=data)
+    trainer.test(federation, datamodule=data, verbose=False)
+    for client, path in enumerate(export_clients(federation, tmp_path)):
+        state, about = read(path)
+        test = data.client_data(client).test
+        net = nn.ModuleDict({"encoder": build_encoder("mlp", data.input_shape), "head": nn.Linear(64, 10)})
+        net.load_state_dict(state)
+        stored = test.raw_inputs
+        images = stored.double() / 255 if stored.dtype == torch.uint8 else stored.double()
+        mean, std = (torch.tensor(about[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
+        inputs = ((images - mean) / std).float()
+        found = net["head"](net["encoder"](inputs)).argmax(1)
+        assert (found == test.targets).double().mean() == pytest.approx(federation.test_scores[client].accuracy)
+        assert about["classes"] == [str(digit) for digit in range(10)]

@@ -58,6 +58,13 @@ def test_a_run_that_fails_is_tried_again(runs):
     assert [event[0] for event in notes.events] == ["started", "again", "started", "again", "started", "finished"]
 
 
+def test_a_run_whose_options_are_refused_is_not_tried_again(runs):
+    notes = Notes()
+    outcome = Runner(PretendedStarter({"FedAvg": [2, 0]}), notes, retry=2).play(runs[:1])
+    assert [run.name for run in outcome.failed] == ["FedAvg, seed 0"]
+    assert [event[0] for event in notes.events] == ["started", "failed"]
+
+
 def test_a_process_that_ends_well_without_results_has_failed(runs, monkeypatch):
     monkeypatch.setattr("_helpers.studies.finish", lambda folder: None)
     outcome = Runner(PretendedStarter(), Notes()).play(runs[:1])
