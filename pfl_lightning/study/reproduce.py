@@ -32,7 +32,7 @@ ON_DIGITS = "smoke"
 def shipped_studies() -> dict[str, Path]:
     """The files of the studies that ship, by name."""
     folder = Path(pfl_lightning.__file__).parent / "studies"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def reproduce(args: list[str]) -> None:
