@@ -62,8 +62,10 @@ class Conductor:
         Args:
             failed: Why runs have just failed, by name.
         """
-        agenda = self.agenda
-        print_tables(self.study, agenda.all_runs, self.output, self.console, agenda.waiting_runs(), failed)
+        runs, waiting = self.agenda.table_runs()
+        print_tables(self.study, runs, self.output, self.console, waiting, failed)
+        if left_out := self.agenda.rows_left_out():
+            self._say(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
 
     def report_only(self) -> None:
         """Write the tables, and name what is there of rows that the study does not have."""

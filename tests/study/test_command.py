@@ -381,20 +381,29 @@ def test_options_that_are_searched_are_checked_before_the_search(tmp_path, play,
     assert "Option 'lrr' is not accepted" in code
 
 
+def _rows_of_the_table(folder):
+    table = json.loads((folder / "runs" / "studies" / "tiny" / "table.md").read_text())[2]
+    return [(row[1], len(row[3])) for row in table]
+
+
 def test_only_a_part_of_a_study(tmp_path, play, capsys):
-    """Runs of other seeds and methods are missing in the table until a command asks for them."""
+    """Runs of other seeds are missing in the table until a command asks for them; rows without runs have none."""
     methods = {**METHODS, "FedPer, w/o": METHODS["FedPer"]}
     path = write_study(tmp_path, seeds=[0, 1], methods=methods, search={**SEARCH, "methods": ["FedPer, w/o"]})
     code, commands = play(path, "--seeds", "1", "--methods", "FedPer,FedAvg")
     assert (code, len(commands)) == (0, 2)
     said = capsys.readouterr().out
     assert "A tiny study: 2 runs in runs/studies/tiny (2 new); 4 more left out now" in said
-    assert "Missing: FedAvg, seed 0; FedPer, seed 0; FedPer, w/o, seeds 0, 1 (not searched yet)." in said
-    table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())[2]
-    assert [(row[1], len(row[3])) for row in table] == [("FedAvg", 1), ("FedPer", 1), ("FedPer, w/o", 0)]
+    assert "Missing: FedAvg, seed 0; FedPer, seed 0.\n" in said
+    assert "1 row of the study left out, of which nothing was run" in said
+    assert _rows_of_the_table(tmp_path) == [("FedAvg", 1), ("FedPer", 1)]
     code, commands = play(path, "--methods", "FedAvg")
     assert (code, len(commands)) == (0, 1)
+    assert _rows_of_the_table(tmp_path) == [("FedAvg", 2), ("FedPer", 1)]
     capsys.readouterr()
+    main(["study", str(path), "--report-only"])
+    assert "Missing: FedPer, seed 0; FedPer, w/o, seeds 0, 1 (not searched yet)." in capsys.readouterr().out
+    assert _rows_of_the_table(tmp_path) == [("FedAvg", 2), ("FedPer", 1), ("FedPer, w/o", 0)]
     main(["study", str(path), "--methods", "FedPer, w/o", "--check"])
     said = capsys.readouterr().out
     assert "to search  FedPer, w/o" in said

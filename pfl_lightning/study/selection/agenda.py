@@ -29,7 +29,7 @@ class Agenda:
         arguments: What the command line says.
 
     Attributes:
-        all_runs: Runs of the table, without those of rows that wait for a search.
+        all_runs: All runs of the study, without those of rows that wait for a search.
         runs: Those of them that are run now.
         to_search: Rows whose options are searched now, before their runs are known.
 
@@ -65,6 +65,23 @@ class Agenda:
     def waiting_runs(self) -> list[Run]:
         """Runs of all rows that wait for a search."""
         return plan_runs(self.study, self._waiting, self.output)
+
+    def table_runs(self) -> tuple[list[Run], list[Run]]:
+        """Runs of the rows that the table has, and those of such rows that wait for a search.
+
+        A row of the table is one that this command asks for, or that something was run of.
+        """
+        rows = self._table_rows()
+        waiting = [run for run in self.waiting_runs() if run.cell.path in rows]
+        return [run for run in self.all_runs if run.cell.path in rows], waiting
+
+    def _table_rows(self) -> set[Path]:
+        runs = [*self.all_runs, *self.waiting_runs()]
+        return {run.cell.path for run in runs if self.part.has_cell(run.cell) or state_of(run) is not RunState.NEW}
+
+    def rows_left_out(self) -> int:
+        """How many rows of the study the table does not have."""
+        return len({run.cell.path for run in (*self.all_runs, *self.waiting_runs())} - self._table_rows())
 
     def open_runs(self) -> list[Run]:
         """Runs of now that are not done."""
