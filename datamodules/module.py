@@ -120,6 +120,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not isinstance(partition, Partitioner):
+            raise TypeError(f"partition must be a rule, such as IID(num_clients=10), got {partition!r}")
         if not (1 <= batch_size <= LARGEST_SIZE and 1 <= eval_batch_size <= LARGEST_SIZE):
             raise ValueError(f"batch sizes must be from 1 to {LARGEST_SIZE}, got {batch_size} and {eval_batch_size}")
         if test_samples_per_client is not None and not 1 <= test_samples_per_client <= LARGEST_SIZE:

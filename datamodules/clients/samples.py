@@ -132,12 +132,19 @@ def _check_domains(domains: Tensor, num_samples: int, num_domains: int) -> None:
 
 
 def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -> None:
+    for name, given in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{what} {name} must be a tensor, got a {type(given).__name__}: give torch.as_tensor(...)")
+    other = "; numbers to predict, or several labels a sample, need a LightningModule of your own (federate)"
     if len(inputs) != len(targets) or len(inputs) == 0 or targets.ndim != 1:
         raise ValueError(
             f"{what} set: expected one class a sample, got {len(inputs)} inputs, targets {tuple(targets.shape)}"
+            f"{other if targets.ndim > 1 else ''}"
         )
     if targets.dtype != torch.int64:
-        raise ValueError(f"{what} targets must be int64, got {targets.dtype}")
+        raise ValueError(
+            f"{what} targets must be int64, got {targets.dtype}{other if targets.is_floating_point() else ''}"
+        )
     lowest, highest = int(targets.min()), int(targets.max())
     if lowest < 0 or highest >= num_classes:
         raise ValueError(f"{what} targets must be from 0 to {num_classes - 1}, got {lowest} to {highest}")

@@ -210,3 +210,9 @@ def test_every_option_is_known_to_the_command_line():
     assert built.partition.init_args.num_clients == 3
     with pytest.raises(Exception, match="validatoin_share"):
         parser.parse_args([*data, "--data.validatoin_share=0.3"])
+
+
+@pytest.mark.parametrize("rule", [3, IID], ids=["number", "class"])
+def test_a_partition_that_is_no_rule(rule):
+    with pytest.raises(TypeError, match=r"partition must be a rule, such as IID\(num_clients=10\), got "):
+        Pair(rule)

@@ -198,3 +198,26 @@ def test_several_loaders_are_refused():
 def test_samples_that_do_not_fit_together_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Samples(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (torch.zeros(3), r"must be int64, got torch\.float32; numbers to predict, .* need a LightningModule"),
+        (
+            torch.zeros(3, 2).long(),
+            r"one class a sample, got 3 inputs, targets \(3, 2\); numbers to predict, or several",
+        ),
+    ],
+    ids=["numbers", "several labels"],
+)
+def test_samples_that_are_not_of_one_class_each_name_the_way(targets, message):
+    with pytest.raises(ValueError, match=message):
+        Samples(torch.zeros(3, 2), targets, ("a",))
+
+
+def test_arrays_in_the_place_of_tensors():
+    with pytest.raises(TypeError, match=r"training targets must be a tensor, got a ndarray: give torch\.as_tensor"):
+        Samples(torch.zeros(3, 2), np.zeros(3, dtype=np.int64), ("a",))
+    with pytest.raises(TypeError, match=r"training inputs must be a tensor, got a ndarray"):
+        Samples(np.zeros((3, 2)), torch.zeros(3).long(), ("a",))
