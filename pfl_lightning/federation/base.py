@@ -17,7 +17,13 @@ from pfl_lightning.engines import Engine, SequentialEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
-from pfl_lightning.federation.outer_callbacks import check_callbacks, check_gradient_options, end_by_rounds
+from pfl_lightning.federation.outer_callbacks import (
+    check_callbacks,
+    check_gradient_options,
+    check_round_options,
+    check_strategy,
+    end_by_rounds,
+)
 from pfl_lightning.federation.saved_state import SavedState
 from pfl_lightning.public import check_public
 from pfl_lightning.seeding import Purpose, derive_seed, global_seed, torch_seed
@@ -97,10 +103,7 @@ class Federation(EvaluationHooks, SavedState):
 
     def setup(self, stage: str) -> None:
         """Build the clients' modules, the server and the clients' states from the data's shape, once."""
-        if self.trainer.world_size > 1:
-            raise ConfigurationError(
-                f"a federation runs in one process; the Trainer has {self.trainer.world_size}. Use devices=1"
-            )
+        check_strategy(self.trainer)
         use_atomic_files(self.trainer)
         if not self.is_set_up:
             self._build(self.data)
@@ -144,6 +147,7 @@ class Federation(EvaluationHooks, SavedState):
         """
         if self.trainer.state.fn == TrainerFn.FITTING:
             check_gradient_options(self.trainer)
+            check_round_options(self.trainer)
         return self.missing_callbacks()
 
     def missing_callbacks(self, beside: Sequence[L.Callback] = ()) -> list[L.Callback]:

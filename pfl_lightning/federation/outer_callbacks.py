@@ -10,7 +10,14 @@ import lightning as L
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["check_callbacks", "check_gradient_options", "end_by_rounds", "lightning_kinds"]
+__all__ = [
+    "check_callbacks",
+    "check_gradient_options",
+    "check_round_options",
+    "check_strategy",
+    "end_by_rounds",
+    "lightning_kinds",
+]
 
 _SEARCH = (
     "{name} searches in a plain training run, and a federation's Trainer has none: search with the module and a plain "
@@ -70,6 +77,49 @@ def check_gradient_options(trainer: L.Trainer) -> None:
         raise ConfigurationError(
             f"Trainer({options}) is about the gradients of local fits, and the outer Trainer has none: leave it out "
             f"there and give it to the engine, Federation(..., engine={engine}({options}))"
+        )
+
+
+def check_round_options(trainer: Any) -> None:
+    """Refuse options that count steps, which the outer Trainer does not take, or train some clients unnoticed.
+
+    Raises:
+        ConfigurationError: Names the option and what to do in its place.
+    """
+    count, most = trainer.overfit_batches, trainer.max_steps
+    found = None
+    if trainer.min_steps is not None or (most != -1 and not trainer.fast_dev_run):  # which sets it
+        given = f"max_steps={most}" if most != -1 else f"min_steps={trainer.min_steps}"
+        found = (
+            f"Trainer({given}) counts optimizer steps, and the outer Trainer takes none, so that it would have no "
+            "effect: rounds are max_epochs and min_epochs; Federation(..., engine=TrainerEngine(max_steps=...)) limits "
+            "the steps of each phase of a local fit"
+        )
+    if count:
+        found = (
+            f"Trainer(overfit_batches={count}) would train {count} of the clients, since a batch of the outer Trainer "
+            "is a client: leave it out there; FederatedLoop(cohort=...) says how many clients a round trains, and "
+            f"Federation(..., engine=TrainerEngine(limit_train_batches={count})) takes so many batches of each client"
+        )
+    if found is not None:
+        raise ConfigurationError(found)
+
+
+def check_strategy(trainer: Any) -> None:
+    """Refuse several processes, and strategies for them, under which Lightning puts a sampler of its own in place.
+
+    Raises:
+        ConfigurationError: Names the number of processes or the strategy, and what to give.
+    """
+    strategy = trainer.strategy
+    if trainer.world_size > 1:
+        raise ConfigurationError(
+            f"a federation runs in one process; the Trainer has {trainer.world_size}. Use devices=1"
+        )
+    if any(kind.__name__ == "ParallelStrategy" for kind in type(strategy).__mro__):
+        raise ConfigurationError(
+            f"a federation runs in one process; {type(strategy).__name__} is for several, and would deal out and "
+            f"shuffle the clients of a round. Leave the Trainer's strategy out"
         )
 
 

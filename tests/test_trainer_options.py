@@ -1,0 +1,43 @@
+"""Options of the outer Trainer that would have another meaning, or none, in a federation."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from _helpers.toy import run
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation.outer_callbacks import check_strategy
+from pfl_lightning.methods import FedAvg
+
+FIT = partial(FedAvg, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overfit_batches": 1}, r"overfit_batches=1\) would train 1 of the clients.*limit_train_batches=1"),
+        ({"overfit_batches": 0.5}, r"overfit_batches=0\.5\) would train 0\.5 of the clients"),
+        ({"max_steps": 3}, r"max_steps=3\) counts optimizer steps, .* rounds are max_epochs"),
+        ({"min_steps": 3}, r"min_steps=3\) counts optimizer steps"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_in_a_federation_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run(FIT, 1, **options)
+
+
+def test_a_trial_of_one_client_is_taken():
+    assert run(FIT, 1, fast_dev_run=True).trainer.fast_dev_run
+
+
+def test_a_strategy_for_several_processes_is_refused():
+    """In one process, too: Lightning would put a sampler in the place of the cohort's order."""
+    trainer = SimpleNamespace(world_size=1, strategy=DDPStrategy())
+    with pytest.raises(
+        ConfigurationError, match=r"one process; DDPStrategy is for several.* Leave the Trainer's strategy"
+    ):
+        check_strategy(trainer)
+    check_strategy(SimpleNamespace(world_size=1, strategy=SingleDeviceStrategy()))
