@@ -12,6 +12,7 @@ __all__ = [
     "check_at_least",
     "check_choice",
     "check_learning_rate",
+    "check_names",
     "check_number",
     "check_number_of_clients",
     "check_whole",
@@ -40,6 +41,22 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
         near = difflib.get_close_matches(str(value).lower(), map(str, choices), n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(f"{name} must be one of {choices}, got {value!r}{hint}")
+
+
+def check_names(name: str, value: object) -> None:
+    """Refuse a string where several names or patterns are expected: it would be read letter by letter.
+
+    Raises:
+        ConfigurationError: The message names the argument and the string, and says how to write it.
+
+    Example:
+        >>> from pfl_lightning.checks import check_names
+        >>> check_names("shared", "head.*")
+        Traceback (most recent call last):
+        pfl_lightning.errors.ConfigurationError: shared must be a tuple of strings, got 'head.*': write ('head.*',)
+    """
+    if isinstance(value, str):
+        raise ConfigurationError(f"{name} must be a tuple of strings, got {value!r}: write ({value!r},)")
 
 
 def check_number(name: str, value: float, least: float = 0.0, strict: bool = False) -> None:

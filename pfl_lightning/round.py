@@ -78,7 +78,7 @@ class Round:
     def broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
         """Send each client what the server has for it, when its turn comes."""
         for client in self.cohort:
-            broadcast = self.server.broadcast(client, self.number)
+            broadcast = self.server.checked_broadcast(client, self.number)
             self.traffic.count(self.traffic.down, broadcast)
             model = self.clients.model_of(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)

@@ -232,9 +232,16 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         return None
 
     def check_phases(self) -> None:
-        """Refuse phases that name loss terms which the method does not have; called before the first round."""
-        for phase in (*self.phases(), *self.personalization_phases()):
-            self.check_phase(phase)
+        """Refuse what is no tuple of phases, and phases with loss terms that there are not; before the first round."""
+        for name in ("phases", "personalization_phases"):
+            found = getattr(self, name)()
+            if not isinstance(found, tuple | list) or not all(isinstance(phase, Phase) for phase in found):
+                raise ConfigurationError(
+                    f"{type(self).__name__}.{name} must return a tuple of phases, got {found!r}: "
+                    'return (Phase("name", train=("head.*",)),), one of them with a comma, too'
+                )
+            for phase in found:
+                self.check_phase(phase)
 
     def check_personalization(self, personalization: Personalization) -> None:
         """Refuse a personalization stage that the method's predictions would not follow; called before it begins."""

@@ -9,6 +9,7 @@ from typing import ClassVar, cast
 import lightning as L
 from torch import Tensor, nn
 
+from pfl_lightning.checks import check_names
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.options import BatchNorm
 from pfl_lightning.phases import Phase
@@ -56,8 +57,10 @@ class DeclaredParts(L.LightningModule):
         """Names that match one of a method's patterns, such as ``encoder.*``.
 
         Raises:
-            ConfigurationError: A pattern matches none of them; the message says so if what it names is frozen.
+            ConfigurationError: A pattern matches none of them; the message says so if what it names is frozen. Or the
+                patterns are one string.
         """
+        check_names(f"patterns of {type(self).__name__} (shared, heads, fixed)", patterns)
         try:
             return list(matching(tuple(names), tuple(patterns)))
         except ConfigurationError:
@@ -159,6 +162,8 @@ class PhaseLosses(L.LightningModule):
         Raises:
             ConfigurationError: Names the phase, the loss term, and the terms there are.
         """
+        for names in ("loss_names", "personalization_losses"):
+            check_names(f"{type(self).__name__}.{names}", getattr(self, names))
         for name in phase.losses or ():
             self._check_loss_name(name, f"its phase {phase.name!r} names")
 

@@ -122,6 +122,11 @@ class SequentialEngine(Engine):
                             "SequentialEngine does not take; use TrainerEngine"
                         )
                     terms = output if isinstance(output, dict) else {"loss": output}
+                    if not isinstance(terms.get("loss"), Tensor):
+                        raise ConfigurationError(
+                            f"{type(client).__name__}.training_step returned {output!r:.200}: expected the loss, a "
+                            "tensor without .item(), or a dictionary with it as 'loss'"
+                        )
                     self._step(client, optimizer, scaler, terms["loss"], hooks)
                     for name, value in terms.items():
                         if isinstance(value, Tensor) and value.numel() == 1:

@@ -133,6 +133,11 @@ class Federation(EvaluationHooks, SavedState):
         self.clients = Clients([cast(FederatedClient, model) for model in self.models], self._assignment.labels, groups)
         with torch_seed(derive_seed(self.seed, Purpose.SERVER)):
             server = self.clients.models[0].configure_aggregator(data.num_clients)
+        if not isinstance(server, Aggregator):
+            raise ConfigurationError(
+                f"{type(self.clients.models[0]).__name__}.configure_aggregator returned {type(server).__name__}, "
+                "expected an Aggregator: return the method's server, such as AveragingAggregator(self, num_clients)"
+            )
         self.server = cast(Aggregator, convert(server))
         self.server.seed = self.seed
         stores = [*self.personal.stores, *self.server.client_states()]

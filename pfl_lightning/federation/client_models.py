@@ -32,7 +32,7 @@ class ClientModels(FederationRounds):
         stored = self.clients.personal.written(client)
         return EvaluationTask(
             make_context(self.data, client, self.round, model, self.environment, training=False, stored=stored),
-            (make_broadcast or self.server.broadcast)(client=client, round=self.round),
+            (make_broadcast or self.server.checked_broadcast)(client=client, round=self.round),
             self.clients.stored(client),
             trained,
             parts.validation if validation else None,

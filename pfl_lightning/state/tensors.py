@@ -93,6 +93,7 @@ def load_state(module: nn.Module, state: State) -> None:
 
     Raises:
         KeyError: The module has no tensor of this name.
+        ConfigurationError: It has one of another shape.
 
     Example:
         >>> import torch
@@ -104,6 +105,11 @@ def load_state(module: nn.Module, state: State) -> None:
     """
     own = module.state_dict()  # shares storage with the module
     for name, value in state.items():
+        if own[name].shape != value.shape:  # copy_ would stretch some of them without a word
+            raise ConfigurationError(
+                f"{name!r} of {type(module).__name__} has shape {tuple(own[name].shape)}, and what it is to take over "
+                f"has {tuple(value.shape)}"
+            )
         own[name].copy_(value)
 
 
