@@ -103,8 +103,8 @@ class FedEM(FederatedClient):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logarithms of the mixed probabilities, log sum_j pi_k(j) softmax_j(x), (N, C)."""
-        spoken = [head(encoder(inputs)).float().log_softmax(1) for encoder, head in self._networks()]
-        weighted = [log + weight for log, weight in zip(spoken, self.mixture.float().log(), strict=True)]
+        spoken = [_single_or_double(head(encoder(inputs))).log_softmax(1) for encoder, head in self._networks()]
+        weighted = [log + weight for log, weight in zip(spoken, _single_or_double(self.mixture).log(), strict=True)]
         return torch.stack(weighted).logsumexp(0)
 
     # ------------------------------------------------------------------ components
@@ -124,7 +124,7 @@ class FedEM(FederatedClient):
 
     def _responsibilities(self, losses: Tensor) -> Tensor:
         """q_i(j), the softmax over components of log pi_k(j) - loss_j(x_i), (N, M)."""
-        return (self.mixture.float().log() - losses.float()).softmax(1)
+        return (_single_or_double(self.mixture).log() - _single_or_double(losses)).softmax(1)
 
     @torch.no_grad()
     def _expect(self, data: FitData) -> None:
@@ -143,3 +143,8 @@ class FedEM(FederatedClient):
         data.attach(found)
         mean = found.mean(0)
         self.mixture.copy_(torch.where(mean.isfinite().all(), mean, self.mixture))  # or NaN in the data would outlast
+
+
+def _single_or_double(tensor: Tensor) -> Tensor:
+    """Half precision becomes single: probabilities of many components and classes would be rounded away."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

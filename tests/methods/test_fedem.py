@@ -231,6 +231,23 @@ def test_novel_clients_get_their_mixture_by_one_step_from_equal_weights():
     assert stored.tolist() == [0.5, 0.5]  # and forget it
 
 
+def test_a_run_in_double_precision_is_so_throughout():
+    data = Toy()
+    federation = run(partial(METHOD, components=3), 1, cohorts=[[0, 1]], data=data, precision="64-true")
+    model = federation.client_model(4)  # which has not trained: its mixture is that of its first E step
+    nets = [Net().double() for _ in range(3)]
+    for net, own in zip(nets, components_of(model, 3), strict=True):
+        put(net, own)
+    inputs, labels = data.tensors(4)
+    with torch.no_grad():
+        spoken = torch.stack([net(inputs.double()).softmax(1) for net in nets])  # (M, N, C)
+        likely = spoken[:, torch.arange(len(labels)), labels]
+        mixture = (likely / likely.sum(0)).mean(1)
+        mixed = (mixture[:, None, None] * spoken).sum(0).log()
+        torch.testing.assert_close(model.mixture, mixture, atol=1e-13, rtol=0)
+        torch.testing.assert_close(model(inputs.double()), mixed, atol=1e-13, rtol=0)
+
+
 def test_fine_tuning_trains_on_responsibilities_at_the_received_components():
     data = Toy()
     federation = run(partial(METHOD, components=2, fine_tune="all"), 1, cohorts=[[0, 1, 2]], data=data)
