@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import class_statistics
 from pfl_lightning.options import ClientOptions, Unpack
@@ -157,9 +158,9 @@ class FedAS(FederatedClient):
         size = context.data.batch_size
         for chunk, classes in zip(inputs.split(size), labels.split(size), strict=True):
             with torch.enable_grad(), context.data.forward_context():
-                loss = F.cross_entropy(self(context.data.convert_input(chunk)).float(), classes)
+                loss = F.cross_entropy(at_least_single(self(context.data.convert_input(chunk))), classes)
             gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
-            trace += torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().cpu()
+            trace += torch.stack([at_least_single(gradient).square().sum() for gradient in gradients]).sum().cpu()
         for module, mode in modes.items():
             module.training = mode
         return trace.to(self.statistics_like())

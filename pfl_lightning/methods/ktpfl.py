@@ -14,6 +14,7 @@ from pfl_lightning.checks import check_learning_rate, check_number
 from pfl_lightning.client import Citation, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.methods._public import DistillingClient, PublicBroadcast, PublicUpdate
 from pfl_lightning.methods._transfer import gram_of, shares_of, transfer_step
@@ -159,7 +160,8 @@ class KTpFLAggregator(Aggregator):
         self.learned_from = [name for name, _ in client.named_parameters() if name in shared]
         if self.takes_scores:
             self.sizes["S"] = client.public_samples
-            shared, self.learned_from = {"scores": torch.zeros(client.public_samples, client.num_classes)}, ["scores"]
+            spoken = at_least_single(client.statistics_like()).new_zeros(client.public_samples, client.num_classes)
+            shared, self.learned_from = {"scores": spoken}, ["scores"]
         self.sent = ClientStates(shared, num_clients)
         # c_ij as multiples of 1 / m, of the clients that have taken part; the others' are 1.
         none, factors = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0)

@@ -111,6 +111,22 @@ def test_rounds_equal_the_restatement():
         assert federation.test_scores[client].loss == pytest.approx(loss, abs=1e-4)
 
 
+def test_in_double_precision_traces_are_double():
+    data = Toy()
+    federation = run(METHOD, cohorts=[[0, 3]], data=data, precision="64-true", limit_val_batches=0)
+    nets = [federation.client_model(client) for client in (0, 3)]
+    traces = []
+    for net, client in zip(nets, (0, 3), strict=True):
+        total = 0.0
+        for inputs, labels in zip(*(part.split(BATCH) for part in data.tensors(client)), strict=True):
+            loss = F.cross_entropy(net(inputs.double()), labels)
+            total += sum(float(g.square().sum()) for g in torch.autograd.grad(loss, list(net.parameters())))
+        traces.append(total)
+    encoder = federation.server.weights.as_state()
+    expected = mean_of([{name: named(net)[name] for name in encoder} for net in nets], traces)
+    assert_same(dict(encoder), expected, atol=1e-14)
+
+
 def test_the_cases_are_not_trivial():
     """Alignment moves the encoder, and the clients' Fisher traces differ."""
     states = {}

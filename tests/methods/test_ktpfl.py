@@ -111,6 +111,14 @@ def test_rounds_equal_the_restatement(encoders):
     assert not torch.allclose(coefficients, torch.full_like(coefficients, 1 / CLIENTS), atol=1e-3)
 
 
+def test_in_double_precision_the_server_keeps_what_was_said_as_it_was_said():
+    data = Toy()
+    federation = run(METHOD, data=data, precision="64-true")
+    said = federation.server.sent.get(0)["scores"]
+    expected = (federation.client_model(0)(public(data, 1).double()) / HEAT).softmax(1)
+    assert_same({"said": said}, {"said": expected.detach()}, atol=1e-14)
+
+
 def test_rounds_with_weights_equal_the_restatement():
     data = Toy()
     federation = run(WITH_WEIGHTS, 3, cohorts=COHORTS, data=data)
