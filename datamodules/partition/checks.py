@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
 def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
     """Index lists of a rule's ``partition`` as int64 arrays, after a check.
+
+    A warning says how many indices are listed more than once, by one client or several.
 
     Args:
         rule: The rule, named in errors.
@@ -36,10 +39,24 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
     if len(parts) != rule.num_clients:
         short = f": client {len(parts)} is the first without a list" if len(parts) < rule.num_clients else ""
         raise PartitionError(f"{where} gave {len(parts)} index lists, expected {wanted}{short}")
-    return [
+    checked = [
         _check_part(f"{where}: client {client} got", part, f"whole numbers from 0 to {num_samples - 1}", num_samples)
         for client, part in enumerate(parts)
     ]
+    if not rule.fixed_train:  # a file's indices have their own warning
+        _warn_repeated(where, checked)
+    return checked
+
+
+def _warn_repeated(where: str, parts: list[Ints]) -> None:
+    found = np.sort(np.concatenate(parts))
+    again = found[1:][found[1:] == found[:-1]]
+    if len(again):
+        warnings.warn(
+            f"{where} lists indices more than once, for one client or several: {len(again)} too many, first {again[0]}."
+            " Samples may be trained on that others hold for validation. The lists of a rule should be disjoint",
+            stacklevel=3,
+        )
 
 
 def _check_part(got: str, part: Any, expected: str, num_samples: int) -> Ints:

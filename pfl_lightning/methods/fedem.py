@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
 from pfl_lightning.fit_data import FitData
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.methods._starts import check_starts, reset_layers, take_weights
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
@@ -103,8 +104,8 @@ class FedEM(FederatedClient):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logarithms of the mixed probabilities, log sum_j pi_k(j) softmax_j(x), (N, C)."""
-        spoken = [_single_or_double(head(encoder(inputs))).log_softmax(1) for encoder, head in self._networks()]
-        weighted = [log + weight for log, weight in zip(spoken, _single_or_double(self.mixture).log(), strict=True)]
+        spoken = [at_least_single(head(encoder(inputs))).log_softmax(1) for encoder, head in self._networks()]
+        weighted = [log + weight for log, weight in zip(spoken, at_least_single(self.mixture).log(), strict=True)]
         return torch.stack(weighted).logsumexp(0)
 
     # ------------------------------------------------------------------ components
@@ -124,7 +125,7 @@ class FedEM(FederatedClient):
 
     def _responsibilities(self, losses: Tensor) -> Tensor:
         """q_i(j), the softmax over components of log pi_k(j) - loss_j(x_i), (N, M)."""
-        return (_single_or_double(self.mixture).log() - _single_or_double(losses)).softmax(1)
+        return (at_least_single(self.mixture).log() - at_least_single(losses)).softmax(1)
 
     @torch.no_grad()
     def _expect(self, data: FitData) -> None:
@@ -143,8 +144,3 @@ class FedEM(FederatedClient):
         data.attach(found)
         mean = found.mean(0)
         self.mixture.copy_(torch.where(mean.isfinite().all(), mean, self.mixture))  # or NaN in the data would outlast
-
-
-def _single_or_double(tensor: Tensor) -> Tensor:
-    """Half precision becomes single: probabilities of many components and classes would be rounded away."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

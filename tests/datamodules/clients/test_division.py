@@ -171,6 +171,26 @@ def test_a_user_defined_rule_may_give_any_kind_of_whole_numbers():
     assert [data.client_data(client).train.indices.tolist() for client in range(3)] == [[3, 4], [5, 6], [7]]
 
 
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([[4, 3, 4], [5]], "1 too many, first 4"),
+        ([[1, 2, 3], [3, 2, 4]], "2 too many, first 2"),
+        ([[1, 2], [3]], None),
+    ],
+)
+def test_indices_that_a_rule_lists_twice_are_counted_in_a_warning(recwarn, parts, said):
+    class Own(Partitioner):
+        def partition(self, labels):
+            return parts
+
+    data = ready(Own(2), validation_share=0.0)
+    assert [sorted(data.client_data(client).train.indices.tolist()) for client in range(2)] == [*map(sorted, parts)]
+    found = [str(one.message) for one in recwarn if "more than once" in str(one.message)]
+    assert len(found) == (said is not None)
+    assert said is None or (found[0].startswith("Own.partition lists") and said in found[0])
+
+
 def test_indices_of_a_rule_count_the_samples_it_was_shown():
     class Own(Partitioner):
         def partition(self, labels):
