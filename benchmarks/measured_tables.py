@@ -69,6 +69,8 @@ def table(found: re.Match[str]) -> str:
             rows.append(at_round(int(when.split()[1]), method, runs, paper))
     heads = AT_THE_END if when == "the end" else AT_A_ROUND.format(when)
     lines = [f"| {heads} |", "|---" * (1 + heads.count("|")) + "|", *(row for _, row in sorted(rows, reverse=True))]
+    if not figures and when != "the end":  # no paper has this table
+        lines = [line[: line[:-1].rfind("|") + 1] for line in lines]
     return "\n".join([found.group(0).splitlines()[0], *lines]) + "\n"
 
 
