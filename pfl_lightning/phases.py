@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_names, check_number
+from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 
 __all__ = ["Personalization", "Phase"]
 
@@ -54,11 +54,6 @@ class Phase:
     smallest_batch: int = 1
     source: Source = "own"
     lr_share: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a string in the place of a tuple."""
-        check_names(f"train of phase {self.name!r}", self.train)
-        check_names(f"losses of phase {self.name!r}", self.losses)
 
     def trains_only(self, part: str) -> bool:
         """Return whether all that trains lies in a part of the model, such as ``"head"``."""

@@ -14,8 +14,8 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import ClientError, FederationError, InvalidMessageError
-from pfl_lightning.messages import LARGEST, ClientUpdate, Message, magnitude
-from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator
+from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, Message, magnitude
+from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.snapshot import Growth, Snapshot
 
@@ -78,7 +78,9 @@ class Round:
     def broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
         """Send each client what the server has for it, when its turn comes."""
         for client in self.cohort:
-            broadcast = self.server.checked_broadcast(client, self.number)
+            broadcast = self.server.broadcast(client, self.number)
+            if not isinstance(broadcast, Broadcast):
+                raise no_broadcast(self.server, broadcast)
             self.traffic.count(self.traffic.down, broadcast)
             model = self.clients.model_of(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)

@@ -110,20 +110,6 @@ class Aggregator(nn.Module):
         """Message to the client at the start of the round (and before it is evaluated)."""
         raise NotImplementedError
 
-    def checked_broadcast(self, client: int, round: int) -> Broadcast:
-        """What :meth:`broadcast` gives, which is to be a message.
-
-        Raises:
-            ConfigurationError: Names the method that returned something else, and what that is.
-        """
-        broadcast = self.broadcast(client, round)
-        if not isinstance(broadcast, Broadcast):
-            raise ConfigurationError(
-                f"{type(self).__name__}.broadcast returned {type(broadcast).__name__}, expected a Broadcast: return "
-                "Broadcast(client=client, round=round, weights={...}), or a subclass with further fields"
-            )
-        return broadcast
-
     def check(self, update: ClientUpdate) -> None:
         """Refuse an update that differs from what :attr:`update_class` declares; called once, before :meth:`receive`.
 
@@ -285,3 +271,11 @@ class AveragingAggregator(Aggregator):
             if self.step != 1:
                 mean = server_step(self.weights.as_state(), mean, self.step, self.parameter_names)
             self.weights.assign(mean)
+
+
+def no_broadcast(server: Aggregator, found: object) -> ConfigurationError:
+    """The error of a server whose :meth:`Aggregator.broadcast` returned something else."""
+    return ConfigurationError(
+        f"{type(server).__name__}.broadcast returned {type(found).__name__}, expected a Broadcast: return "
+        "Broadcast(client=client, round=round, weights={...}), or a subclass with further fields"
+    )

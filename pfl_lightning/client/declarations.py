@@ -60,7 +60,8 @@ class DeclaredParts(L.LightningModule):
             ConfigurationError: A pattern matches none of them; the message says so if what it names is frozen. Or the
                 patterns are one string.
         """
-        check_names(f"patterns of {type(self).__name__} (shared, heads, fixed)", patterns)
+        if isinstance(patterns, str):
+            check_names(f"patterns of {type(self).__name__} (shared, heads, fixed)", patterns)
         try:
             return list(matching(tuple(names), tuple(patterns)))
         except ConfigurationError:
@@ -157,13 +158,15 @@ class PhaseLosses(L.LightningModule):
     phase: Phase
 
     def check_phase(self, phase: Phase) -> None:
-        """Refuse a phase that names loss terms which the method does not have.
+        """Refuse a phase that names loss terms which the method does not have, or has a string for a tuple.
 
         Raises:
-            ConfigurationError: Names the phase, the loss term, and the terms there are.
+            ConfigurationError: Names the phase, the loss term, and the terms there are; or the string.
         """
         for names in ("loss_names", "personalization_losses"):
             check_names(f"{type(self).__name__}.{names}", getattr(self, names))
+        check_names(f"train of phase {phase.name!r}", phase.train)
+        check_names(f"losses of phase {phase.name!r}", phase.losses)
         for name in phase.losses or ():
             self._check_loss_name(name, f"its phase {phase.name!r} names")
 

@@ -15,7 +15,9 @@ from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation.evaluation import warn_if_not_finetuned
 from pfl_lightning.federation.rounds import FederationRounds
+from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Phase
+from pfl_lightning.server import no_broadcast
 from pfl_lightning.state.closures import copy_module
 
 __all__ = ["ClientModels"]
@@ -28,11 +30,14 @@ class ClientModels(FederationRounds):
         """Return the client's own model after the last round, and the parts to evaluate it on."""
         parts, model = self.data.client_data(client), self.clients.model_of(client)
         trained = self.clients.keeps_trained(client)
-        make_broadcast = self.server.idle_broadcast if trained else None
+        make_broadcast = (self.server.idle_broadcast if trained else None) or self.server.broadcast
+        broadcast = make_broadcast(client=client, round=self.round)
+        if not isinstance(broadcast, Broadcast):
+            raise no_broadcast(self.server, broadcast)
         stored = self.clients.personal.written(client)
         return EvaluationTask(
             make_context(self.data, client, self.round, model, self.environment, training=False, stored=stored),
-            (make_broadcast or self.server.checked_broadcast)(client=client, round=self.round),
+            broadcast,
             self.clients.stored(client),
             trained,
             parts.validation if validation else None,

@@ -18,11 +18,12 @@ from _helpers.toy import CLIENTS, LABELS, GivenCohorts, Toy, quiet_trainer, run
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.states import RunningStage
 
-from pfl_lightning.callbacks import ResultsWriter
+from pfl_lightning import Federation
+from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.cli.tables import fit_table
-from pfl_lightning.datamodules import FromFile
+from pfl_lightning.datamodules import IID, Digits, FromFile
 from pfl_lightning.errors import RunLockedError
-from pfl_lightning.methods import FedAvg, FedPAC, FedPer
+from pfl_lightning.methods import FedAvg, FedMD, FedPAC, FedPer
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.run_lock import RunLock
 
@@ -226,6 +227,14 @@ def test_an_evaluation_of_adapted_models_is_no_test_of_the_run(tmp_path):
     with federation.personalized(Personalization(epochs=1)):
         trainer.test(federation, datamodule=data, verbose=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("novel", [0, 1])
+def test_results_on_public_samples_satisfy_the_schema(tmp_path, novel):
+    data = Digits(partition=IID(num_clients=3 + novel), public=30, novel_clients=novel, batch_size=64)
+    federation = Federation(partial(FedMD, epochs=1, public_samples=10, public_batch_size=5), encoder="mlp")
+    quiet_trainer(1, FederatedLoop(), ResultsWriter(str(tmp_path))).fit(federation, datamodule=data)
+    assert "-public" in valid(tmp_path / "results.json")["partition"]["fingerprint"]
 
 
 def test_rounds_without_an_evaluation_are_in_the_history(tmp_path):

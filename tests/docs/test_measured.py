@@ -77,6 +77,8 @@ def test_a_table_is_that_of_the_kept_results(when, folders, study, rows):
         runs = kept(folders.split(), method)
         results = [valid(run / "version_0" / "results.json") for run in runs]
         paper = file.get("published", {}).get("figures", {}).get(method)
+        if "published" not in file and when != "the end":
+            cells = [*cells, "-"]  # such a table has no column for a paper
         if when == "the end":
             check_the_end(cells, runs, results, paper)
         else:
