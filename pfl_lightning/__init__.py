@@ -4,7 +4,7 @@
 What one uses
 ``methods``, ``encoders``                a class for each method; networks to features
 ``callbacks``, ``datamodules``           the loop over rounds and what is seen of it; clients' data and partitions
-``drop_in``                              ``federate``: projects of one's own
+``drop_in``                              ``federate``: projects of your own
 ``engines``                              how local fits run, on one process or many
 ``cli``, ``study``, ``report``           the command ``pfl``; studies; tables of finished runs
 What a method is made of

@@ -86,23 +86,21 @@ def check_round_options(trainer: Any) -> None:
     Raises:
         ConfigurationError: Names the option and what to do in its place.
     """
-    count, most = trainer.overfit_batches, trainer.max_steps
-    found = None
-    if trainer.min_steps is not None or (most != -1 and not trainer.fast_dev_run):  # which sets it
+    batches, most = trainer.overfit_batches, trainer.max_steps
+    if batches:
+        raise ConfigurationError(
+            f"Trainer(overfit_batches={batches}) would train {batches} of the clients, since a batch of the outer "
+            "Trainer is a client: leave it out there; FederatedLoop(cohort=...) says how many clients a round trains, "
+            f"and Federation(..., engine=TrainerEngine(limit_train_batches={batches})) takes so many batches of each "
+            "client"
+        )
+    if trainer.min_steps is not None or (most != -1 and not trainer.fast_dev_run):  # which sets max_steps
         given = f"max_steps={most}" if most != -1 else f"min_steps={trainer.min_steps}"
-        found = (
+        raise ConfigurationError(
             f"Trainer({given}) counts optimizer steps, and the outer Trainer takes none, so that it would have no "
             "effect: rounds are max_epochs and min_epochs; Federation(..., engine=TrainerEngine(max_steps=...)) limits "
             "the steps of each phase of a local fit"
         )
-    if count:
-        found = (
-            f"Trainer(overfit_batches={count}) would train {count} of the clients, since a batch of the outer Trainer "
-            "is a client: leave it out there; FederatedLoop(cohort=...) says how many clients a round trains, and "
-            f"Federation(..., engine=TrainerEngine(limit_train_batches={count})) takes so many batches of each client"
-        )
-    if found is not None:
-        raise ConfigurationError(found)
 
 
 def check_strategy(trainer: Any) -> None:
@@ -111,15 +109,14 @@ def check_strategy(trainer: Any) -> None:
     Raises:
         ConfigurationError: Names the number of processes or the strategy, and what to give.
     """
-    strategy = trainer.strategy
     if trainer.world_size > 1:
         raise ConfigurationError(
             f"a federation runs in one process; the Trainer has {trainer.world_size}. Use devices=1"
         )
-    if any(kind.__name__ == "ParallelStrategy" for kind in type(strategy).__mro__):
+    if "ParallelStrategy" in lightning_kinds(trainer.strategy):
         raise ConfigurationError(
-            f"a federation runs in one process; {type(strategy).__name__} is for several, and would deal out and "
-            f"shuffle the clients of a round. Leave the Trainer's strategy out"
+            f"a federation runs in one process; {type(trainer.strategy).__name__} is for several, and would deal out "
+            "and shuffle the clients of a round. Leave the Trainer's strategy out"
         )
 
 
@@ -138,7 +135,7 @@ def end_by_rounds(callbacks: Iterable[Any]) -> None:
             callback._interval = "epoch"
 
 
-def lightning_kinds(callback: Any) -> set[str]:
-    """Names of the classes of Lightning, under either name of the package, that a callback is of."""
-    classes = type(callback).__mro__
+def lightning_kinds(found: Any) -> set[str]:
+    """Names of the classes of Lightning, under either name of the package, that a callback or a strategy is of."""
+    classes = type(found).__mro__
     return {kind.__name__ for kind in classes if kind.__module__.startswith(("lightning.", "pytorch_lightning."))}

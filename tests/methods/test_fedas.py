@@ -1,4 +1,4 @@
-"""FedAS (Yang et al. 2024) against plain torch: alignment to one's own class means, and a mean by Fisher traces."""
+"""FedAS (Yang et al. 2024) against plain torch: alignment to a client's class means, and a mean by Fisher traces."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial

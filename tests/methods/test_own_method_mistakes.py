@@ -1,4 +1,4 @@
-"""Slips of those who write a method are named, with what was expected and what to write."""
+"""Mistakes of those who write a method are named, with what was expected and what to write."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from pfl_lightning.state.tensors import load_state
 
 
 def own(**members):
-    """A method of one's own with these members, ready to be fitted."""
+    """A subclass of FedAvg with these members, as a user would write it."""
     return partial(type("Own", (FedAvg,), members), epochs=1)
 
 
