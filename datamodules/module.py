@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.clients.client_data import ClientData
@@ -23,7 +24,7 @@ from pfl_lightning.datamodules.clients.samples import Samples, digest
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.partition.base import LARGEST_SIZE, Partitioner
+from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
 
 RECENT = 1000
@@ -122,12 +123,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         super().__init__()
         if not isinstance(partition, Partitioner):
             raise TypeError(f"partition must be a rule, such as IID(num_clients=10), got {partition!r}")
-        if not (1 <= batch_size <= LARGEST_SIZE and 1 <= eval_batch_size <= LARGEST_SIZE):
-            raise ValueError(f"batch sizes must be from 1 to {LARGEST_SIZE}, got {batch_size} and {eval_batch_size}")
-        if test_samples_per_client is not None and not 1 <= test_samples_per_client <= LARGEST_SIZE:
-            raise ValueError(
-                f"test_samples_per_client must be from 1 to {LARGEST_SIZE}, or null, got {test_samples_per_client}"
-            )
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("eval_batch_size", eval_batch_size, 1)
+        if test_samples_per_client is not None:
+            check_at_least("test_samples_per_client", test_samples_per_client, 1)
         if not 0.0 <= validation_share < 1.0:
             raise ValueError(f"validation_share must be from 0 to below 1, got {validation_share}")
         if not 0.0 < test_share < 1.0:

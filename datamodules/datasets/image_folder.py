@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.datasets.image_cache import default_cache_dir, list_images, load_images
 from pfl_lightning.datamodules.module import FederatedDataModule
@@ -46,8 +47,8 @@ class ImageFolder(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        if image_size is not None and image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {image_size}")
+        if image_size is not None:
+            check_at_least("image_size", image_size, 1)
         self.root = root
         self.image_size = image_size
         self.cache_dir = cache_dir

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
@@ -56,8 +57,8 @@ class STL10(FederatedDataModule):
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         _check_number(unlabeled)
-        if image_size is not None and image_size < 1:
-            raise ValueError(f"image_size must be at least 1 pixel, or None for {SIDE}, got {image_size}")
+        if image_size is not None:
+            check_at_least("image_size", image_size, 1)
         self.root = root
         self.unlabeled = unlabeled
         self.image_size = image_size

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.datamodules.counting import Floats, Ints, distribute, fill, round_rows, spread_offsets
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
@@ -58,8 +59,7 @@ class DirichletOverClients(Partitioner):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, seed)
-        if min_samples < 1:
-            raise ValueError(f"min_samples must be at least 1 (a client cannot be empty), got {min_samples}")
+        check_at_least("min_samples", min_samples, 1)  # a client cannot be empty
         self.alpha = check_alpha(alpha)
         self.samples_per_client = samples_per_client
         self.min_samples = min_samples
@@ -152,6 +152,5 @@ def check_alpha(alpha: float) -> float:
     Raises:
         ValueError: If it is not a finite number above 0.
     """
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be a finite number above 0, got {alpha}")
+    check_number("alpha", alpha, strict=True)
     return float(alpha)

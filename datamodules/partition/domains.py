@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pfl_lightning.checks import check_number
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
@@ -61,7 +62,8 @@ class Domains(Partitioner):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, seed)
-        if not 0.0 < max_share < 1.0:
+        check_number("max_share", max_share, strict=True)
+        if max_share >= 1.0:
             raise ValueError(f"max_share must be between 0 and 1, got {max_share}")
         if samples_per_client is not None:
             check_sizes(samples_per_client, self.num_clients)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pfl_lightning.checks import check_number
 from pfl_lightning.datamodules.counting import (
     Floats,
     Ints,
@@ -112,7 +113,8 @@ class DominantClasses(Partitioner):
         overlap: bool = False,
     ) -> None:
         super().__init__(num_clients, seed)
-        if not 0.0 <= uniform_share <= 1.0:
+        check_number("uniform_share", uniform_share)
+        if uniform_share > 1.0:
             raise ValueError(f"uniform_share must be between 0 and 1, got {uniform_share}")
         if groups is not None and (not groups or not all(groups)):
             raise ValueError(f"groups must be non-empty lists of dominant classes, got {groups}")

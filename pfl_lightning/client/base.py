@@ -127,6 +127,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         check_number("weight_decay", weight_decay)
         if fine_tune_lr is not None:
             check_learning_rate("fine_tune_lr", fine_tune_lr)
+        check_at_least("num_classes", num_classes, 1)
         self.num_classes = num_classes
         self.phase = Phase()
         self.assemble(encoder)

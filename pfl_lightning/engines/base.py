@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from pfl_lightning.checks import check_at_least
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, SplitSource
 from pfl_lightning.engines.advice import explained
@@ -63,8 +63,8 @@ class Engine(ABC):
     ) -> None:
         if gradient_clip_algorithm not in ("norm", "value"):
             raise ValueError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}")
-        if gradient_clip_val is not None and gradient_clip_val <= 0:
-            raise ValueError(f"gradient_clip_val must be positive or null, got {gradient_clip_val}")
+        if gradient_clip_val is not None:
+            check_number("gradient_clip_val", gradient_clip_val, strict=True)
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
         if threads is not None:

@@ -18,7 +18,7 @@ from lightning.fabric.utilities import registry
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
-from pfl_lightning.checks import check_at_least
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
@@ -68,6 +68,11 @@ class TrainerEngine(Engine):
         super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
         if max_steps != -1:
             check_at_least("max_steps", max_steps, 1)
+        check_at_least("accumulate_grad_batches", accumulate_grad_batches, 1)
+        limits = {"train": limit_train_batches, "val": limit_val_batches, "test": limit_test_batches}
+        for part, limit in limits.items():
+            if limit is not None:
+                check_number(f"limit_{part}_batches", limit)
         self.accumulate_grad_batches = accumulate_grad_batches
         self.callbacks = callbacks or []
         self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches

@@ -77,8 +77,10 @@ class FedETF(FederatedClient):
         weight_decay: float = 5e-4,
         **options: Unpack[OptionsWithoutSGD],
     ) -> None:
+        check_at_least("num_classes", num_classes, 2)
         self._width = num_classes if width is None else width
-        if self._width < num_classes or num_classes < 2:
+        check_at_least("width", self._width, 1)
+        if self._width < num_classes:
             raise ConfigurationError(
                 f"an equiangular frame of FedETF needs two classes and a width of at least one for each, got width "
                 f"{self._width} and {num_classes} classes: leave width out, or take at least the number of classes"

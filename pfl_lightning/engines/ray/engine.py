@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfl_lightning.checks import check_at_least
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.ray.cluster import Cluster, require_ray
@@ -53,8 +53,8 @@ class RayEngine(WorkerEngine):
     ) -> None:
         if cpus_per_worker is not None:
             check_at_least("cpus_per_worker", cpus_per_worker, 1)
-        if gpus_per_worker is not None and gpus_per_worker < 0:
-            raise ValueError(f"gpus_per_worker must be at least 0, or null, got {gpus_per_worker}")
+        if gpus_per_worker is not None:
+            check_number("gpus_per_worker", gpus_per_worker)
         super().__init__(workers, cpus_per_worker, engine, start_timeout)
         require_ray()
         self.address, self.cpus_per_worker, self.gpus_per_worker = address, cpus_per_worker, gpus_per_worker

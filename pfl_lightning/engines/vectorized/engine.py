@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from pfl_lightning.checks import check_choice
+from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, local_fit, trains
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
@@ -92,8 +92,7 @@ class VectorizedEngine(VectorizedEvaluation):
         cuda_graphs: bool = False,
         threads: int | None = None,
     ) -> None:
-        if clients_per_batch < 1:
-            raise ValueError(f"clients_per_batch must be at least 1, got {clients_per_batch}")
+        check_at_least("clients_per_batch", clients_per_batch, 1)
         super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm, threads)
         self.cache_features = cache_features
         check_choice("forward", forward, ("auto", "vmap", "loop"))

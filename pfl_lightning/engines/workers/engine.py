@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any, Protocol
 
-from pfl_lightning.checks import check_at_least
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
@@ -74,6 +74,7 @@ class WorkerEngine(Engine):
         super().__init__(threads=threads)
         if workers is not None:
             check_at_least("workers", workers, 1)
+        check_number("start_timeout", start_timeout, strict=True)
         if isinstance(engine, WorkerEngine):
             name = type(engine).__name__
             raise ConfigurationError(f"engine is the engine inside a worker and cannot be a {name} itself")

@@ -78,7 +78,7 @@ def test_the_trainer_and_read_data_sets_stay_here():
     [
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"cpus_per_worker": 0}, "cpus_per_worker must be at least 1, got 0"),
-        ({"gpus_per_worker": -0.5}, "gpus_per_worker must be at least 0, or null, got -0.5"),
+        ({"gpus_per_worker": -0.5}, "gpus_per_worker must be a finite number of at least 0, got -0.5"),
         ({"engine": "RayEngine"}, "engine inside a worker and cannot be a RayEngine itself"),
     ],
 )
