@@ -37,7 +37,7 @@ class DivergenceGuard:
     that of guessing, or a hundred times in an evaluation; of weights on the server that grow by a factor of more than a
     hundred in a round; of an accuracy that was better than that of guessing and falls to it for three evaluated rounds
     in a row; and of an encoder that gives all samples the same features, which is looked for when the accuracy has been
-    that of guessing for as long.
+    that of guessing for as long. A first loss, or one of guessing, below 1 counts as 1.
 
     Attributes:
         limits: Largest values of a round's metrics, by name, up to which nothing need be looked at.

@@ -12,7 +12,7 @@ import numpy as np
 
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
-from pfl_lightning.checks import check_at_least, check_number_of_clients
+from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
 from pfl_lightning.datamodules.adapters.loading.reloading import Reloading
 from pfl_lightning.drop_in.forms.project_callback import ProjectCallback
 from pfl_lightning.engines import FitResult
@@ -67,6 +67,8 @@ class FederatedLoop(ProjectCallback):
             "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
         )
         check_at_least("min_clients", min_clients, 1)
+        check_choice("full_participation_in_last_round", full_participation_in_last_round, (True, False))
+        check_choice("stop_on_divergence", stop_on_divergence, (True, False))
         self.cohort, self.full_participation_in_last_round, self.min_clients = (
             cohort,
             full_participation_in_last_round,

@@ -10,12 +10,13 @@ from pfl_lightning.errors import ConfigurationError
 
 __all__ = [
     "check_at_least",
+    "check_between",
     "check_choice",
     "check_learning_rate",
     "check_names",
     "check_number",
     "check_number_of_clients",
-    "check_whole",
+    "check_seed",
 ]
 
 LARGEST_WHOLE = 2**31 - 1
@@ -79,11 +80,33 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
     """
     bound = f"{'above' if strict else 'of at least'} {least:g}"
     try:
+        if isinstance(value, bool):
+            raise TypeError
         fits = math.isfinite(value) and value >= least and not (strict and value == least)
     except TypeError:
         raise ConfigurationError(f"{name} must be a finite number {bound}, got {value!r}") from None
     if not fits:
         raise ConfigurationError(f"{name} must be a finite number {bound}, got {value}")
+
+
+def check_between(name: str, value: float, low: float, high: float) -> None:
+    """Refuse a number outside of a closed range.
+
+    Raises:
+        ConfigurationError: The message names the argument, the range and the value.
+
+    Example:
+        >>> from pfl_lightning.checks import check_between
+        >>> check_between("p", 1.5, 0, 1)
+        Traceback (most recent call last):
+        pfl_lightning.errors.ConfigurationError: p must be between 0 and 1, got 1.5
+    """
+    try:
+        fits = not isinstance(value, bool) and low <= value <= high
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ConfigurationError(f"{name} must be between {low:g} and {high:g}, got {value!r}")
 
 
 def check_learning_rate(name: str, value: float, strict: bool = False) -> None:
@@ -120,7 +143,7 @@ def check_at_least(name: str, value: int, least: int) -> None:
         Traceback (most recent call last):
         pfl_lightning.errors.ConfigurationError: epochs must be at least 1, got 0
     """
-    if not isinstance(value, Integral):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")
     if value < least:
         raise ConfigurationError(f"{name} must be at least {least}, got {value}")
@@ -128,15 +151,20 @@ def check_at_least(name: str, value: int, least: int) -> None:
         raise ConfigurationError(f"{name} must be at most {LARGEST_WHOLE}, got {value}")
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number, is too small, or larger than any size or count.
+def check_seed(name: str, value: object) -> None:
+    """Refuse a seed that is not a whole number of at least 0.
 
     Raises:
-        ConfigurationError: Names the argument, the least value and the value.
+        ConfigurationError: Names the argument and the value.
+
+    Example:
+        >>> from pfl_lightning.checks import check_seed
+        >>> check_seed("seed", -1)
+        Traceback (most recent call last):
+        pfl_lightning.errors.ConfigurationError: seed must be a whole number of at least 0, got -1
     """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    check_at_least(name, int(value), least)
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+        raise ConfigurationError(f"{name} must be a whole number of at least 0, got {value!r}")
 
 
 def check_number_of_clients(name: str, value: int | float, because: str) -> None:

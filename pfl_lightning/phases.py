@@ -55,6 +55,12 @@ class Phase:
     source: Source = "own"
     lr_share: float | None = None
 
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_at_least(f"epochs of the phase {self.name!r}", self.epochs, 0)
+        if self.lr is not None:
+            check_learning_rate(f"lr of the phase {self.name!r}", self.lr)
+
     def trains_only(self, part: str) -> bool:
         """Return whether all that trains lies in a part of the model, such as ``"head"``."""
         return all(pattern.startswith(f"{part}.") for pattern in self.train)

@@ -227,10 +227,10 @@ class Aggregator(nn.Module):
         name = self._at_start.first_change(self, self._saved_stores())
         if name is not None:
             raise ConfigurationError(
-                f"{type(self).__name__}.{name} holds after the round something else than before the first one, and no "
-                "checkpoint saves it: a resumed run would differ. Use register_buffer for tensors that last, a "
-                "ClientStates for what belongs to clients; name in `unsaved` what need not last, and drop at the end "
-                "of aggregate() what belongs to one round"
+                f"{type(self).__name__}.{name} was changed by a round, and checkpoints do not save it: a resumed run "
+                "would differ. Use register_buffer for tensors that last and a ClientStates for what belongs to "
+                "clients; reset at the end of aggregate() what belongs to one round, and list in `unsaved` what may be "
+                "lost"
             )
 
 

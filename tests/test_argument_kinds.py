@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pfl_lightning import callbacks, datamodules, engines, methods
+from pfl_lightning import Federation, callbacks, datamodules, engines, methods
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.datamodules import IID, FederatedDataModule
+from pfl_lightning.datamodules import IID, ColorJitter, Digits, DominantClasses, FederatedDataModule, RandomRotation
+from pfl_lightning.phases import Phase
 
 NEEDED = {"num_clients": 4, "partition": IID(4), "num_classes": 10, "batch_size": 8, "root": "absent"}
 LORA = {"FFALoRA", "FedSALoRA"}  # take models with adapters alone
@@ -39,7 +40,7 @@ def wrong(annotation: str) -> tuple[object, ...]:
     kinds = set(annotation.replace(" ", "").split("|"))
     if not kinds <= {"int", "float", "None"}:
         return ()
-    return (2.5, "3") if "float" not in kinds else ("0.1", math.nan)
+    return (2.5, "3", True) if "float" not in kinds else ("0.1", math.nan, True)
 
 
 def cases() -> Iterator[tuple[type, str, object]]:
@@ -66,3 +67,28 @@ def test_a_number_of_a_wrong_kind_is_refused_by_name(name):
     for cls, argument, value in (case for case in CASES if case[0].__name__ == name):
         with pytest.raises((TypeError, ValueError), match=argument.replace("_", "[_ ]")):
             cls(**(needed(cls) | {argument: value}))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Federation(methods.FedAvg, "mlp", engine="ray"), r"engine must be an engine, .* got 'ray'"),
+        (lambda: Federation(methods.FedAvg, "mlp", engine=engines.RayEngine), "engine must be an engine"),
+        (lambda: Federation(methods.FedAvg, "mlp", seed=-1), "seed must be a whole number of at least 0, got -1"),
+        (lambda: Federation(methods.FedAvg, "mlp", seed=1.5), "seed must be a whole number of at least 0, got 1.5"),
+        (lambda: Digits(IID(2), seed="x"), "seed must be a whole number of at least 0, got 'x'"),
+        (lambda: Digits(IID(2), validation_share="a"), "validation_share must be a finite number"),
+        (lambda: Digits(IID(2), test_share=None), "test_share must be a finite number above 0, got None"),
+        (lambda: Digits(IID(2), batch_size=True), "batch_size must be a whole number of at least 1, got True"),
+        (lambda: IID(True), "num_clients must be a whole number of at least 1, got True"),
+        (lambda: DominantClasses(2, samples_per_client="a"), "samples_per_client must be whole numbers"),
+        (lambda: RandomRotation("a"), "degrees must be between 0 and 360, got 'a'"),
+        (lambda: ColorJitter("a"), "brightness must be a finite number of at least 0, got 'a'"),
+        (lambda: callbacks.FederatedLoop(full_participation_in_last_round="no"), "must be one of .True, False.*'no'"),
+        (lambda: Phase("head", epochs="a"), "epochs of the phase 'head' must be a whole number"),
+        (lambda: Phase("head", lr="a"), "lr of the phase 'head' must be a finite number"),
+    ],
+)
+def test_other_arguments_of_a_wrong_kind(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

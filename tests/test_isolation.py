@@ -77,7 +77,7 @@ def test_only_a_clients_own_samples_are_read_and_no_attribute_goes_on(method, en
     fit = for_toy(method, epochs=1, fine_tune="all")
     with touched:
         run(fit, 2, data=data, engine=engine(), callbacks=[_Whose(touched)])
-    assert "something else than before it" not in caplog.text
+    assert "was changed by the first local fit" not in caplog.text
 
     train, validation, test = ([set(rows.tolist()) for rows in part] for part in data.partition.lists)
     assert not set.intersection(*train)

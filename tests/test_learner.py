@@ -261,7 +261,7 @@ def test_an_optimizer_outside_of_it_is_noticed():
         def configure_aggregator(self, num_clients):
             return Forgetful(self, num_clients)
 
-    with pytest.raises(ConfigurationError, match=r"Forgetful.own.* holds after the round something else"):
+    with pytest.raises(ConfigurationError, match=r"Forgetful.own.* was changed by a round"):
         run(partial(Client, lr=0.05, epochs=1), 2)
 
 

@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pfl_lightning.checks import check_between
+
 
 class Augmentation(ABC):
     """Random transform of a batch of images.
@@ -68,8 +70,7 @@ def check_probability(p: float) -> None:
     Raises:
         ValueError: If it is not.
     """
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"p must be between 0 and 1, got {p}")
+    check_between("p", p, 0, 1)
 
 
 def choose_augmentations(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from pfl_lightning.checks import check_between, check_number
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_probability
 from pfl_lightning.datamodules.augmentation.ops import blend_, check_colors, shift_hue_, to_gray_, unit_floats
 
@@ -85,10 +85,8 @@ class ColorJitter(Augmentation):
     def __post_init__(self) -> None:
         """Check the settings."""
         for name in ("brightness", "contrast", "saturation"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
-        if not 0 <= self.hue <= 0.5:
-            raise ValueError(f"hue must be from 0 to 0.5 (half a turn), got {self.hue}")
+            check_number(name, getattr(self, name))
+        check_between("hue", self.hue, 0, 0.5)  # half a turn
         check_probability(self.p)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfl_lightning.checks import check_at_least, check_between
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_images, check_probability
 from pfl_lightning.datamodules.augmentation.ops import resize_boxes, rotate, unit_floats
 
@@ -43,8 +43,7 @@ class RandomCrop(Augmentation):
 
     def __post_init__(self) -> None:
         """Check the padding."""
-        if not isinstance(self.padding, Integral) or self.padding < 0:
-            raise ValueError(f"padding must be a whole number of at least 0, got {self.padding}")
+        check_at_least("padding", self.padding, 0)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Crop each image at a random position.
@@ -222,8 +221,7 @@ class RandomRotation(Augmentation):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not 0 <= self.degrees <= 360:
-            raise ValueError(f"degrees must be from 0 to 360, got {self.degrees}")
+        check_between("degrees", self.degrees, 0, 360)
         if self.interpolation not in ("nearest", "bilinear"):
             raise ValueError(f"interpolation must be 'nearest' or 'bilinear', got {self.interpolation!r}")
 

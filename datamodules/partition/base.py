@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pfl_lightning.checks import check_seed
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts
 from pfl_lightning.seeding import DataStream
@@ -56,12 +57,11 @@ class Partitioner(ABC):
     """True if the rule depends on classes; a rule with False also divides data without classes."""
 
     def __init__(self, num_clients: int, seed: int = 0) -> None:
-        if not isinstance(num_clients, int | np.integer) or num_clients < 1:
+        if not isinstance(num_clients, int | np.integer) or isinstance(num_clients, bool) or num_clients < 1:
             raise ValueError(f"num_clients must be a whole number of at least 1, got {num_clients!r}")
         if num_clients > MOST_CLIENTS:
             raise ValueError(f"num_clients must be at most {MOST_CLIENTS}, got {num_clients}")
-        if not isinstance(seed, int | np.integer) or seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
+        check_seed("seed", seed)
         self.num_clients = int(num_clients)
         self.seed = int(seed)
 

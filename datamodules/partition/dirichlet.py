@@ -61,6 +61,8 @@ class DirichletOverClients(Partitioner):
         super().__init__(num_clients, seed)
         check_at_least("min_samples", min_samples, 1)  # a client cannot be empty
         self.alpha = check_alpha(alpha)
+        if samples_per_client is not None:
+            check_sizes(samples_per_client, self.num_clients)
         self.samples_per_client = samples_per_client
         self.min_samples = min_samples
 
@@ -132,6 +134,8 @@ class DirichletOverClasses(Partitioner):
     ) -> None:
         super().__init__(num_clients, seed)
         self.alpha = check_alpha(alpha)
+        if samples_per_client is not None:
+            check_sizes(samples_per_client, self.num_clients)
         self.samples_per_client = samples_per_client
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_between
 from pfl_lightning.datamodules.counting import (
     Floats,
     Ints,
@@ -47,6 +47,8 @@ class IID(Partitioner):
 
     def __init__(self, num_clients: int, samples_per_client: int | list[int] | None = None, seed: int = 0) -> None:
         super().__init__(num_clients, seed)
+        if samples_per_client is not None:
+            check_sizes(samples_per_client, self.num_clients)
         self.samples_per_client = samples_per_client
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
@@ -113,9 +115,9 @@ class DominantClasses(Partitioner):
         overlap: bool = False,
     ) -> None:
         super().__init__(num_clients, seed)
-        check_number("uniform_share", uniform_share)
-        if uniform_share > 1.0:
-            raise ValueError(f"uniform_share must be between 0 and 1, got {uniform_share}")
+        check_between("uniform_share", uniform_share, 0, 1)
+        if samples_per_client is not None:
+            check_sizes(samples_per_client, self.num_clients)
         if groups is not None and (not groups or not all(groups)):
             raise ValueError(f"groups must be non-empty lists of dominant classes, got {groups}")
         self.samples_per_client = samples_per_client

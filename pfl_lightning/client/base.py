@@ -127,7 +127,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         check_number("weight_decay", weight_decay)
         if fine_tune_lr is not None:
             check_learning_rate("fine_tune_lr", fine_tune_lr)
-        check_at_least("num_classes", num_classes, 1)
+        check_at_least("num_classes", num_classes, 0)  # 0 for a module without classes
         self.num_classes = num_classes
         self.phase = Phase()
         self.assemble(encoder)
@@ -239,7 +239,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
             if not isinstance(found, tuple | list) or not all(isinstance(phase, Phase) for phase in found):
                 raise ConfigurationError(
                     f"{type(self).__name__}.{name} must return a tuple of phases, got {found!r}: "
-                    'return (Phase("name", train=("head.*",)),), one of them with a comma, too'
+                    'return (Phase("name", train=("head.*",)),), with a comma behind a single one, too'
                 )
             for phase in found:
                 self.check_phase(phase)

@@ -80,8 +80,8 @@ def check_names(client: FederatedClient, before: Iterable[str]) -> None:
     added = set(client.state_dict()) - set(before)
     if added:
         raise ConfigurationError(
-            f"{type(client).__name__} has {min(added)} after its first local fit, and had it not before: it is stored "
-            "for no client, and the next client would go on with it. Make it in __init__, with its shape"
+            f"{type(client).__name__} has {min(added)} after its first local fit and did not have it before: it "
+            "is stored for no client, and the next client would go on with it. Make it in __init__, with its shape"
         )
 
 
@@ -104,10 +104,10 @@ def check_attributes(client: FederatedClient, before: UnsavedState | None) -> No
     name = None if before is None else before.first_change(client)
     if name is not None:
         _log.warning(
-            "%s.%s holds after the first local fit something else than before it. One module serves all clients of an "
-            "architecture, so that the next client's fit begins with it, and results depend on the order of clients "
-            "and on the engine. Use register_buffer in __init__ for what a client carries from fit to fit, and a "
-            "non-persistent buffer or what before_fit returns for what one fit needs",
+            "%s.%s was changed by the first local fit. One module serves all clients of an architecture, so the next "
+            "client's fit begins with the changed value, and results depend on the order of clients and on the engine. "
+            "Use register_buffer in __init__ for what a client carries from fit to fit, and a non-persistent buffer or "
+            "what before_fit returns for what only one fit needs",
             type(client).__name__,
             name,
         )

@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, SequentialEngine
@@ -80,6 +80,12 @@ class Federation(EvaluationHooks, SavedState):
         if not callable(method) or isinstance(method, nn.Module):
             got = f"a {type(method).__name__} that is made already" if isinstance(method, nn.Module) else repr(method)
             raise ConfigurationError(f"method must be a class of pfl_lightning.methods or a partial of one, got {got}")
+        if engine is not None and not isinstance(engine, Engine):
+            raise ConfigurationError(
+                f"engine must be an engine, such as VectorizedEngine() or RayEngine(), got {engine!r}"
+            )
+        if seed is not None:
+            check_seed("seed", seed)
         self.automatic_optimization = False
         self.engine = engine or SequentialEngine()
         self.seed = global_seed() if seed is None else seed

@@ -49,8 +49,8 @@ class EngineHooks(FederationRounds):
         for client in self.data.participating:
             if not len(self.data.client_data(client).validation):
                 raise ConfigurationError(
-                    f"{method} weighs models by a client's validation samples, and client {client} has none: set the "
-                    "data module's validation_share"
+                    f"{method} needs validation samples of every client, and client {client} has none: set the data "
+                    "module's validation_share"
                 )
 
     def on_validation_start(self) -> None:
@@ -67,11 +67,8 @@ class EngineHooks(FederationRounds):
         models, environment = self.clients.models, self.environment
         if self._personalization is not None:
             convert = self.trainer.precision_plugin.convert_module
-            self._stage = PersonalizationStage(
-                self._personalization, self.clients, self.data, self.environment, convert
-            )
+            self._stage = PersonalizationStage(self._personalization, self.clients, self.data, environment, convert)
             models = self._stage.modules
-        environment = self.environment
         self.server.facts = replace(environment.facts, novel=frozenset(self.data.novel))
         self.engine.start(models, self.data, environment)
 

@@ -63,7 +63,7 @@ class Evaluation:
         if result is None or result.client != client:
             found = "all have been evaluated" if result is None else f"client {result.client} is next"
             raise FederationError(
-                f"evaluation after round {self.round + 1}: the outer Trainer asks for client {client}, and {found}; "
+                f"the outer Trainer asks for the evaluation of client {client}, and {found}; "
                 "leave the order of the data module's loaders as it is"
             )
         self.left -= 1

@@ -20,13 +20,12 @@ __all__ = [
 ]
 
 _SEARCH = (
-    "{name} searches in a plain training run, and a federation's Trainer has none: search with the module and a plain "
-    "Trainer before, and give the federation what was found"
+    "{name} needs a plain training run, and a federation's Trainer has none: run it with your module and a plain "
+    "Trainer first, and give the federation what it found"
 )
 _LOCAL = (
-    "{name} acts on a model while it is trained, and the models are trained in the clients' local fits: leave it "
-    "away here and give it to the engine, engine=TrainerEngine(callbacks=[{name}(...)]); it starts again in each local "
-    "fit"
+    "{name} acts on a model while it is trained, and the models are trained in the clients' local fits: remove it "
+    "here and give it to the engine, engine=TrainerEngine(callbacks=[{name}(...)]); it starts again in each local fit"
 )
 _REFUSED = {
     "BatchSizeFinder": _SEARCH,
@@ -115,7 +114,7 @@ def check_strategy(trainer: Any) -> None:
         )
     if "ParallelStrategy" in lightning_kinds(trainer.strategy):
         raise ConfigurationError(
-            f"a federation runs in one process; {type(trainer.strategy).__name__} is for several, and would deal out "
+            f"a federation runs in one process; {type(trainer.strategy).__name__} is for several, and would split "
             "and shuffle the clients of a round. Leave the Trainer's strategy out"
         )
 

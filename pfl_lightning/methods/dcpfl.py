@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_number, check_whole
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import ClassStatistics, alignment_loss, covariance_factors, sample_class_gaussians
@@ -100,9 +100,9 @@ class DCPFL(FederatedClient):
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         check_number("alignment (lambda)", alignment)
         check_number("server_lr", server_lr, strict=True)
-        check_whole("virtual_features", virtual_features, 0)
-        check_whole("calibration_epochs", calibration_epochs, 1)
-        check_whole("calibration_batch_size", calibration_batch_size, 1)
+        check_at_least("virtual_features", virtual_features, 0)
+        check_at_least("calibration_epochs", calibration_epochs, 1)
+        check_at_least("calibration_batch_size", calibration_batch_size, 1)
         if 0 < virtual_features < num_classes:
             raise ConfigurationError(
                 f"virtual_features must be 0 or at least one a class ({num_classes}), got {virtual_features}"

@@ -125,7 +125,7 @@ class FedClassAvg(FederatedClient):
             if (squared_proximal, normalize, temperature, base_temperature) != PAPER:
                 raise ConfigurationError(
                     "objective='published' sets squared_proximal, normalize, temperature and base_temperature: leave "
-                    "them away, or give them without it"
+                    "them out, or give them without it"
                 )
             squared_proximal, normalize, temperature, base_temperature = PUBLISHED
         self.proximal, self.squared_proximal = proximal, squared_proximal

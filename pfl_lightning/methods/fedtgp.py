@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_number, check_whole
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation
 from pfl_lightning.learner import Learner, Objective
 from pfl_lightning.messages import ClientUpdate
@@ -61,8 +61,8 @@ class FedTGP(PrototypeClient):
     ) -> None:
         super().__init__(encoder, num_classes, alignment=alignment, prediction=prediction, **options)
         check_number("server_lr", server_lr, strict=True)
-        check_whole("server_epochs", server_epochs, 1)
-        check_whole("server_batch_size", server_batch_size, 1)
+        check_at_least("server_epochs", server_epochs, 1)
+        check_at_least("server_batch_size", server_batch_size, 1)
         check_number("max_margin", max_margin)
         self.server_lr, self.server_epochs, self.server_batch_size = server_lr, server_epochs, server_batch_size
         self.max_margin = max_margin

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_choice, check_number, check_whole
+from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.learner import Learner, check_room
@@ -85,9 +85,9 @@ class PFedHN(FederatedClient):
             if given is not None:
                 check_number(name, given, strict=True)
         check_choice("server_steps", server_steps, ("client", "sent", "round"))
-        check_whole("embedding_size", 1 if embedding_size is None else embedding_size, 1)
-        check_whole("hidden_size", hidden_size, 1)
-        check_whole("hidden_layers", hidden_layers, 0)
+        check_at_least("embedding_size", 1 if embedding_size is None else embedding_size, 1)
+        check_at_least("hidden_size", hidden_size, 1)
+        check_at_least("hidden_layers", hidden_layers, 0)
         self.personal_head = personal_head
         self.server_lr = server_lr if server_lr is not None else 0.05 if personal_head else 0.01
         self.server_momentum, self.server_weight_decay = server_momentum, server_weight_decay

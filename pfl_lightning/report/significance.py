@@ -18,11 +18,10 @@ CAVEAT = (
     "p values: two-sided, of a paired t-test over seeds (the clients' mean of each seed; one degree of freedom less "
     "than pairs) and of Wilcoxon's signed-rank test over clients (paired by client and partition; seeds of one "
     "partition are averaged first; equal pairs are left out); both by Holm's correction for the number of methods. A "
-    "small value "
-    "says that a difference as large is unlikely by chance. Read them with care: with few seeds the t-test sees large "
-    "differences only; clients of a run share a model and its training, so that the test over clients takes more for "
-    "granted than it has, and its values are too small; a reference that was chosen because it is best makes both too "
-    "small. Runs of one partition say nothing of other partitions or data."
+    "small value means that a difference this large is unlikely by chance. Read them with care: with few seeds the "
+    "t-test detects large differences only; clients of a run share a model and its training, so the test over clients "
+    "assumes more independence than there is, and its values are too small; a reference chosen because it is best "
+    "makes both too small. Runs of one partition say nothing about other partitions or data."
 )
 """What the p values mean; every report prints it."""
 

@@ -53,7 +53,7 @@ class UnsavedState:
         self._before = self._content(module, saved)
 
     def first_change(self, module: nn.Module, saved: Iterable[object] = ()) -> str | None:
-        """Name of the first attribute of ``module`` that holds something else than before; ``None`` without any."""
+        """Name of the first attribute of ``module`` that has changed; ``None`` if none has."""
         now = self._content(module, saved)
         for name in (*now, *self._before):
             if now.get(name) != self._before.get(name):

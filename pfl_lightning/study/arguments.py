@@ -107,7 +107,7 @@ def study_parser(command: str, what: str, description: str, *, estimate: bool) -
         help=f"time one round of each row first, to say how long the study takes ({'yes' if estimate else 'no'})",
     )
     parser.add_argument("--ray", default="", metavar="ADDRESS", help="run on a Ray cluster: auto, local or an address")
-    parser.add_argument("--gpus-per-run", type=float, default=0.0, dest="gpus", help="on a Ray cluster (0)")
+    parser.add_argument("--gpus-per-run", type=float, default=0.0, dest="gpus", help="of a Ray cluster (0)")
     return parser
 
 

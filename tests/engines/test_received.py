@@ -119,6 +119,6 @@ class Tidy(Leaking):
 @pytest.mark.parametrize(("method", "name"), [(Leaking, "history"), (Decaying, "lr"), (Tidy, None), (Own, None)])
 def test_an_attribute_that_a_fit_leaves(engine, method, name, caplog):
     run(partial(method, lr=0.05, epochs=1), 3, engine=engine())
-    said = [r.getMessage() for r in caplog.records if "something else than before it" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "was changed by the first local fit" in r.getMessage()]
     assert len(said) == (name is not None)
     assert all(f"{method.__name__}.{name}" in message for message in said)

@@ -14,8 +14,8 @@ WIDTH = 80
 HEAD = """usage: pfl {command} --config FILE [--config FILE ...] [options]
 
 {does}
-Everything can stand in a config, a YAML file; options on the command line
-change what it says. Later configs and options win. These are the frequent
+All options can be set in a config, a YAML file; options on the command line
+override it, and later ones override earlier ones. These are the frequent
 options; --help all lists all.
 """
 
@@ -63,7 +63,7 @@ Data and their partition over clients
   --data NAME --data.partition.help NAME
                                       The options of a partition.
 
-Engine: how local fits run; the results are the same
+Engine: how local fits run; results do not depend on it
   --engine sequential                 One client after another (default).
   --engine vectorized                 Many small models at once, on a GPU.
   --engine processes                  Worker processes of this machine.

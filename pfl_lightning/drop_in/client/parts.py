@@ -113,9 +113,8 @@ class ClientParts:
                 + (f" ({trace.problem})" if trace.problem else "")
             )
             raise ConfigurationError(
-                f"{self.client_type.__name__} works on features of the shape (batch, d), and {what}: name by "
-                "features= a "
-                "layer with one vector for each sample"
+                f"{self.client_type.__name__} works on features of the shape (batch, d), and {what}: name a layer with "
+                "one vector for each sample by features="
             )
         if self.client_type.scores_features and (scores is None or scores < classes or width != input_width(layer)):
             raise ConfigurationError(

@@ -43,9 +43,9 @@ class FeatureParts(ModuleClient):
         super().__init__(encoder, num_classes, head=head, **own)
         if not self.module.automatic_optimization:
             raise ConfigurationError(
-                f"{type(self).__name__} adds terms to the loss that training_step returns, and "
-                f"{type(encoder).__name__} "
-                "steps its optimizers by itself (manual optimization): use a method that needs no features"
+                f"{type(self).__name__} computes the loss that is stepped on from the module's features, and "
+                f"{type(encoder).__name__} steps its optimizers by itself (manual optimization): use a method that "
+                "needs no features"
             )
         self.head_name, self.source = head_layer(encoder, head), source
         enters = type(self).method.head_input is not FeatureAccess.head_input

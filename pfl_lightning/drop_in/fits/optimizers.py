@@ -61,8 +61,8 @@ def share_of_learning_rates(configured: Any, share: float) -> Any:
 def _check_sets_no_rates(scheduler: Any, wanted: str) -> None:
     if any("max_lr" in group for group in scheduler.optimizer.param_groups):
         raise ConfigurationError(
-            f"a phase of this method has {wanted}, and {type(scheduler).__name__} sets rates of its own: leave the "
-            "method's learning rate away, or use another scheduler"
+            f"a phase of this method has {wanted}, and {type(scheduler).__name__} sets rates of its own: leave out "
+            "the method's learning rate, or use another scheduler"
         )
 
 

@@ -50,7 +50,8 @@ class CLIOptimizers:
         lost = self._places.keys() - own.keys()
         if lost:
             raise ConfigurationError(
-                f"the optimizer of the command line has the parameter {min(lost)}, which a copy of the module has not"
+                f"the optimizer of the command line has the parameter {min(lost)}, which a copy of the module does "
+                "not have"
             )
         made = copy.deepcopy(self._made, {id(place): own[name] for name, place in self._places.items()})
         for value in made.values():

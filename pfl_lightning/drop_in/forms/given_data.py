@@ -104,8 +104,8 @@ def data_of(
             name = type(given).__name__
             what = name if isinstance(given, FederatedDataModule) else f"a {name} with the data of each client"
             raise ConfigurationError(
-                f"{what} is divided among clients already: leave partition, num_clients, labels and shared_evaluation "
-                "away"
+                f"{what} is divided among clients already: leave out partition, num_clients, labels and "
+                "shared_evaluation"
             )
         return given if isinstance(given, FederatedDataModule) else _silos(given)
     if not isinstance(given, LightningDataModule) and not is_older(given):

@@ -117,7 +117,7 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
         if "ModelPruning" in kinds and not callback._make_pruning_permanent:  # type: ignore[attr-defined]
             raise ConfigurationError(
                 f"{name}(make_pruning_permanent=False) leaves masks in the clients' models, which the server's does "
-                "not have: leave that option away"
+                "not have: leave that option out"
             )
         try:
             copies([callback])

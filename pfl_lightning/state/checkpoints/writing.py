@@ -62,7 +62,7 @@ def check_fits(
     if surplus:
         what = _whose(surplus[0])
         named = ", ".join(surplus[:3]) + (f" and {len(surplus) - 3} more" if len(surplus) > 3 else "")
-        raise CheckpointError(f"the checkpoint is of another {what}: it has {named}, which this one has not")
+        raise CheckpointError(f"the checkpoint is of another {what}: it has {named}, which this one does not have")
     for name, tensor in module_state.items():
         shape = tuple(found[name].shape) if name in found else None
         if shape != tuple(tensor.shape):

@@ -301,7 +301,10 @@ class Steering(Net):
     ("module", "message"),
     [
         (TwoScores, r"a batch has 4 classes, and the input of 'fc' has 8 rows: name by features="),
-        (Steering, "FedProto adds terms to the loss that training_step returns, and Steering steps its optimizers"),
+        (
+            Steering,
+            "from the module's features, and Steering steps its optimizers",
+        ),
     ],
 )
 def test_what_has_no_features_is_told(module, message):

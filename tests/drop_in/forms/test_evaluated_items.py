@@ -92,5 +92,5 @@ def test_a_shared_evaluation_needs_a_loader():
         quiet_trainer(1, loop).fit(Net(), DataLoader(items(30), 4))
     silos = [DataLoader(items(9), 4), DataLoader(items(9), 4)]
     loop = FederatedLoop(method=FedAvg, datamodule=silos, shared_evaluation=True)
-    with pytest.raises(ConfigurationError, match="labels and shared_evaluation away"):
+    with pytest.raises(ConfigurationError, match="leave out partition, num_clients, labels and shared_evaluation"):
         quiet_trainer(1, loop).fit(Net(), silos[0])

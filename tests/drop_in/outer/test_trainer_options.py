@@ -363,8 +363,8 @@ def test_inner_trainers_are_silent_under_either_name_of_the_package(package, cap
 
 
 SEARCHING = [
-    (BatchSizeFinder(), "BatchSizeFinder searches in a plain training run"),
-    (LearningRateFinder(), "LearningRateFinder searches in a plain training run"),
+    (BatchSizeFinder(), "BatchSizeFinder needs a plain training run"),
+    (LearningRateFinder(), "LearningRateFinder needs a plain training run"),
 ]
 WRONG = [
     *SEARCHING,
@@ -402,7 +402,7 @@ def test_callbacks_of_the_module_are_checked_too():
         def configure_callbacks(self) -> Any:
             return LearningRateFinder()
 
-    with pytest.raises(ConfigurationError, match="LearningRateFinder searches in a plain training run"):
+    with pytest.raises(ConfigurationError, match="LearningRateFinder needs a plain training run"):
         run_project(FedAvg, module=Searching())
 
 
@@ -417,7 +417,7 @@ def test_weight_averaging_of_newer_versions():
 def test_the_tuner_says_so_too(search):
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2)
     trainer = quiet_trainer(1)
-    with pytest.raises(ConfigurationError, match=r"searches in a plain training run, .* has none: search with the"):
+    with pytest.raises(ConfigurationError, match=r"needs a plain training run, .* has none: run it with your"):
         getattr(Tuner(trainer), search)(federation, datamodule=data)
 
 
