@@ -11,6 +11,7 @@ from rich.table import Table
 from pfl_lightning.cli.options.catalog import Catalog, Need, read_catalog
 from pfl_lightning.cli.options.costs import MethodCosts, read_costs
 from pfl_lightning.cli.options.nearest import nearest, nearest_flag
+from pfl_lightning.cli.options.variants import variant_of
 from pfl_lightning.errors import UsageError
 
 __all__ = [
@@ -206,16 +207,28 @@ def print_methods(args: list[str]) -> None:
     return None
 
 
+def _hint(word: str, catalog: Catalog) -> str:
+    """What was probably meant by a word that is neither a method nor a filter."""
+    if word.startswith("-"):
+        near = nearest_flag(word, [*FILTERS, "--config"])
+        return f"did you mean {near}?" if near else "pfl methods --help lists the filters"
+    methods, objectives = [row[0] for row in catalog.methods], [row[0] for row in catalog.objectives]
+    if variant := variant_of(word, methods, objectives):
+        return f"it is {variant}: pfl methods {variant.split()[0]}"
+    if word in (row[0] for row in catalog.encoders):
+        return f"it is an encoder: --model.encoder {word}"
+    near = nearest(word, methods)
+    return f"did you mean {near}?" if near else "pfl methods lists all"
+
+
 def _chosen(args: Sequence[str], console: Console) -> None:
     """Print the methods that were named, or those that fit the filters."""
-    rows = method_rows(read_catalog())
+    catalog = read_catalog()
+    rows = method_rows(catalog)
     names = {row.name.lower(): row for row in rows}
     for word in args:
         if word not in FILTERS and word.lower() not in names:
-            is_flag = word.startswith("-")
-            near = nearest_flag(word, [*FILTERS, "--config"]) if is_flag else nearest(word, [row.name for row in rows])
-            hint = f"did you mean {near}?" if near else "pfl methods --help lists the filters"
-            raise UsageError(f"pfl methods: there is no {word}; {hint}")
+            raise UsageError(f"pfl methods: there is no method {word}; {_hint(word, catalog)}")
     filters = [FILTERS[word] for word in args if word in FILTERS]
     named = [names[word.lower()] for word in args if word not in FILTERS]
     fitting = [row for row in named or rows if all(fits(row) for fits in filters)]

@@ -108,6 +108,11 @@ class HypCluster(FederatedClient):
 
     def configure_aggregator(self, num_clients: int) -> HypClusterAggregator:
         """The server of HypCluster."""
+        if self.start == "kmeans++" and self.clusters > num_clients:
+            raise ConfigurationError(
+                f"start='kmeans++' begins each cluster at another client's model, and there are {num_clients} clients "
+                f"for {self.clusters} clusters: take at most {num_clients} clusters, or start='draws'"
+            )
         server = HypClusterAggregator(self, num_clients)
         self.take_encoders(())
         return server

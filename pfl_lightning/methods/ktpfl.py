@@ -82,8 +82,8 @@ class KTpFL(DistillingClient):
             given = (public_samples, digest_epochs, public_batch_size, temperature, distillation)
             if without := [name for value, (name, usual) in zip(given, _OF_PUBLIC, strict=True) if value != usual]:
                 raise ConfigurationError(
-                    f"KTpFL with weights=True uses no public samples, which {', '.join(without)} would be for; leave "
-                    "it out, or set weights to False"
+                    f"KTpFL with weights=True uses no public samples: leave out {', '.join(without)}, or set weights "
+                    "to False"
                 )
         super().__init__(
             encoder,

@@ -33,6 +33,9 @@ FORBIDDEN = {
     "federation": {"methods", *TOP},
     "callbacks": {"cli", "methods"},
     "drop_in": {"cli", "methods"},
+    "report": {"federation", "methods", "engines", "study", *TOP},
+    "study": {"methods", "engines", "datamodules", "drop_in"},
+    "cli": {"study"},
 }
 
 

@@ -303,3 +303,8 @@ def test_a_checkpoint_of_another_number_of_clusters_is_refused(tmp_path):
     play(tmp_path, 1, FIT)
     with pytest.raises(CheckpointError, match=f"has {CLUSTERS} clusters, this run 2: set clusters={CLUSTERS}"):
         play(tmp_path, 2, partial(FIT, clusters=2), ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+def test_more_clusters_than_clients_cannot_begin_at_clients():
+    with pytest.raises(ConfigurationError, match=rf"{CLIENTS} clients for 9 clusters"):
+        run(partial(HypCluster, clusters=9, start="kmeans++"), 1)

@@ -277,7 +277,10 @@ def test_probabilities_where_weights_are_sent_are_refused():
     ("options", "message"),
     [
         ({"temperature": 0.0}, "temperature must be"),
-        ({"weights": True, "public_samples": 8, "temperature": 2.0}, "which public_samples, temperature would be for"),
+        (
+            {"weights": True, "public_samples": 8, "temperature": 2.0},
+            "leave out public_samples, temperature, or",
+        ),
         ({"rho": -1.0}, "rho must be"),
         ({"server_lr": -1.0}, "server_lr must be"),
         ({"sharpness": float("nan")}, "sharpness must be"),

@@ -199,3 +199,8 @@ def test_different_architectures_need_a_partner_of_their_own():
 def test_what_is_no_encoder(choice, error, message):
     with pytest.raises(error, match=message):
         METHOD(tiny_encoder((INPUTS,)), CLASSES, partner=choice)
+
+
+def test_a_partner_that_cannot_be_made_is_named():
+    with pytest.raises(ConfigurationError, match=r"the encoder of the partner \(small_cnn\) could not be made"):
+        run(partial(METHOD, partner="small_cnn"), 1)

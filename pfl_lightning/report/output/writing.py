@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +38,7 @@ from pfl_lightning.report.ranking import rank_rows
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings, Row, blocks, measure
 from pfl_lightning.report.runs.run import FIGURES
 from pfl_lightning.report.significance import CAVEAT, PairedTests, compare_with_reference
-from pfl_lightning.state.files import explain_full_disk
+from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,15 +244,9 @@ class Report:
 
 
 def _replace(path: Path, content: str | bytes) -> Path:
-    """Write a file in one step, so that who reads it meanwhile sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with explain_full_disk(path, partial=temporary):
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write a file in one step: other readers see the old one or the new one."""
+    with replace_file(path, shared=True) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
