@@ -152,7 +152,16 @@ class FederatedLoop(ProjectCallback):
         )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let TensorBoard forget rounds that an interrupted run logged and that are played again."""
+        """Let TensorBoard forget rounds that an interrupted run logged and that are played again.
+
+        Raises:
+            ConfigurationError: The checkpoint has more rounds than the run is to have.
+        """
+        if trainer.ckpt_path and 0 <= (trainer.max_epochs or 0) < self.rounds:
+            raise ConfigurationError(
+                f"the checkpoint is of round {self.rounds}, and max_epochs, the number of rounds, is "
+                f"{trainer.max_epochs}: set it to more than {self.rounds} to go on, or take an earlier checkpoint"
+            )
         if self.rounds:
             purge_curves(trainer.loggers, self.rounds)
 

@@ -10,7 +10,7 @@ from _helpers.toy import LABELS, Toy, dropout_encoder, normed_encoder, run, tiny
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.errors import CheckpointError
+from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.methods import MOON, FedAvg, FedEM, FedGH, FedPAC, FedPer, FedProto
 
 
@@ -111,3 +111,10 @@ def test_a_checkpoint_from_the_middle_of_a_validation_is_refused(tmp_path):
     run(partial(FedPAC, epochs=1), 2, loop=FederatedLoop(3), callbacks=[_SaveInValidation(path)])
     with pytest.raises(CheckpointError, match="not all validated"):
         run(partial(FedPAC, epochs=1), 3, loop=FederatedLoop(3), ckpt_path=str(path))
+
+
+def test_fewer_rounds_than_the_checkpoint_has_are_refused(tmp_path):
+    play(tmp_path, 3, partial(FedAvg, epochs=1))
+    with pytest.raises(ConfigurationError, match=r"checkpoint is of round 3, and max_epochs, .* is 1: set it to more"):
+        play(tmp_path, 1, partial(FedAvg, epochs=1), ckpt_path=str(tmp_path / "last.ckpt"))
+    play(tmp_path, 3, partial(FedAvg, epochs=1), ckpt_path=str(tmp_path / "last.ckpt"))  # nothing is left to train

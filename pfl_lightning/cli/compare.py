@@ -14,14 +14,14 @@ from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.report.output.formats import fitting_tables
 from pfl_lightning.report.output.notes import FAIRNESS
-from pfl_lightning.report.output.writing import FORMATS, Report
+from pfl_lightning.report.output.writing import FORMATS, SEPARATE, Report
 from pfl_lightning.report.rows import ReportSettings
 from pfl_lightning.report.runs.reading import find_runs, read_run
 from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.significance import CAVEAT
 from pfl_lightning.state.files import explain_folder
 
-__all__ = ["compare", "tensorboard"]
+__all__ = ["compare", "compare_parser", "tensorboard"]
 
 SHORT_CAVEAT = (
     "p values are two-sided, with Holm's correction. Seeds are few and clients of a run share a model: the report and "
@@ -35,7 +35,7 @@ def compare(args: Sequence[str]) -> None:
     Raises:
         ConfigurationError: A folder has no results.
     """
-    options = _parser().parse_args(args)
+    options = compare_parser().parse_args(args)
     rows = group_runs(_readable_runs(options.runs, options.choice), options.labels)
     names = list(dict.fromkeys(row.label for row in rows))  # a row may be in several tables
     if options.reference and options.reference not in names:
@@ -48,8 +48,7 @@ def compare(args: Sequence[str]) -> None:
         reference=options.reference or "",
     )
     separate = len({row.setting for row in rows}) > 1
-    about = ("The runs are of several settings, data sets or partitions: each has a table of its own.",)
-    report = Report(tuple(rows), settings, about if separate else ())
+    report = Report(tuple(rows), settings, (SEPARATE,) if separate else ())
     _print(report)
     forms = list(dict.fromkeys(options.format))
     with explain_folder(options.output, "--output"):
@@ -81,7 +80,8 @@ def _readable_runs(paths: Sequence[Path], choice: str) -> list[FinishedRun]:
     return runs
 
 
-def _parser() -> argparse.ArgumentParser:
+def compare_parser() -> argparse.ArgumentParser:
+    """The parser of ``pfl compare``."""
     parser = WordParser(
         prog="pfl compare",
         description="Compare finished runs. Runs that differ in their seeds only become one row: mean ± standard "

@@ -38,6 +38,8 @@ def completion(args: Sequence[str]) -> None:
 def _script(shell: str) -> str:
     import shtab
 
+    from pfl_lightning.cli.compare import compare_parser
+
     parser = argparse.ArgumentParser(prog="pfl")
     subcommands = parser.add_subparsers()
     for name, options in _options_of_runs().items():
@@ -46,9 +48,9 @@ def _script(shell: str) -> str:
             action = one.add_argument(f"--{option}", choices=_choices(option), help="")
             if option == "config":
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-    of_studies = _options_of_studies()
+    parsers = {**_options_of_studies(), "compare": compare_parser()}
     for name, command in OTHER_COMMANDS.items():
-        parents = [of_studies[name]] if name in of_studies else []  # which have --help
+        parents = [parsers[name]] if name in parsers else []  # which have --help
         subcommands.add_parser(name, help=command.help, parents=parents, add_help=not parents)
     return str(shtab.complete(parser, shell))
 

@@ -149,7 +149,7 @@ def method_card(row: MethodRow) -> Table:
             "work of a round": f"{costs.work:.2f} times FedAvg's",
             "time of a round": time,
             "clients' encoders": "may differ" if costs.unequal_encoders else "must be equal",
-            "clients that never train": f"{100 * costs.novel_accuracy:.0f} % of ten classes (digits, dealt iid)",
+            "clients that never train": f"{100 * costs.novel_accuracy:.0f} % of ten classes (digits, IID)",
         }
     lines["LightningModules"] = MODULES[row.modules]
     for name, value in lines.items():

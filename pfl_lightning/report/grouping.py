@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.report.rows import MeasuredRow
+from pfl_lightning.report.rows import blocks as blocks_of
 from pfl_lightning.report.runs.options import differing, short_names, show
 from pfl_lightning.report.runs.run import FinishedRun, Source
 
-__all__ = ["data_options", "group_runs"]
+__all__ = ["apart_by_data", "data_options", "group_runs"]
 
 OF_TRAINING = ("batch_size", "eval_batch_size", "augment", "drop_last", "normalize", "mean", "std", "num_workers")
 """Options of data modules under which the clients still hold the same samples."""
@@ -50,6 +52,41 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
         MeasuredRow(label, setting, row, planned=len(row))
         for label, setting, row in zip(labels or names, settings, rows, strict=True)
     ]
+
+
+def apart_by_data(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
+    """Rows of a study, of which those with other data, or another partition, get a block of their own.
+
+    A row without runs stays in the first block of its setting.
+
+    Args:
+        rows: Rows, by setting.
+    """
+    found = []
+    for setting, some in blocks_of(rows).items():
+        groups: list[list[MeasuredRow]] = []
+        for row in some:
+            fitting = (group for group in groups if not row.runs or _of_one_rule(group[0].runs[0], row.runs[0]))
+            group = next(fitting, None)
+            if group is not None:
+                group.append(row)
+            elif row.runs:
+                groups.append([row])
+        if len(groups) < 2:
+            found += some
+            continue
+        titles = _titles([[list(row.runs) for row in group if row.runs] for group in groups])
+        for title, group in zip(titles, groups, strict=True):
+            found += [replace(row, setting=": ".join(filter(None, [setting, title]))) for row in group]
+        placed = {id(row) for group in groups for row in group}
+        found += [replace(row, setting=found[-1].setting) for row in some if id(row) not in placed]
+    return found
+
+
+def _of_one_rule(run: FinishedRun, other: FinishedRun) -> bool:
+    """Whether the options of two runs say the same data and partition, whatever their seeds and fingerprints."""
+    known = run.num_clients == other.num_clients and run.data.name == other.data.name
+    return known and all(data_options(run, part) == data_options(other, part) for part in ("", "partition"))
 
 
 def _add(block: list[Group], run: FinishedRun) -> None:

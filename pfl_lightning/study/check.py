@@ -24,7 +24,9 @@ __all__ = ["check_configs", "config_errors"]
 
 
 def check_configs(runs: Sequence[Run]) -> None:
-    """Parse the configs of runs as ``pfl fit`` does; of the runs of a cell, which differ in their seeds, the first.
+    """Parse the configs of runs as ``pfl fit`` does, and make what they name, without reading data.
+
+    Of the runs of a cell, which differ in their seeds, the first is checked.
 
     A process of its own does it, which takes torch and the parser with it when it ends.
 
@@ -85,10 +87,28 @@ class _Parser:
                     self.cli = _parsed_cli(words)
                 else:
                     self.cli.parse_arguments(self.cli.parser, words)
+                return self._value_error()
         except SystemExit:
             return _sentence(said.getvalue())
         except (ValueError, TypeError) as error:
-            return str(error)
+            from pfl_lightning.cli.options.messages import shorten
+
+            return shorten(str(error))
+
+    def _value_error(self) -> str | None:
+        """Values of the right kind that a run would refuse at once: what the config names is made, without its data."""
+        config = self.cli.config["fit"]
+        rounds = config["trainer"]["max_epochs"]
+        if rounds is None or rounds < 0:
+            return f"trainer.max_epochs: a study's runs need a number of rounds of at least 0, got {rounds}"
+        if config.get("ckpt_path") is not None:
+            return "ckpt_path: the runs of a study go on by themselves; leave it out"
+        try:
+            self.cli.parser.instantiate_classes(self.cli.config)
+        except (ValueError, TypeError):
+            raise
+        except (OSError, RuntimeError, LookupError, AttributeError):
+            return None  # a class of the user's may need files that only the machine of the run has
         return None
 
 

@@ -141,6 +141,12 @@ class Conductor:
         if self.arguments.estimate:
             outcome, estimated = self._estimate_search()
         if outcome.stopped is None:
+            if (before := self.agenda.searched_before()) and not self.arguments.restart:
+                raise ConfigurationError(
+                    f"{self.output} has {counted(len(before), 'finished run')} of rows that would be searched again, "
+                    "since the search or the options have changed. Run them again with --restart, which keeps the old "
+                    "ones in another folder, or give another --output"
+                )
             names = ", ".join(cell.name for cell in self.agenda.to_search)
             self._say(f"searching options of {names}: {self._trials()}{estimated}")
             self.agenda.search(self._search_cell)
@@ -236,6 +242,9 @@ class Conductor:
         names = "; ".join(run.name for run in outcome.failed)
         one = len(outcome.failed) == 1
         hint = ". Fewer --processes need less memory" * any("memory" in why for why in outcome.reasons.values())
+        hint += ". Exit code 2 means that a run refuses its options: correct these first" * any(
+            why.endswith("exit code 2") for why in outcome.reasons.values()
+        )
         self._say(
             f"pfl: {counted(len(outcome.failed), 'run')} failed and {'is' if one else 'are'} missing in the table: "
             f"{names}. The same command tries {'it' if one else 'them'} again, after the last checkpoint{hint}"

@@ -61,6 +61,11 @@ def test_studies(complete):
     assert complete("pfl study", "--rep") == complete("pfl reproduce digits", "--rep") == {"--report-only"}
 
 
+def test_comparisons(complete):
+    assert {"--choice", "--figure", "--format", "--reference"} <= complete("pfl compare", "--")
+    assert "validation_selected" in complete("pfl compare --choice", "")
+
+
 def test_without_shtab(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.delenv("PFL_DEBUG", raising=False)

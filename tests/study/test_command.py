@@ -62,6 +62,27 @@ def play(monkeypatch, capsys):
     return call
 
 
+def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play, monkeypatch):
+    monkeypatch.setattr("pfl_lightning.study.check.ProcessPoolExecutor", PoolHere)
+    wrong = {
+        "rounds": {"trainer": {"max_epochs": -2}},
+        "endless": {"trainer": {"max_epochs": None}},
+        "cohort": {"loop": {"cohort": 1.5}},
+        "batch": {"data": {"init_args": {"batch_size": 0}}},
+        "clients": {"data": {"init_args": {"partition": {"init_args": {"num_clients": 0}}}}},
+        "resumed": {"ckpt_path": "last"},
+    }
+    methods = {name: [METHODS["FedAvg"], config] for name, config in wrong.items()}
+    code, commands = play(write_study(tmp_path, methods=methods), checked=False)
+    assert commands == []
+    assert "rounds: trainer.max_epochs: a study's runs need a number of rounds of at least 0, got -2" in code
+    assert "endless: trainer.max_epochs: a study's runs need a number of rounds of at least 0, got None" in code
+    assert "cohort: cohort must be a share in (0, 1] or a number of clients" in code
+    assert "batch: batch_size must be at least 1, got 0" in code
+    assert "clients: num_clients must be a whole number of at least 1, got 0" in code
+    assert "resumed: ckpt_path: the runs of a study go on by themselves; leave it out" in code
+
+
 def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
     """The runs are real ones, in this process."""
     monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
@@ -547,6 +568,31 @@ def test_other_options_of_a_searched_row_are_refused_before_it_is_searched_again
     assert play(path) == (0, [])  # the first search still counts
     code, commands = play(path, "--trainer.max_epochs", "7", "--restart")
     assert (code, len(asked), len(commands)) == (0, 2, 1)
+
+
+def test_a_search_that_has_changed_is_refused_before_its_first_trial(tmp_path, play, monkeypatch, capsys):
+    """The runs behind the earlier one, and their table, stay; the earlier file finds them again."""
+    asked = []
+    found = {"model.method.init_args.lr": 0.05}
+    monkeypatch.setattr(
+        "pfl_lightning.study.search.tuner.search_options", lambda *args, **options: asked.append(args) or found
+    )
+    methods = {"FedPer": METHODS["FedPer"]}
+    before = write_study(tmp_path, methods=methods, search=SEARCH)
+    text = before.read_text()
+    assert play(before)[0] == 0
+    after = write_study(tmp_path, methods=methods, search={**SEARCH, "trials": SEARCH["trials"] + 1})
+    main(["study", str(after), "--check"])
+    assert "done       FedPer, seed 0, after an earlier search" in capsys.readouterr().out
+    code, commands = play(after)
+    assert "has 1 finished run of rows that would be searched again" in code
+    assert (len(asked), commands) == (1, [])
+    found["model.method.init_args.lr"] = 0.1
+    assert play(after, "--restart")[0] == 0
+    assert len(asked) == 2
+    before.write_text(text)
+    play(before, "--restart")
+    assert len(asked) == 2  # what the first search found is still known
 
 
 def test_a_folder_of_the_trainer_moves_no_run(tmp_path, play):

@@ -55,6 +55,9 @@ OF_CLASSES = (
 PERSONALIZATION = "personalize"
 """The subcommand whose options are those of the group of this name, rather than those of a fit."""
 
+BEGINNING = 6
+"""Letters from which a word may be the beginning of a name."""
+
 NEAR = 0.75
 """How alike an option is at least that is proposed, from 0 to 1."""
 
@@ -67,9 +70,15 @@ def nearest(word: str, names: Iterable[str]) -> str:
     Example:
         >>> nearest("fedpak", ["FedAvg", "FedPAC"]), nearest("xyz", ["FedAvg"]), nearest("FedNova", ["FedBN"])
         ('FedPAC', '', '')
+        >>> nearest("Dirichlt", ["IID", "DirichletOverClasses"])
+        'DirichletOverClasses'
     """
     distinct = {re.sub(r"^p?fed", "", name.lower()): name for name in names}
-    found = difflib.get_close_matches(re.sub(r"^p?fed", "", word.lower()), distinct, n=1)
+    meant = re.sub(r"^p?fed", "", word.lower())
+    found = difflib.get_close_matches(meant, distinct, n=1)
+    if not found and len(meant) >= BEGINNING:
+        beginnings = {name[: len(meant)]: name for name in reversed(distinct)}
+        found = [beginnings[name] for name in difflib.get_close_matches(meant, beginnings, n=1, cutoff=0.85)]
     return distinct[found[0]] if found else ""
 
 

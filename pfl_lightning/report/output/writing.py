@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pfl_lightning.report.grouping import apart_by_data
 from pfl_lightning.report.output.columns import Column, report_columns
 from pfl_lightning.report.output.csv_files import rows_csv, runs_csv
 from pfl_lightning.report.output.curves import draw_curves
@@ -43,10 +44,13 @@ from pfl_lightning.state.files import replace_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "STUDY_NAMES", "Report", "live_table", "write_report"]
+__all__ = ["FORMATS", "SEPARATE", "STUDY_NAMES", "Report", "live_table", "write_report"]
 
 FORMATS = ("md", "csv", "tex", "png", "html")
 """Forms in which a report is written."""
+
+SEPARATE = "The runs are of several settings, data sets or partitions: each has a table of its own."
+"""The note below tables that would mix data."""
 
 STUDY_NAMES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "png": "curves.png", "html": "report.html"}
 """Names of a study's files, by format."""
@@ -168,10 +172,10 @@ class Report:
 
     def caption(self) -> str:
         """What the figures are."""
-        choice = self.settings.choice.replace("_", " ")
         if any(row.runs for row in self.rows) and not any(column.is_headline for column in self.columns):
             return f"No run has a {self._what()}: there is no column of it."
-        what = f"{FIGURES[self.settings.figure]}, mean over clients, {choice} round"
+        choice = f", {self.settings.choice.replace('_', ' ')} round" if self.settings.figure == "test" else ""
+        what = f"{FIGURES[self.settings.figure]}, mean over clients{choice}"
         return f"{what[0].upper()}{what[1:]}; ± is the standard deviation over seeds (n - 1)."
 
     def _what(self) -> str:
@@ -250,6 +254,14 @@ def _replace(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def _report(rows: Sequence[Row], settings: ReportSettings) -> Report:
+    """The report of a study; rows with other data than the rest of their setting have tables of their own."""
+    measured = measure(rows, settings)
+    apart = apart_by_data(measured)
+    separate = {row.setting for row in apart} != {row.setting for row in measured}
+    return Report(tuple(apart), settings, (SEPARATE,) if separate else ())
+
+
 def write_report(rows: Sequence[Row], folder: Path, settings: ReportSettings) -> list[Path]:
     """Write the report of a study: table.md, table.csv, table_runs.csv, table.tex, curves.png and report.html.
 
@@ -263,7 +275,7 @@ def write_report(rows: Sequence[Row], folder: Path, settings: ReportSettings) ->
     Returns:
         The files.
     """
-    return Report(tuple(measure(rows, settings)), settings).write(folder, STUDY_NAMES)
+    return _report(rows, settings).write(folder, STUDY_NAMES)
 
 
 def live_table(rows: Sequence[Row], settings: ReportSettings, width: int | None = None) -> Table:
@@ -274,7 +286,7 @@ def live_table(rows: Sequence[Row], settings: ReportSettings, width: int | None 
         settings: What is shown.
         width: Characters in a line of the terminal; ``None`` to ask for it.
     """
-    report = Report(tuple(measure(rows, settings)), settings)
+    report = _report(rows, settings)
     columns = [c for c in report.columns if not c.is_detail and (c.is_headline or "nearest_neighbor" not in c.name)]
     published = any(row.published is not None for row in rows)
     console = Console(width=width)

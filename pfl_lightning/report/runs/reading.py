@@ -190,7 +190,13 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 def _parse_config(path: Path, changed: int) -> Mapping[str, Any]:
     """The config; a table that is shown again and again reads it once."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found = yaml.load(path.read_text(), Loader=loader)
+    try:
+        found = yaml.load(path.read_text(), Loader=loader)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"{path} is not valid YAML ({type(error).__name__}: {error}); leave the run out, repair the file, or "
+            "remove it: the run is then read without its options"
+        ) from error
     return found if isinstance(found, dict) else {}
 
 

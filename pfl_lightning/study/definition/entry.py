@@ -38,7 +38,8 @@ class Entry:
     def error(self, expected: str) -> UsageError:
         """The error that something else was expected here."""
         text = str(self.value)
-        return UsageError(f"{self.place}: expected {expected}, got {text[:80]}{' ...' * (len(text) > 80)}")
+        kind = " (a text: write it without quotes)" if isinstance(self.value, str) and _is_number(text) else ""
+        return UsageError(f"{self.place}: expected {expected}, got {text[:80]}{' ...' * (len(text) > 80)}{kind}")
 
     def mapping(self, known: Iterable[str] | None = None, expected: str = "a mapping") -> dict[str, Entry]:
         """Entries by key; of a mapping whose keys are known, no others."""
@@ -131,6 +132,14 @@ class Entry:
         if isinstance(self.value, list):
             return tuple(entry.config() for entry in self.entries("configs"))
         return (self.config(),)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _as_read(value: Any) -> str:

@@ -14,7 +14,10 @@ from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.definition.yaml_file import read_yaml, write_yaml
 from pfl_lightning.study.runs.state import flat_options
 
-__all__ = ["search_folder", "search_of", "searched_cells", "with_some_values"]
+__all__ = ["has_answer", "search_folder", "search_of", "searched_cells", "with_some_values"]
+
+BEST = "best.yaml"
+"""The options that the newest search of a cell has found, with what was searched."""
 
 SearchCell = Callable[[Search, Config, Path], Mapping[str, Any]]
 """From a search, the config of a cell and a folder to the best options, by path."""
@@ -61,19 +64,38 @@ def searched_cells(
         if asked_for is None:
             found.append(cell)
             continue
-        path = search_folder(output, cell) / "best.yaml"
+        folder = search_folder(output, cell)
         config = seeded(cell.config, study.seeds[0], study.seed_options)
         asked = {"search": _plain_search(asked_for), "choice": study.choice, "config": plain(config)}
-        known = read_yaml(path) if path.is_file() else {}
-        if not _is_answer(known, asked):
+        known = _answer(folder, asked)
+        if known is None:
             if search is None or not now(cell):
                 waiting.append(cell)
                 continue
-            known = {"options": dict(search(asked_for, config, path.parent)), **asked}
-            write_yaml(path, known)
+            known = {"options": dict(search(asked_for, config, folder)), **asked}
+            _keep(folder, known)
         options = known["options"].items()
         found.append(replace(cell, config=reduce(lambda below, one: with_option(below, *one), options, cell.config)))
     return found, waiting
+
+
+def has_answer(output: Path, cell: Cell) -> bool:
+    """Whether a cell was searched before, for the same values or others."""
+    return (search_folder(output, cell) / BEST).is_file()
+
+
+def _answer(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a search for the same has found before, the newest one or an earlier one; ``None`` for none."""
+    kept = (read_yaml(path) for path in (folder / BEST, *sorted(folder.glob("best_*.yaml"))) if path.is_file())
+    return next((known for known in kept if _is_answer(known, asked)), None)
+
+
+def _keep(folder: Path, known: Mapping[str, Any]) -> None:
+    """Write what a search has found; what an earlier one for other values has found stays beside it."""
+    path = folder / BEST
+    if path.is_file():
+        path.rename(folder / f"best_{len(list(folder.glob('best_*.yaml'))) + 1}.yaml")
+    write_yaml(path, known)
 
 
 def _is_answer(known: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:

@@ -11,8 +11,8 @@ from pfl_lightning.study.arguments import StudyArguments
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.runs.state import RunState, changed_options, state_of
-from pfl_lightning.study.search.searches import search_of, searched_cells, with_some_values
+from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, state_of
+from pfl_lightning.study.search.searches import has_answer, search_of, searched_cells, with_some_values
 from pfl_lightning.study.selection.changed import changed_before_search, changes, counted
 from pfl_lightning.study.selection.left_over import left_over
 from pfl_lightning.study.selection.part import part_of
@@ -110,6 +110,12 @@ class Agenda:
                 changed[run.folder] = (run, options)
         return list(changed.values())
 
+    def searched_before(self) -> list[Run]:
+        """Finished runs of rows that are searched now, made with what an earlier search has found."""
+        cells = [cell for cell in self.to_search if has_answer(self.output, cell)]
+        runs = [run for run in plan_runs(self.study, cells, self.output) if self.part.has(run)]
+        return [run for run in runs if finished_folder(run) is not None]
+
     def summary(self) -> str:
         """How many runs there are, in which states."""
         counts = Counter(state_of(run).value for run in self.runs)
@@ -132,4 +138,5 @@ class Agenda:
             state = state_of(run)
             changed = changes(changed_options(run)) if state is RunState.CHANGED else ""
             found.append(f"  {state.value:<10} {run.name}{changed}")
-        return found + [f"  to search  {cell.name}" for cell in self.to_search]
+        found += [f"  to search  {cell.name}" for cell in self.to_search]
+        return found + [f"  done       {run.name}, after an earlier search" for run in self.searched_before()]

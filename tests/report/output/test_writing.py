@@ -83,6 +83,41 @@ def test_runs_of_other_data_in_one_table_are_told(tmp_path):
     assert "mix data sets" not in markdown(settings_of_their_own)
 
 
+def test_rows_of_other_data_have_tables_of_their_own(tmp_path):
+    """In one setting, too: no best row and no test is among them."""
+
+    def row(label, data, clients, **partition):
+        rule = {"class_path": "a.IID", "init_args": partition}
+        config = {"data": {"class_path": f"a.{data}", "init_args": {"partition": rule}}}
+        source = {"name": data, "fingerprint": f"sha256:{data}"}
+        folders = [
+            write_run(tmp_path / label / str(seed), label, clients, seed=seed, config=config, data=source)
+            for seed in (0, 1)
+        ]
+        return Row(label, "", tuple(folders))
+
+    one = row("FedAvg", "Digits", (0.5, 0.6, 0.7), num_clients=3)
+    rows = [one, row("FedPer", "Digits", (0.6, 0.7, 0.8), num_clients=3), row("Other", "EMNIST", (0.9,) * 3), one]
+    write_report(rows[:3], tmp_path / "report", settings())
+    text = (tmp_path / "report" / "table.md").read_text()
+    assert "each has a table of its own" in text
+    assert "**Digits" in text
+    assert "**EMNIST" in text
+    assert re.search(r"Fed\w+ \|.*(FedAvg|FedPer)|against (FedAvg|FedPer)", text)
+    assert not re.search(r"against Other|Other against", text)
+    missing = Row("FedRep", "", (), planned=2)
+    write_report([*rows[:2], missing], tmp_path / "report", settings())
+    assert "each has a table of its own" not in (tmp_path / "report" / "table.md").read_text()
+
+
+def test_a_personalized_figure_is_of_no_chosen_round(tmp_path):
+    folder = write_run(tmp_path / "run", "FedAvg")
+    write_personalized(folder)
+    told = markdown([Row("FedAvg", "", (folder,))], figure="personalized", choice="best_test")
+    assert "mean over clients; ±" in told
+    assert "best test round" not in told
+
+
 def settings(**changes):
     given = {"title": "A study <of> four", "target_accuracy": 0.55, "source": "Paper, Table 1", "note": "A note."}
     return ReportSettings(**given | changes)

@@ -143,3 +143,12 @@ def test_what_lies_beside_the_runs_of_a_study_is_no_run(tmp_path):
 def test_accuracies_of_clients_that_are_no_numbers_are_left_out(tmp_path):
     run = read_run(write_run(tmp_path / "run", clients=(0.25, math.nan, 0.75)))
     assert run.test.clients == {0: 0.25, 2: 0.75}
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    folder = write_run(tmp_path / "run", config={"seed_everything": 0})
+    (folder / "config.yaml").write_text(": : {")
+    with pytest.raises(ConfigurationError, match=r"(?s)config\.yaml is not valid YAML .* repair the file"):
+        read_run(folder)
+    (folder / "config.yaml").unlink()
+    assert read_run(folder).test.mean == 0.5
