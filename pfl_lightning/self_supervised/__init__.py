@@ -7,7 +7,7 @@
 ``registry``                                                          objectives by name: ``make_objective``
 ====================================================================  =============================================
 
-Heads, losses and memory banks are lightly's (``pip install -e ".[ssl]"``), imported when an objective is made.
+Heads, losses and memory banks are lightly's (``pip install "pfl-lightning[ssl]"``), imported when an objective is made.
 """
 
 from pfl_lightning.self_supervised.byol import BYOL

@@ -28,5 +28,5 @@ def _import(module: str, objective: str) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"{objective} is made of parts of lightly, which cannot be imported ({error}); "
-            "install it: pip install -e '.[ssl]' in a clone of the repository"
+            "install it: pip install 'pfl-lightning[ssl]'"
         ) from error

@@ -33,7 +33,7 @@ def require_ray() -> Any:
         import ray
     except ImportError as error:
         raise ConfigurationError(
-            "RayEngine needs Ray, which is not installed: pip install -e '.[ray]' in a clone of the repository"
+            "RayEngine needs Ray, which is not installed: pip install 'pfl-lightning[ray]'"
         ) from error
     return ray
 

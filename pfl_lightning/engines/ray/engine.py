@@ -15,7 +15,7 @@ __all__ = ["RayEngine"]
 
 
 class RayEngine(WorkerEngine):
-    """Engine that trains and evaluates clients in worker processes of Ray (``pip install -e ".[ray]"``).
+    """Engine that trains and evaluates clients in worker processes of Ray (``pip install "pfl-lightning[ray]"``).
 
     A worker gets the data and the architectures once. For a local fit it gets the broadcast and the client's stored
     state, and returns the update and the new state. Tensors that the server sends to all clients are sent to every
