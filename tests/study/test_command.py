@@ -436,6 +436,7 @@ def test_only_a_part_of_a_study(tmp_path, play, capsys):
     [
         (["--seeds", "0,3"], "--seeds: the study has no seed '3' (it has 0; 1)"),
         (["--methods", "FedAvgg"], "--methods: the study has no method or row 'FedAvgg'; did you mean 'FedAvg'? (it"),
+        (["--methods", ","], "--methods ',' names no method or row; leave it out for all"),
         (["--settings", "few"], "--settings: the study has no setting 'few' (it has none)"),
     ],
 )

@@ -35,6 +35,11 @@ def read_study(path: str | Path, scale: str = "") -> Study:
     """
     path = Path(path)
     content = Entry(str(path), read_yaml(path), path.parent)
+    if isinstance(content.value, dict) and {"model", "data"} <= content.value.keys():
+        raise UsageError(
+            f"{path} is a config of one run: pfl fit --config {path}. A study names it as its base, as in {{base: "
+            f"{path.name}, methods: ..., seeds: [0, 1]}}"
+        )
     entries = content.mapping((*KEYS, "scales"))
     scales = entries.pop("scales").mapping() if "scales" in entries else {}
     study = _with(Study(path.stem, path.stem, (), {"": ()}, {}), entries)

@@ -28,8 +28,10 @@ def read_yaml(path: Path, named_in: str = "") -> Any:
     where = f"{named_in}: " if named_in else ""
     try:
         return _load(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         raise UsageError(f"{where}there is no file {path}") from None
+    except IsADirectoryError:
+        raise UsageError(f"{where}{path} is a folder, a YAML file is expected") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}{path} is no text file") from error
     except yaml.YAMLError as error:

@@ -62,6 +62,8 @@ def part_of(study: Study, cells: Sequence[Cell], seeds: str, methods: str, setti
 def _names(option: str, text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     """Names divided by commas; a name may have commas itself, so that the longest one that is known is taken."""
     words = [word.strip() for word in text.split(",") if word.strip()]
+    if text and not words:
+        raise UsageError(f"{option} {text!r} names no {what}; leave it out for all")
     spelled = {_spelled(name): name for name in known}
     found: list[str] = []
     while words:

@@ -96,7 +96,7 @@ def test_workers_that_were_not_started():
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ConfigurationError, match=r"RayEngine needs Ray, which is not .* pip install 'pfl-lightning\[ray\]'"):
+    with pytest.raises(ConfigurationError, match=r"needs Ray, which is not .* pip install 'pfl-lightning\[ray\]'"):
         RayEngine()
 
 

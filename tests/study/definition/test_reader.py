@@ -182,3 +182,12 @@ def test_files_that_are_no_study(tmp_path):
     path.write_text("- a\n")
     with pytest.raises(ConfigurationError, match=r"twice.yaml: expected a mapping"):
         read_study(path)
+
+
+def test_what_is_no_study(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {method: FedAvg}\ndata: {class_path: Digits}\n")
+    with pytest.raises(ConfigurationError, match=r"run.yaml is a config of one run: pfl fit --config"):
+        read_study(path)
+    with pytest.raises(ConfigurationError, match="is a folder, a YAML file is expected"):
+        read_study(tmp_path)
