@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import itertools
 import os
 import pkgutil
@@ -65,10 +66,18 @@ HELP_OF_GROUPS = ("--trainer.help", "--model.help", "--loop.help", "--results.he
 
 
 def _quiet() -> None:
-    """Ignore warnings about ordinary training that mislead here."""
+    """Ignore warnings and tips about ordinary training that mislead here."""
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", module="lightning.pytorch.utilities._pytree")
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # pfl methods --config
+    # A run's folder is its own: it is not empty where the run goes on.
+    warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_tip)
+
+
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    """Whether a message of Lightning is not an advertisement of another package."""
+    return "Tip: For seamless cloud" not in record.getMessage()
 
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
