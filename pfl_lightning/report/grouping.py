@@ -57,7 +57,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
 def apart_by_data(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
     """Rows of a study, of which those with other data, or another partition, get a block of their own.
 
-    A row without runs stays in the first block of its setting.
+    A row without runs, whose data is not known, stays in a block of its setting.
 
     Args:
         rows: Rows, by setting.

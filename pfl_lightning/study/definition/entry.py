@@ -38,7 +38,9 @@ class Entry:
     def error(self, expected: str) -> UsageError:
         """The error that something else was expected here."""
         text = str(self.value)
-        kind = " (a text: write it without quotes)" if isinstance(self.value, str) and _is_number(text) else ""
+        wants_number = expected.startswith(("a number", "a whole number"))
+        quoted = wants_number and isinstance(self.value, str) and _is_number(text)
+        kind = " (a text: write it without quotes)" if quoted else ""
         return UsageError(f"{self.place}: expected {expected}, got {text[:80]}{' ...' * (len(text) > 80)}{kind}")
 
     def mapping(self, known: Iterable[str] | None = None, expected: str = "a mapping") -> dict[str, Entry]:
