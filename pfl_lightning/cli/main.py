@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import itertools
+import logging
 import os
 import pkgutil
 import sys
