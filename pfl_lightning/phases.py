@@ -55,8 +55,8 @@ class Phase:
     source: Source = "own"
     lr_share: float | None = None
 
-    def __post_init__(self) -> None:
-        """Check the numbers."""
+    def check_numbers(self) -> None:
+        """Refuse epochs and learning rates that are no numbers, or too small; called before the first round."""
         check_at_least(f"epochs of the phase {self.name!r}", self.epochs, 0)
         if self.lr is not None:
             check_learning_rate(f"lr of the phase {self.name!r}", self.lr)

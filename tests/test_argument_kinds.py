@@ -85,8 +85,8 @@ def test_a_number_of_a_wrong_kind_is_refused_by_name(name):
         (lambda: RandomRotation("a"), "degrees must be between 0 and 360, got 'a'"),
         (lambda: ColorJitter("a"), "brightness must be a finite number of at least 0, got 'a'"),
         (lambda: callbacks.FederatedLoop(full_participation_in_last_round="no"), "must be one of .True, False.*'no'"),
-        (lambda: Phase("head", epochs="a"), "epochs of the phase 'head' must be a whole number"),
-        (lambda: Phase("head", lr="a"), "lr of the phase 'head' must be a finite number"),
+        (lambda: Phase("head", epochs="a").check_numbers(), "epochs of the phase 'head' must be a whole number"),
+        (lambda: Phase("head", lr="a").check_numbers(), "lr of the phase 'head' must be a finite number"),
     ],
 )
 def test_other_arguments_of_a_wrong_kind(make, message):

@@ -242,6 +242,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
                     'return (Phase("name", train=("head.*",)),), with a comma behind a single one, too'
                 )
             for phase in found:
+                phase.check_numbers()
                 self.check_phase(phase)
 
     def check_personalization(self, personalization: Personalization) -> None:

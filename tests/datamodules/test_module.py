@@ -139,7 +139,7 @@ def test_clients_without_samples_and_batches_that_never_fill_are_named():
         ready(Empty(2))
     with pytest.raises(PartitionError, match=r"client 0 no batch \(4 such clients\): it has 27 training samples"):
         ready(IID(4), 50, drop_last=True)
-    with pytest.raises(ValueError, match="batch sizes"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
         Toy(IID(4), 0)
     with pytest.raises(ValueError, match="validation_share"):
         Toy(IID(4), validation_share=1.0)

@@ -166,7 +166,7 @@ LOST = {
 @pytest.mark.parametrize(("keep", "name"), LOST.values(), ids=LOST)
 def test_content_that_a_resume_would_lose_is_refused(keep, name):
     server = type("Forgetful", (Kept,), {"keep": keep})
-    with pytest.raises(ConfigurationError, match=rf"Forgetful.{name}.* no checkpoint saves it.*Use register_buffer"):
+    with pytest.raises(ConfigurationError, match=rf"Forgetful.{name}.* checkpoints do not save it.* register_buffer"):
         run(with_server(server), cohorts=[[0]], limit_val_batches=0)
 
 

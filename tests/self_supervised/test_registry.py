@@ -52,7 +52,7 @@ def _without_lightly(monkeypatch):
 @pytest.mark.usefixtures("_without_lightly")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_without_lightly_an_objective_says_what_to_install(name):
-    message = rf"{OBJECTIVES[name].__name__} is made of parts of lightly.*pip install -e '\.\[ssl\]'"
+    message = rf"{OBJECTIVES[name].__name__} is made of parts of lightly.*pip install 'pfl-lightning\[ssl\]'"
     with pytest.raises(ConfigurationError, match=message):
         make_objective(name, tiny_encoder((6,)))
 
@@ -60,7 +60,7 @@ def test_without_lightly_an_objective_says_what_to_install(name):
 @pytest.mark.usefixtures("_without_lightly")
 def test_without_lightly_a_client_says_what_to_install():
     for method in (PFLSSL, Calibre, FedEMA):
-        with pytest.raises(ConfigurationError, match=r"pip install -e '\.\[ssl\]'"):
+        with pytest.raises(ConfigurationError, match=r"pip install 'pfl-lightning\[ssl\]'"):
             method(tiny_encoder((6,)), 5)
 
 
