@@ -157,10 +157,11 @@ class FederatedLoop(ProjectCallback):
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.
         """
-        if trainer.ckpt_path and 0 <= (trainer.max_epochs or 0) < self.rounds:
+        planned = trainer.max_epochs  # -1 for no limit
+        if trainer.ckpt_path and planned is not None and 0 <= planned < self.rounds:
             raise ConfigurationError(
-                f"the checkpoint is of round {self.rounds}, and max_epochs, the number of rounds, is "
-                f"{trainer.max_epochs}: set it to more than {self.rounds} to go on, or take an earlier checkpoint"
+                f"the checkpoint is of round {self.rounds}, and max_epochs, the number of rounds, is {planned}: set it "
+                f"to more than {self.rounds} to go on, or take an earlier checkpoint"
             )
         if self.rounds:
             purge_curves(trainer.loggers, self.rounds)

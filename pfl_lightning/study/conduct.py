@@ -137,16 +137,16 @@ class Conductor:
         outcome = Outcome()
         if not self.agenda.to_search:
             return outcome
+        if (before := self.agenda.searched_before()) and not self.arguments.restart:
+            raise ConfigurationError(
+                f"{self.output} has {counted(len(before), 'finished run')} of rows that would be searched again, "
+                "since the search or the options have changed. Run them again with --restart, which keeps the old "
+                "ones in another folder, or give another --output"
+            )
         estimated = ""
         if self.arguments.estimate:
             outcome, estimated = self._estimate_search()
         if outcome.stopped is None:
-            if (before := self.agenda.searched_before()) and not self.arguments.restart:
-                raise ConfigurationError(
-                    f"{self.output} has {counted(len(before), 'finished run')} of rows that would be searched again, "
-                    "since the search or the options have changed. Run them again with --restart, which keeps the old "
-                    "ones in another folder, or give another --output"
-                )
             names = ", ".join(cell.name for cell in self.agenda.to_search)
             self._say(f"searching options of {names}: {self._trials()}{estimated}")
             self.agenda.search(self._search_cell)

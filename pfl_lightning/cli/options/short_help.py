@@ -63,7 +63,7 @@ Data and their partition over clients
   --data NAME --data.partition.help NAME
                                       The options of a partition.
 
-Engine: how local fits run; results do not depend on it
+Engine: how local fits run (docs/engines.md)
   --engine sequential                 One client after another (default).
   --engine vectorized                 Many small models at once, on a GPU.
   --engine processes                  Worker processes of this machine.
