@@ -15,6 +15,7 @@ from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
 from pfl_lightning.cli.options.config_files import check_config_files
 from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.cli.options.short_help import short_help
+from pfl_lightning.cli.warning_format import show_own_warnings_plainly
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
 
 __all__ = ["main"]
@@ -66,7 +67,8 @@ HELP_OF_GROUPS = ("--trainer.help", "--model.help", "--loop.help", "--results.he
 
 
 def _quiet() -> None:
-    """Ignore warnings and tips about ordinary training that mislead here."""
+    """Ignore warnings and tips about ordinary training that mislead here; the package's own become sentences."""
+    show_own_warnings_plainly()
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", module="lightning.pytorch.utilities._pytree")
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # pfl methods --config
@@ -103,6 +105,7 @@ def _run(words: list[str], args: list[str] | None) -> None:
     else:
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
+        show_own_warnings_plainly()
         topic = _topic(words)
         if topic is None:
             _run_trainer(FederatedCLI, args)

@@ -104,12 +104,31 @@ class _Parser:
         if config.get("ckpt_path") is not None:
             return "ckpt_path: the runs of a study go on by themselves; leave it out"
         try:
-            self.cli.parser.instantiate_classes(self.cli.config)
+            made = self.cli.parser.instantiate_classes(self.cli.config)
         except (ValueError, TypeError):
             raise
         except (OSError, RuntimeError, LookupError, AttributeError):
             return None  # a class of the user's may need files that only the machine of the run has
+        return _method_error(made["fit"]["model"], config["model"])
+
+
+def _method_error(model: Any, config: Any) -> str | None:
+    """An argument of the method that its client refuses, which a run would make only once it has its data.
+
+    The client is made on a layer in place of the encoder. So a refusal counts where it begins with the name of an
+    argument: others may be of the layer.
+    """
+    from torch import nn
+
+    try:
+        names = config["method"]["init_args"].keys()
+        model.method_factory(nn.Linear(8, 8), 2)
+    except ValueError as error:
+        words = str(error).split()
+        return f"model.method.init_args.{error}" if words and words[0] in names else None
+    except Exception:  # whatever a class of the user's needs of the encoder that it has in the run
         return None
+    return None
 
 
 def _parsed_cli(words: list[str]) -> Any:

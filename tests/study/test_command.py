@@ -71,6 +71,8 @@ def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play, mo
         "batch": {"data": {"init_args": {"batch_size": 0}}},
         "clients": {"data": {"init_args": {"partition": {"init_args": {"num_clients": 0}}}}},
         "resumed": {"ckpt_path": "last"},
+        "rate": {"model": {"method": {"init_args": {"lr": -0.1}}}},
+        "width": {"model": {"method": {"class_path": "SphereFed"}}},  # of the encoder that only a run has: taken
     }
     methods = {name: [METHODS["FedAvg"], config] for name, config in wrong.items()}
     code, commands = play(write_study(tmp_path, methods=methods), checked=False)
@@ -81,6 +83,8 @@ def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play, mo
     assert "batch: batch_size must be at least 1, got 0" in code
     assert "clients: num_clients must be a whole number of at least 1, got 0" in code
     assert "resumed: ckpt_path: the runs of a study go on by themselves; leave it out" in code
+    assert "rate: model.method.init_args.lr must be a finite number of at least 0, got -0.1" in code
+    assert "width" not in code
 
 
 def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
