@@ -295,8 +295,10 @@ class FederatedCLI(LightningCLI):
         settings = self.trainer.personalization  # type: ignore[attr-defined]
         Console().print(personalization_table(self.model, settings))
         loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
-        write_personalization(self.model, settings, self.run_folder, loop.rounds)
+        kept = write_personalization(self.model, settings, self.run_folder, loop.rounds)
         print(f"Results: {self.run_folder}/personalized.json, personalized.csv")
+        if kept is not None:
+            print(f"Those of an earlier personalization are kept: {kept}")
 
     def _personalization(self) -> Personalization | None:
         settings: Personalization | None = self.config_init[self.subcommand].personalize

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,7 +77,7 @@ def _table(title: str, federation: Federation, part: Part = "test") -> Table:
     return table
 
 
-def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> None:
+def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> Path | None:
     """Write ``personalized.json`` (test accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
     The first begins as ``results.json`` does, with what identifies the run: data and partition among it.
@@ -83,13 +86,17 @@ def write_personalization(federation: Federation, personalization: Personalizati
 
     What is not known, such as a loss of a module without one, is ``null`` in the one and empty in the other.
 
-    Both name the clients whose personalization failed, which are evaluated without it.
+    Both name the clients whose personalization failed, which are evaluated without it. Files of another personalization,
+    or of another round, are kept as ``personalized-N.json`` and ``personalized-N.csv``.
 
     Args:
         federation: The federation, whose personalized clients were tested.
         personalization: What they adapted, and how.
         folder: Folder of the files.
         rounds: How many rounds the training had, 0 for none.
+
+    Returns:
+        The earlier file that was kept; ``None`` where there was none.
     """
     content: dict[str, Any] = {
         **run_facts(federation),
@@ -102,8 +109,10 @@ def write_personalization(federation: Federation, personalization: Personalizati
     for name, (number, found) in _summaries(federation).items():
         figures = {**found.as_dict(), "variance": found.std**2}
         content[name] = {"num_clients": number, **{key: _known(value) for key, value in figures.items()}}
+    text = as_text(content)
+    kept = _keep_other(folder, json.loads(text))
     with replace_file(folder / "personalized.json") as temporary:
-        temporary.write_text(as_text(content))
+        temporary.write_text(text)
     novel, failed = set(federation.data.novel), set(federation.finetune_failures)
     with replace_file(folder / "personalized.csv") as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -114,6 +123,22 @@ def write_personalization(federation: Federation, personalization: Personalizati
             what = [int(client in novel), int(personalization.adapts and client not in failed)]
             row = [client, *what, samples, score.num_samples, _known(score.accuracy), _known(score.loss)]
             writer.writerow(row)
+    return kept
+
+
+def _keep_other(folder: Path, content: Mapping[str, Any]) -> Path | None:
+    """Rename what is there, unless it is of the same personalization and round."""
+    path = folder / "personalized.json"
+    if not path.is_file():
+        return None
+    with suppress(ValueError, AttributeError):  # a damaged file is kept, too
+        earlier = json.loads(path.read_text())
+        if all(earlier.get(key) == content[key] for key in ("personalization", "round", "seed")):
+            return None
+    number = next(n for n in itertools.count(1) if not (folder / f"personalized-{n}.json").exists())
+    with suppress(FileNotFoundError):
+        path.with_suffix(".csv").rename(folder / f"personalized-{number}.csv")
+    return path.rename(folder / f"personalized-{number}.json")
 
 
 def _known(figure: float) -> float | None:

@@ -79,6 +79,28 @@ def test_fit_alone_and_the_stage_alone(tmp_path, config):
     }
 
 
+def test_results_of_another_personalization_are_kept(tmp_path, config, capsys):
+    folder = tmp_path / "runs" / "version_0"
+    main(["fit", "--config", str(config)])
+    last = ["personalize", "--config", str(config), "--ckpt_path", "last", "--personalize.epochs"]
+    main([*last, "2"])
+    first, rows = results(tmp_path)
+    main([*last, "2"])
+    assert not list(folder.glob("personalized-*"))
+    assert "are kept" not in capsys.readouterr().out
+    for number, epochs in enumerate((1, 2), start=1):
+        main([*last, str(epochs)])
+        assert f"are kept: {folder / f'personalized-{number}.json'}" in capsys.readouterr().out
+    assert results(tmp_path) == (first, rows)
+    assert json.loads((folder / "personalized-1.json").read_text()) == first
+    with (folder / "personalized-1.csv").open() as file:
+        assert list(csv.DictReader(file)) == rows
+    assert json.loads((folder / "personalized-2.json").read_text())["personalization"]["epochs"] == 1
+    (folder / "personalized.json").write_text("{")
+    main([*last, "2"])
+    assert (folder / "personalized-3.json").read_text() == "{"
+
+
 def test_nothing_writes_what_the_method_gives(tmp_path, config, capsys):
     """Beside rows that adapt something, with what was evaluated."""
     main(["fit", "--config", str(config), "--personalize.train", "nothing"])
