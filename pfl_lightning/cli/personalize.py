@@ -77,7 +77,9 @@ def _table(title: str, federation: Federation, part: Part = "test") -> Table:
     return table
 
 
-def write_personalization(federation: Federation, personalization: Personalization, folder: Path, rounds: int) -> Path | None:
+def write_personalization(
+    federation: Federation, personalization: Personalization, folder: Path, rounds: int
+) -> Path | None:
     """Write ``personalized.json`` (test accuracies in [0, 1]) and ``personalized.csv`` (a row for each client).
 
     The first begins as ``results.json`` does, with what identifies the run: data and partition among it.
@@ -86,8 +88,8 @@ def write_personalization(federation: Federation, personalization: Personalizati
 
     What is not known, such as a loss of a module without one, is ``null`` in the one and empty in the other.
 
-    Both name the clients whose personalization failed, which are evaluated without it. Files of another personalization,
-    or of another round, are kept as ``personalized-N.json`` and ``personalized-N.csv``.
+    Both name the clients whose personalization failed, which are evaluated without it. Files of another
+    personalization, or of another round, are kept as ``personalized-N.json`` and ``personalized-N.csv``.
 
     Args:
         federation: The federation, whose personalized clients were tested.
