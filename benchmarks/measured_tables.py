@@ -8,10 +8,12 @@ that has the paper's figures:
 
     <!-- measured at the end: fedpac-table1-paper; fedpac-table1 -->
     <!-- measured at round 30: fedpac-table1-thirty-rounds fedpac-table1-paper; fedpac-table1 -->
+    <!-- measured personalized: calibre-personalization-reduced; calibre-personalization -->
 
 At the end of the runs a row has the last round's accuracy, the worst decile, and the round that the validation parts
 choose; at a round it has that round's accuracy, with the standard deviation over seeds (of a sample) where there are
-several. Several seeds are averaged, and their number is given.
+several. Several seeds are averaged, and their number is given. Personalized clients, those that trained and those that
+never did, have the mean, the variance over clients and the worst decile, each averaged over seeds, as in Calibre's paper.
 """
 
 from __future__ import annotations
@@ -31,16 +33,20 @@ from pfl_lightning.report.runs.study_folder import folder_name
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured"
 RESULTS = ROOT / "docs" / "results.md"
-TABLE = re.compile(r"<!-- measured at (the end|round \d+): ([\w -]+); ([\w-]+) -->\n(?:\|.*\n)*")
+TABLE = re.compile(r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n(?:\|.*\n)*")
 OVER_CLIENTS = ("mean", "std", "worst_decile")
 AT_THE_END = (
     "method | last round, mean ± std over clients | worst decile | selected on validation | round 30 | seeds | paper "
     "| difference"
 )
+PERSONALIZED = (
+    "method | participating: mean ± std over seeds | variance | worst decile | novel: mean ± std over seeds | variance "
+    "| worst decile | seeds"
+)
 AT_A_ROUND = "method | {}, mean ± std over seeds | std over clients | worst decile | seeds | paper, 200 rounds"
 
 Run = dict[str, Any]
-"""What ``results.json`` has."""
+"""What ``results.json`` or ``personalized.json`` has."""
 
 
 def main() -> None:
@@ -61,15 +67,18 @@ def table(found: re.Match[str]) -> str:
     figures = file.get("published", {}).get("figures", {})
     rows: list[tuple[float, str]] = []
     for method in methods_of(file):
-        runs = runs_of((MEASURED / folder for folder in folders.split()), method)
+        file_name = "personalized.json" if when == "personalized" else "results.json"
+        runs = runs_of((MEASURED / folder for folder in folders.split()), method, file_name)
         paper = figures.get(method)
-        if runs and when == "the end":
+        if runs and when == "personalized":
+            rows.append(personalized(method, runs))
+        elif runs and when == "at the end":
             rows.append(at_the_end(method, runs, paper))
-        elif runs and in_round(int(when.split()[1]), runs):
-            rows.append(at_round(int(when.split()[1]), method, runs, paper))
-    heads = AT_THE_END if when == "the end" else AT_A_ROUND.format(when)
+        elif runs and in_round(int(when.split()[-1]), runs):
+            rows.append(at_round(int(when.split()[-1]), method, runs, paper))
+    heads = {"at the end": AT_THE_END, "personalized": PERSONALIZED}.get(when) or AT_A_ROUND.format(when[3:])
     lines = [f"| {heads} |", "|---" * (1 + heads.count("|")) + "|", *(row for _, row in sorted(rows, reverse=True))]
-    if not figures and when != "the end":  # no paper has this table
+    if not figures and when.startswith("at round"):  # no paper has this table
         lines = [line[: line[:-1].rfind("|") + 1] for line in lines]
     return "\n".join([found.group(0).splitlines()[0], *lines]) + "\n"
 
@@ -81,14 +90,26 @@ def methods_of(file: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys([*file["methods"], *(name for methods in added for name in methods)]))
 
 
-def runs_of(folders: Iterable[Path], method: str) -> list[Run]:
+def runs_of(folders: Iterable[Path], method: str, file: str = "results.json") -> list[Run]:
     """The kept runs of a study's method, one a seed: that of the first folder that has it."""
     name = folder_name(method)
     runs: dict[str, Run] = {}
     for folder in folders:
-        for path in folder.glob(f"runs/*/{name}/seed_*/version_0/results.json"):
+        for path in folder.glob(f"runs/*/{name}/seed_*/version_0/{file}"):
             runs.setdefault(path.parts[-3], json.loads(path.read_text()))
     return [runs[seed] for seed in sorted(runs)]
+
+
+def personalized(method: str, runs: Sequence[Run]) -> tuple[float, str]:
+    """The mean of those that trained, and a row."""
+    shown = [method]
+    for group in ("participating", "novel"):
+        means = [100 * run[group]["mean"] for run in runs]
+        shown.append(f"{statistics.fmean(means):.2f}" + (f" ± {statistics.stdev(means):.2f}" if len(means) > 1 else ""))
+        variance, decile = (statistics.fmean(run[group][key] for run in runs) for key in ("variance", "worst_decile"))
+        shown += [f"{1e4 * variance:.1f}", f"{100 * decile:.2f}"]
+    mean = percent(runs, lambda run: run["participating"]["mean"])
+    return mean, f"| {' | '.join(shown)} | {len(runs)} |"
 
 
 def percent(runs: Sequence[Run], value: Callable[[Run], float]) -> float:

@@ -16,7 +16,9 @@ from pfl_lightning.cli import main
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "benchmarks" / "measured"
 RUNS = sorted(MEASURED.glob("*/runs/*/*/seed_*"))
-TABLE = re.compile(r"<!-- measured at (the end|round \d+): ([\w -]+); ([\w-]+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)")
+TABLE = re.compile(
+    r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)"
+)
 TABLES = TABLE.findall((ROOT / "docs" / "results.md").read_text())
 
 
@@ -77,12 +79,29 @@ def test_a_table_is_that_of_the_kept_results(when, folders, study, rows):
         runs = kept(folders.split(), method)
         results = [valid(run / "version_0" / "results.json") for run in runs]
         paper = file.get("published", {}).get("figures", {}).get(method)
-        if "published" not in file and when != "the end":
+        if "published" not in file and when.startswith("at round"):
             cells = [*cells, "-"]  # such a table has no column for a paper
-        if when == "the end":
+        if when == "personalized":
+            check_personalized(cells, runs)
+        elif when == "at the end":
             check_the_end(cells, runs, results, paper)
         else:
-            check_a_round(int(when.split()[1]), cells, runs, results, paper)
+            check_a_round(int(when.split()[-1]), cells, runs, results, paper)
+
+
+def check_personalized(cells, runs):
+    """Against the clients' rows."""
+    assert cells[-1] == str(len(runs))
+    for novel, (mean, variance, decile) in (("0", cells[:3]), ("1", cells[3:6])):
+        values = []
+        for run in runs:
+            rows = csv.DictReader((run / "version_0" / "personalized.csv").read_text().splitlines())
+            values.append(sorted(float(row["test_accuracy"]) for row in rows if row["novel"] == novel))
+        means = [statistics.fmean(some) for some in values]
+        over_seeds = f" ± {100 * statistics.stdev(means):.2f}" if len(means) > 1 else ""
+        assert mean == percent(means) + over_seeds
+        assert variance == f"{1e4 * statistics.fmean(map(statistics.pvariance, values)):.1f}"
+        assert decile == percent(statistics.fmean(some[: -(-len(some) // 10)]) for some in values)
 
 
 def check_the_end(cells, runs, results, paper):
