@@ -13,7 +13,8 @@ that has the paper's figures:
 At the end of the runs a row has the last round's accuracy, the worst decile, and the round that the validation parts
 choose; at a round it has that round's accuracy, with the standard deviation over seeds (of a sample) where there are
 several. Several seeds are averaged, and their number is given. Personalized clients, those that trained and those that
-never did, have the mean, the variance over clients and the worst decile, each averaged over seeds, as in Calibre's paper.
+never did, have the mean, the variance over clients and the worst decile, each averaged over seeds, as the Calibre paper
+has them.
 """
 
 from __future__ import annotations
