@@ -15,7 +15,7 @@ from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.report.output.formats import fitting_tables
 from pfl_lightning.report.output.notes import FAIRNESS
 from pfl_lightning.report.output.writing import FORMATS, SEPARATE, Report
-from pfl_lightning.report.rows import ReportSettings
+from pfl_lightning.report.rows import ReportSettings, with_figure
 from pfl_lightning.report.runs.reading import find_runs, read_run
 from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.significance import CAVEAT
@@ -37,6 +37,7 @@ def compare(args: Sequence[str]) -> None:
     """
     options = compare_parser().parse_args(args)
     rows = group_runs(_readable_runs(options.runs, options.choice), options.labels)
+    rows = [with_figure(row, options.figure) for row in rows]
     names = list(dict.fromkeys(row.label for row in rows))  # a row may be in several tables
     if options.reference and options.reference not in names:
         raise UsageError(f"--reference {options.reference}: there is no such row; there are {'; '.join(names)}")

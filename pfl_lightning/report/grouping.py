@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.report.rows import MeasuredRow
 from pfl_lightning.report.rows import blocks as blocks_of
-from pfl_lightning.report.runs.options import differing, short_names, show
+from pfl_lightning.report.runs.options import differing, same_options, short_names, show
 from pfl_lightning.report.runs.run import FinishedRun, Source
+from pfl_lightning.report.runs.study_folder import NO_SETTING
 
 __all__ = ["apart_by_data", "data_options", "group_runs"]
 
@@ -23,16 +27,18 @@ Group = list[FinishedRun]
 def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None) -> list[MeasuredRow]:
     """Group runs that differ in their seeds only, into a block for each data set and partition.
 
-    Of two runs with equal seeds the later one counts. Runs of a study have its names of settings and rows. Another row
-    is called by its method and by the options in which it differs from other rows of its block; by its folder, too,
-    where no option differs.
+    Of two runs with equal seeds in one folder of runs the later one counts; of those in different folders, too, with a
+    warning. What a run without a config had is not known: such a run of equal seeds in another folder is a row of its
+    own. Runs that are not finished are none of the finished ones' rows. Runs of a study have its names of settings and
+    rows. Another row is called by its method and by the options in which it differs from other rows of its block; by
+    its folder, too, where no option differs.
 
     Args:
         runs: Runs.
         labels: Names of the rows, in the order of the blocks and of their rows.
 
     Raises:
-        UsageError: There are more or fewer labels than rows.
+        UsageError: There are more or fewer labels than rows, or two rows of a block have one label.
     """
     blocks: list[list[Group]] = []
     for run in runs:
@@ -47,6 +53,9 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
     if labels is not None and len(labels) != len(names):
         raise UsageError(f"--labels has {len(labels)} names for {len(names)} configurations: {', '.join(names)}")
     settings = [title for title, block in zip(_titles(blocks), blocks, strict=True) for _ in block]
+    for (label, setting), times in Counter(zip(labels or names, settings, strict=True)).items():
+        if times > 1:
+            raise UsageError(f"--labels: {times} rows would be called {label!r}{f' in {setting}' if setting else ''}")
     rows = [tuple(row) for block in blocks for row in block]
     return [
         MeasuredRow(label, setting, row, planned=len(row))
@@ -91,10 +100,27 @@ def _of_one_rule(run: FinishedRun, other: FinishedRun) -> bool:
 
 def _add(block: list[Group], run: FinishedRun) -> None:
     for row in block:
-        if row[0].options == run.options and len({_study_row(one) for one in (*row, run)} - {""}) < 2:
-            row[:] = [other for other in row if other.seeds != run.seeds] + [run]
-            return
+        if not _of_one_row(run, row):
+            continue
+        earlier = [other for other in row if other.seeds == run.seeds]
+        if not run.config and any(other.path.parent != run.path.parent for other in earlier):
+            continue
+        for other in earlier:
+            if other.path.parent != run.path.parent:
+                warnings.warn(
+                    f"{other.path} is left out: {run.path} has the same options and seeds, and counts in its place",
+                    stacklevel=4,
+                )
+        row[:] = [other for other in row if other.seeds != run.seeds] + [run]
+        return
     block.append([run])
+
+
+def _of_one_row(run: FinishedRun, row: Group) -> bool:
+    first = row[0]
+    if run.finished != first.finished or bool(run.config) != bool(first.config):
+        return False
+    return same_options(first.options, run.options) and len({_study_row(one) for one in (*row, run)} - {""}) < 2
 
 
 def _study_row(run: FinishedRun) -> str:
@@ -157,8 +183,22 @@ def _titles(blocks: Sequence[list[Group]]) -> list[str]:
         return [""] * len(blocks)
     settings = [{_study_setting(run) for row in block for run in row} for block in blocks]
     names = ["".join(some) if len(some) == 1 else "" for some in settings]
+    if any(names):  # beside settings with names, a study's folder "all" is that of one with this name
+        whole = [all(run.place is not None for row in block for run in row) for block in blocks]
+        names = [name or (NO_SETTING if of_study else "") for name, of_study in zip(names, whole, strict=True)]
     if all(names) and len({*names}) == len(names):
         return names
+    data = _data_titles(blocks)
+    titles = [": ".join(filter(None, [name, title])) for name, title in zip(names, data, strict=True)]
+    seen = Counter(titles)
+    return [
+        title if seen[title] == 1 else f"{title} ({titles[:place].count(title) + 1})"
+        for place, title in enumerate(titles)
+    ]
+
+
+def _data_titles(blocks: Sequence[list[Group]]) -> list[str]:
+    """Names of the blocks by their data; equal where the data are."""
     firsts = [block[0][0] for block in blocks]
     options = [{**data_options(run, ""), **data_options(run, "partition")} for run in firsts]
     paths = [path for path in differing(options) if path not in ("data", "data.partition")]
@@ -169,9 +209,10 @@ def _titles(blocks: Sequence[list[Group]]) -> list[str]:
     clients = {run.num_clients for run in firsts}
     if len(clients) > 1 and not any(path.endswith("num_clients") for path in paths):
         named = [f"{name}, {run.num_clients} clients" for name, run in zip(named, firsts, strict=True)]
+    marks = [_fingerprints(run) for run in firsts]
     return [
-        name if named.count(name) == 1 else f"{name} ({_fingerprints(run) or index})"
-        for index, (name, run) in enumerate(zip(named, firsts, strict=True), start=1)
+        name if named.count(name) == 1 or not mark else f"{name} ({mark})"
+        for name, mark in zip(named, marks, strict=True)
     ]
 
 
@@ -200,10 +241,23 @@ def _labels(block: Sequence[Group]) -> list[str]:
         labels.append(", ".join([run.method, *_values(run.options, paths)]))
     labels = [given or label for given, label in zip(_study_labels(block), labels, strict=True)]
     labels = [label if run.finished else f"{label}, unfinished" for label, run in zip(labels, firsts, strict=True)]
-    return [
+    named = [
         label if labels.count(label) == 1 else f"{label} ({_folder(run, firsts)})"
         for label, run in zip(labels, firsts, strict=True)
     ]
+    for name in {name for name in named if named.count(name) > 1}:
+        places = [place for place, other in enumerate(named) if other == name]
+        for place, folder in zip(places, _differing_folders([firsts[one].path for one in places]), strict=True):
+            named[place] = f"{labels[place]} ({folder})"
+    return named
+
+
+def _differing_folders(paths: Sequence[Path]) -> list[str]:
+    """The last folders in which paths differ; the whole paths where these do not tell them apart."""
+    parts = [path.parts for path in paths]
+    common = next((n for n, last in enumerate(zip(*(one[::-1] for one in parts), strict=False)) if len({*last}) > 1), 0)
+    names = [one[len(one) - 1 - common] for one in parts]
+    return names if len({*names}) == len(names) else [path.as_posix() for path in paths]
 
 
 def _study_labels(block: Sequence[Group]) -> list[str]:

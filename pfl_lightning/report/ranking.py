@@ -48,7 +48,7 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
         return None
     from scipy import stats
 
-    table = np.array([[-means[setting][label] for setting in means] for label in common])
+    table = np.array([[-means[setting][label] for setting in means] for label in common]).round(12)
     ranks = stats.rankdata(table, axis=0)
     averages = ranks.mean(axis=1)
     order = np.argsort(averages, kind="stable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pfl_lightning.errors import ConfigurationError
@@ -13,7 +13,7 @@ from pfl_lightning.report.runs.reading import read_run
 from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.statistics import OverSeeds, over_seeds
 
-__all__ = ["MeasuredRow", "ReportSettings", "Row", "blocks", "measure"]
+__all__ = ["MeasuredRow", "ReportSettings", "Row", "blocks", "measure", "with_figure"]
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,35 @@ def _measure(row: Row, settings: ReportSettings) -> MeasuredRow:
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the row says how many are missing
-            run = read_run(folder, settings.choice)
-        metric = settings.figure == "test" and run.test.score == "metric"  # such runs have no accuracies
-        if run.finished and (metric or not math.isnan(run.evaluation(settings.figure).mean)):
+            try:
+                run = read_run(folder, settings.choice)
+            except ConfigurationError as error:
+                damaged = f"left out of the table: {error}"
+                run = None
+        if run is None:
+            warnings.warn(damaged, stacklevel=2)
+        elif run.finished and _has_figure(run, settings.figure):
             runs.append(run)
         else:
             without += run.finished
     planned = len(row.runs) if row.planned is None else row.planned
     return MeasuredRow(row.label, row.setting, tuple(runs), planned, row.published, row.trials, without)
+
+
+def _has_figure(run: FinishedRun, figure: str) -> bool:
+    metric = figure == "test" and run.test.score == "metric"  # such runs have no accuracies
+    return metric or not math.isnan(run.evaluation(figure).mean)
+
+
+def with_figure(row: MeasuredRow, figure: str) -> MeasuredRow:
+    """A row without its runs that lack a figure, which would leave it without a mean; as it is where all lack it.
+
+    Args:
+        row: The row.
+        figure: The figure, such as ``"personalized"``.
+    """
+    runs = tuple(run for run in row.runs if _has_figure(run, figure))
+    return replace(row, runs=runs, planned=len(runs), without=row.without + len(row.runs) - len(runs)) if runs else row
 
 
 def blocks(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:

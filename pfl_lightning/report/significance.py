@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,12 +65,12 @@ def paired_t_test(differences: ArrayLike) -> float:
     """
     from scipy import stats
 
-    values = np.asarray(differences, dtype=np.float64)
+    values = np.asarray(differences, dtype=np.float64).round(12)  # what is left of rounding is no spread
     if len(values) < 2:
         return math.nan
     if not values.any():
         return 1.0
-    if np.ptp(values) <= 1e-12 * np.abs(values).max():  # no spread: t would be infinite
+    if np.ptp(values) <= 1e-12:  # no spread: t would be infinite
         return math.nan
     return float(stats.ttest_1samp(values, 0.0).pvalue)
 
@@ -166,20 +167,32 @@ def _against(rows: Sequence[MeasuredRow], reference: MeasuredRow, figure: str) -
 
 
 def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[tuple[FinishedRun, FinishedRun]]:
-    """Runs of the same seeds."""
-    found = [(run, _partner(run, others)) for run in runs]
-    return [(run, other) for run, other in found if other is not None]
+    """Runs of the same seeds; then those of the same first seed and partition; then those of the same first seed.
+
+    A run is in one pair at most, and in one by what both have alone: which of several belong together is not guessed.
+    """
+    partners: dict[int, FinishedRun] = {}
+    left, free = list(runs), list(others)
+    for fits in (_same_seeds, _same_seed_and_partition, _same_seed):
+        fitting = [(run, [other for other in free if fits(run, other)]) for run in left]
+        wanted = Counter(id(other) for _, some in fitting for other in some)
+        partners |= {id(run): some[0] for run, some in fitting if len(some) == 1 and wanted[id(some[0])] == 1}
+        taken = {id(other) for other in partners.values()}
+        left = [run for run in left if id(run) not in partners]
+        free = [other for other in free if id(other) not in taken]
+    return [(run, partners[id(run)]) for run in runs if id(run) in partners]
 
 
-def _partner(run: FinishedRun, others: Sequence[FinishedRun]) -> FinishedRun | None:
-    """The run of the same seeds; otherwise that of the same first seed, of several that of the same partition."""
-    exact = [other for other in others if other.seeds == run.seeds]
-    if len(exact) == 1:
-        return exact[0]
-    same = [other for other in others if other.seed == run.seed]
-    alike = [other for other in same if _same_partition(run, other)]
-    chosen = alike or same
-    return chosen[0] if len(chosen) == 1 else None
+def _same_seeds(run: FinishedRun, other: FinishedRun) -> bool:
+    return run.seeds == other.seeds
+
+
+def _same_seed_and_partition(run: FinishedRun, other: FinishedRun) -> bool:
+    return run.seed == other.seed and _same_partition(run, other)
+
+
+def _same_seed(run: FinishedRun, other: FinishedRun) -> bool:
+    return run.seed == other.seed
 
 
 def _same_partition(run: FinishedRun, other: FinishedRun) -> bool:

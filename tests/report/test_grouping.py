@@ -69,7 +69,7 @@ def test_of_two_runs_with_equal_seeds_the_later_counts(tmp_path):
 def test_rows_are_named_by_the_options_that_differ(tmp_path):
     assert labels(tmp_path / "1", config(lr=0.01), config(lr=0.02)) == ["FedAvg, lr=0.01", "FedAvg, lr=0.02"]
     assert labels(tmp_path / "2", config(), config(lr=0.02, loop__cohort=0.5)) == [
-        "FedAvg, lr=0.1, cohort=1",
+        "FedAvg, lr=0.1, cohort=1.0",
         "FedAvg, lr=0.02, cohort=0.5",
     ]
     adam = {"class_path": "torch.optim.Adam", "init_args": {"amsgrad": True}}
@@ -104,7 +104,7 @@ def test_folders_name_rows_only_where_no_option_differs():
     paths = ["model.method.optimizer.lr", "model.method.lr", "data.augment.0.degrees"]
     assert list(short_names(paths).values()) == ["optimizer.lr", "method.lr", "degrees"]
     assert differing([{"a": 1}, {"a": 1}]) == []
-    nested = [{"class_path": "p.Crop", "init_args": {"size": [1, 2]}}, {"class_path": "p.Flip"}]
+    nested = [{"class_path": "torch.Crop", "init_args": {"size": [1, 2]}}, {"class_path": "torch.Flip"}]
     assert flatten("data.augment", nested) == {
         "data.augment.0": "Crop",
         "data.augment.0.size": [1, 2],

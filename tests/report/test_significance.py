@@ -27,6 +27,10 @@ def test_the_t_test_of_few_or_equal_differences():
     assert math.isnan(paired_t_test([0.1]))
     assert paired_t_test([0.0, 0.0]) == 1.0
     assert math.isnan(paired_t_test([0.1, 0.1, 0.1]))  # no spread to judge by
+    clients = [np.linspace(0.5, 0.9, 100) + seed / 7 for seed in range(3)]  # one more right answer of 100, each time
+    rounded = [np.mean([*values[:-1], values[-1] + 0.01]) - np.mean(values) for values in clients]
+    assert np.ptp(rounded) > 0
+    assert math.isnan(paired_t_test(rounded))
 
 
 @pytest.mark.parametrize("digits", [1, 9], ids=["tied", "distinct"])
@@ -173,3 +177,15 @@ def test_runs_are_paired_by_all_their_seeds_first():
     assert _pairs(ours, theirs) == [(ours[0], theirs[1]), (ours[1], theirs[0])]
     assert _pairs([run(0, 3)], theirs) == []
     assert len(_pairs([run(0, 3)], theirs[:1])) == 1
+
+
+def test_a_run_is_in_one_pair_at_most():
+    """One run of the reference beside several of its seed would count as often as there are."""
+
+    def run(data_seed):
+        return FinishedRun(Path("run"), "FedAvg", seed=0, data_seeds=(data_seed,), seeds=(0, data_seed))
+
+    ours, theirs = [run(0), run(1), run(2)], [run(0)]
+    assert _pairs(ours, theirs) == [(ours[0], theirs[0])]
+    assert _pairs(theirs, ours) == [(theirs[0], ours[0])]
+    assert _pairs(ours, [run(5)]) == []

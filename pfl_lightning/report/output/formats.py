@@ -93,7 +93,8 @@ def latex_table(blocks: Sequence[TextTable], caption: str) -> str:
 
 def _latex_line(cells: object) -> str:
     line = " & ".join(cells) + r" \\"  # type: ignore[arg-type]
-    return f"{{[}}{line[1:]}" if line.startswith("[") else line  # behind the line above it would be a length
+    # Behind the end of the line above, these would be a length, or a star that forbids a page break.
+    return f"{{{line[0]}}}{line[1:]}" if line.startswith(("[", "*")) else line
 
 
 def _latex_cell(cell: Cell) -> str:

@@ -211,6 +211,8 @@ class Report:
             content = writers[form]()
             if content is not None:
                 written.append(_replace(folder / name, content))
+            else:  # a picture of an earlier report would stand beside this one's files
+                (folder / name).unlink(missing_ok=True)
             if form == "csv":
                 runs = runs_csv(self.rows, self.columns)
                 written.append(_replace(folder / f"{Path(name).stem}_runs.csv", runs))

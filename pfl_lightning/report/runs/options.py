@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["differing", "find_seeds", "flatten", "run_options", "short_names", "show"]
+__all__ = ["alike", "differing", "equal", "find_seeds", "flatten", "run_options", "same_options", "short_names", "show"]
 
 SETTINGS = (
     *("model.method", "model.encoder", "data", "loop", "personalize"),
     *("trainer.precision", "trainer.gradient_clip_val"),
+    *("trainer.limit_train_batches", "trainer.limit_val_batches", "trainer.limit_test_batches"),
 )
 """Settings that runs of one configuration share; their seeds may differ."""
 
 CLIPPING = "norm"
 """How engines clip unless they are told otherwise."""
+
+KNOWN_PACKAGES = ("pfl_lightning", "torch", "torchvision", "lightning")
+"""Packages whose classes are known by their names alone, wherever a version of the package has them."""
 
 PLACES = ("seed", "root", "cache_dir")
 """Options below these that make no difference to what is compared."""
@@ -27,7 +31,7 @@ def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, 
         config: The run's config; empty for a run that was not started from the command line.
         method: Name of the method's class.
         arguments: The method's arguments, for a run without a config.
-        rounds: Rounds that were played.
+        rounds: Rounds that were planned, or played.
 
     Example:
         >>> data = {"class_path": "pfl_lightning.datamodules.Digits", "init_args": {"seed": 3, "batch_size": 10}}
@@ -67,13 +71,21 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
 def flatten(path: str, value: Any) -> dict[str, Any]:
     """The options below a path; an object is the name of its class and its arguments.
 
+    A class of the user's has its import path, too, which tells it from another one of that name.
+
     Example:
         >>> flatten("optimizer", {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, "seed": 3}})
         {'optimizer': 'SGD', 'optimizer.lr': 0.1}
+        >>> flatten("encoder", {"class_path": "models.small.Net"})
+        {'encoder': 'Net', 'encoder.class': 'models.small.Net'}
     """
     if isinstance(value, Mapping):
         if "class_path" in value:
-            found = {path: str(value["class_path"]).rpartition(".")[2]}
+            whole = str(value["class_path"])
+            package, _, _ = whole.partition(".")
+            found = {path: whole.rpartition(".")[2]}
+            if package != whole and package not in KNOWN_PACKAGES:
+                found[f"{path}.class"] = whole
             return found | flatten(path, value.get("init_args") or {})
         items = [(key, entry) for key, entry in value.items() if key not in PLACES]
         return {key: entry for name, below in items for key, entry in flatten(f"{path}.{name}", below).items()}
@@ -104,12 +116,32 @@ def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
         ['a', 'c']
     """
     paths = list(dict.fromkeys(path for one in options for path in one))
-    found = [path for path in paths if any(_value(one, path) != _value(options[0], path) for one in options)]
+    found = [path for path in paths if any(not alike(one, options[0], path) for one in options)]
     return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
 
 
-def _value(options: Mapping[str, Any], path: str) -> tuple[bool, Any]:
-    return path in options, options.get(path)
+def same_options(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether two configurations have the same options with equal values."""
+    return all(alike(options, others, path) for path in {**options, **others})
+
+
+def alike(options: Mapping[str, Any], others: Mapping[str, Any], path: str) -> bool:
+    """Whether two configurations have an option with equal values, or both do not have it."""
+    return (path in options) == (path in others) and equal(options.get(path), others.get(path))
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values of an option mean the same: 1 is a number of clients, 1.0 all of them, and true is neither.
+
+    Example:
+        >>> equal(2, 2.0), equal(1, 1.0), equal(1, True), equal(float("nan"), float("nan"))
+        (True, False, False, True)
+    """
+    if one != one and other != other:  # NaN
+        return True
+    if one == 1 and other == 1:
+        return type(one) is type(other)
+    return bool(one == other)
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
@@ -136,4 +168,6 @@ def show(value: Any) -> str:
     """An option's value as in a config."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return "1.0" if value == 1 else f"{value:g}"
+    return str(value)

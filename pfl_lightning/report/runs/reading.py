@@ -62,6 +62,8 @@ def _is_aside(folder: Path, top: Path) -> bool:
             return True
         if folder.name in ASIDE and (folder.parent / "runs").is_dir():
             return True
+        if folder.name.startswith("trials_") and (folder.parent / "journal.log").is_file():
+            return True
         folder = folder.parent
     return False
 
@@ -127,7 +129,7 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
         seed=int(results["seed"]),
         rounds=int(results["rounds"]),
         num_clients=int(results["num_clients"]),
-        test=test if old or chosen.get("test") else _tested_afterwards(folder, chosen, choice) or test,
+        test=test if old or chosen.get("test") else _tested_afterwards(folder, chosen, choice, results) or test,
         **_personalized(folder),
         bytes_up=_number(results["bytes"]["up"]),
         bytes_down=_number(results["bytes"]["down"]),
@@ -137,14 +139,17 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
     )
 
 
-def _tested_afterwards(folder: Path, chosen: Mapping[str, Any], choice: str) -> Evaluation | None:
+def _tested_afterwards(
+    folder: Path, chosen: Mapping[str, Any], choice: str, results: Mapping[str, Any]
+) -> Evaluation | None:
     """What ``trainer.test`` has found of the chosen round, where rounds do not evaluate test parts."""
     path = folder / "test.json"
     if choice == "best_test" or not path.is_file():
         return None
     content = json.loads(path.read_text())
     found = content["accuracy"]["last"] or {}
-    if not found.get("test") or found["round"] != chosen.get("round"):
+    wanted = results["rounds"] if choice == "last" and not chosen else chosen.get("round")  # where none was evaluated
+    if not found.get("test") or found["round"] != wanted:
         return None
     clients = _client_accuracies(folder / "test_clients.csv", "test_accuracy", "0")
     return _evaluation(content["evaluated"], found["test"], clients)
@@ -175,10 +180,19 @@ def _configured(config: Mapping[str, Any], results: Mapping[str, Any]) -> dict[s
     method, arguments = str(results["method"]), results.get("method_arguments") or {}
     return {
         "config": config,
-        "options": run_options(config, method, arguments, int(results["rounds"])),
+        "options": run_options(config, method, arguments, _planned_rounds(config, results)),
         "data_seeds": tuple(find_seeds(config.get("data"))),
         "seeds": (int(results["seed"]), *find_seeds(config)),
     }
+
+
+def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any]) -> int:
+    """The rounds of a finished run that was not ended early; a resumed one may have had more than at its start."""
+    played, trainer = int(results["rounds"]), config.get("trainer")
+    planned = trainer.get("max_epochs") if isinstance(trainer, Mapping) else None
+    if not results.get("finished", True) or not isinstance(planned, int) or isinstance(planned, bool):
+        return played
+    return max(planned, played)
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
@@ -249,9 +263,15 @@ def _personalized(folder: Path) -> dict[str, Any]:
 def _client_accuracies(path: Path, column: str, novel: str | None = None) -> dict[int, float]:
     if not path.is_file():
         return {}
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
-    found = {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
+    try:
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
+        found = {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
+    except (ValueError, LookupError, TypeError, csv.Error) as error:
+        raise ConfigurationError(
+            f"{path} is not what a run of this package leaves ({type(error).__name__}: {error}); leave the run out, "
+            "repair the file, or remove it: the run is then read without its clients"
+        ) from error
     return {client: accuracy for client, accuracy in found.items() if math.isfinite(accuracy)}
 
 

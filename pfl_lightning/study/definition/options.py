@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.report.runs.options import KNOWN_PACKAGES, equal
 
-__all__ = ["Config", "merge", "option_of", "parse_words", "short_path", "with_option"]
+__all__ = ["Config", "has_value", "merge", "option_of", "parse_words", "short_path", "with_option", "with_options"]
 
 Config = Mapping[str, Any]
 """A config, as it stands in a YAML file."""
@@ -20,8 +21,8 @@ def merge(below: Any, above: Any) -> Any:
     """One config laid over another: mappings are merged key by key, all else is replaced.
 
     A mapping with another ``class_path`` replaces the class below with its arguments; a class is the same under its
-    name alone and under its import path. Arguments below without a class are those of any class. A mapping over the
-    name of a class gives that class arguments.
+    name alone and under its import path, and one of this package or of torch under each of its import paths. Arguments
+    below without a class are those of any class. A mapping over the name of a class gives that class arguments.
 
     Args:
         below: The config that is changed; it is left as it is.
@@ -49,8 +50,13 @@ def merge(below: Any, above: Any) -> Any:
 
 
 def _is_other_class(below: Config, above: Config) -> bool:
-    classes = [str(config.get("class_path", "")).rpartition(".")[2] for config in (below, above)]
-    return all(classes) and classes[0] != classes[1]
+    paths = [str(config.get("class_path", "")) for config in (below, above)]
+    if not all(paths):
+        return False
+    if len({path.rpartition(".")[2] for path in paths}) > 1:
+        return True
+    packages = [path.partition(".")[0] for path in paths if "." in path]
+    return len(packages) > 1 and len({*paths}) > 1 and not (len({*packages}) == 1 and packages[0] in KNOWN_PACKAGES)
 
 
 def option_of(config: Config, path: str, default: Any = None) -> Any:
@@ -102,6 +108,40 @@ def with_option(config: Config, path: str, value: Any) -> dict[str, Any]:
         key = key.removesuffix("+")
         return {**config, key: [*_listed(config.get(key)), *_listed(value)]}
     return {**config, key: merge(below, value)}
+
+
+def with_options(config: Config, options: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A config with several options set, whatever their order: a class before its arguments.
+
+    Args:
+        config: A config; it is left as it is.
+        options: Paths and values.
+
+    Example:
+        >>> from pfl_lightning.study.definition.options import with_options
+        >>> with_options({"model": {"method": "FedAvg"}}, [("model.method.lr", 0.1), ("model.method", "FedPAC")])
+        {'model': {'method': {'class_path': 'FedPAC', 'init_args': {'lr': 0.1}}}}
+    """
+    found = dict(config)
+    for path, value in sorted(options, key=lambda one: short_path(one[0]).count(".")):
+        found = with_option(found, path, value)
+    return found
+
+
+def has_value(config: Config, path: str, value: Any) -> bool:
+    """Whether a config has an option at a value; not looked at where that is a list or a mapping.
+
+    Args:
+        config: A config.
+        path: Path of the option.
+        value: The value; a class by its name.
+    """
+    if isinstance(value, Mapping | list | tuple) or path.endswith("+"):
+        return True
+    found = option_of(config, path)
+    if isinstance(found, Mapping) and "class_path" in found:
+        return str(found["class_path"]).rpartition(".")[2] == str(value).rpartition(".")[2]
+    return equal(found, value)
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.report.runs.study_folder import NO_SETTING, folder_name
 from pfl_lightning.study.definition.grid import grid_points
-from pfl_lightning.study.definition.options import Config, merge, option_of, with_option
+from pfl_lightning.study.definition.options import Config, has_value, merge, option_of, with_option, with_options
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.definition.words import SEED_OPTIONS, apply_words, check_words
 
@@ -99,8 +100,8 @@ def plan_cells(study: Study, words: Sequence[tuple[str, str]] = ()) -> list[Cell
         words: Further options of every run, as pairs of path and text.
 
     Raises:
-        UsageError: Two cells would share a folder, a published figure has no row, or the command line has an
-            option of the grid or of the search.
+        UsageError: Two cells would share a folder, a published figure has no row, the command line has an option of
+            the grid or of the search, or something replaces an option of the grid.
     """
     check_words(study, words)
     cells: list[Cell] = []
@@ -108,8 +109,8 @@ def plan_cells(study: Study, words: Sequence[tuple[str, str]] = ()) -> list[Cell
         for method, of_method in study.methods.items():
             config: Config = reduce(merge, (*study.base, *of_setting, *of_method), {})
             for label, point in grid_points(study.grid):
-                varied = reduce(lambda below, option: with_option(below, *option), point, config)
-                varied = apply_words(varied, words)
+                varied = apply_words(with_options(config, point), words)
+                _check_values(f"{method}{label}", varied, point)
                 if method in study.skip_training:
                     varied = with_option(varied, "trainer.max_epochs", 0)
                 cells.append(Cell(setting, method, f"{method}{label}", varied))
@@ -153,6 +154,16 @@ def seeded(config: Config, seed: int, options: Sequence[str] = ()) -> Config:
         if options or path == "seed_everything" or option_of(config, path) is not None:
             config = with_option(config, path, seed)
     return config
+
+
+def _check_values(label: str, config: Config, point: Sequence[tuple[str, Any]]) -> None:
+    """Refuse a row whose label would say a value that its runs do not have."""
+    for path, value in point:
+        if not has_value(config, path, value):
+            raise UsageError(
+                f"{label}: {path} of the grid would be {option_of(config, path)!r} in its runs, and not {value!r}: "
+                "another option of the grid or of the command line replaces what it belongs to"
+            )
 
 
 def _check_folders(cells: Sequence[Cell]) -> None:

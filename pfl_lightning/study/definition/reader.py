@@ -124,6 +124,8 @@ def _selected(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str
 
 def _grid(entry: Entry) -> dict[str, tuple[Any, ...]]:
     lists = entry.mapping(expected="a mapping of options to lists of values")
+    if any(not path.strip(".") for path in lists):
+        raise entry.error("options by their paths, such as model.method.init_args.lr, and not an empty name")
     refuse_same_option(entry, lists)
     return {path: values.different_values() for path, values in lists.items()}
 

@@ -12,7 +12,7 @@ from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
 from pfl_lightning.errors import UsageError
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["read_yaml", "value_of", "write_yaml"]
+__all__ = ["as_read", "read_yaml", "value_of", "write_yaml"]
 
 
 def read_yaml(path: Path, named_in: str = "") -> Any:
@@ -49,8 +49,18 @@ def value_of(text: str) -> Any:
 
 def write_yaml(path: Path, content: Any) -> None:
     """Write a YAML file, whole or not at all."""
-    with replace_file(path) as temporary:
-        temporary.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    with replace_file(path, shared=True) as temporary:
+        temporary.write_text(_dump(content), encoding="utf-8")
+
+
+def as_read(content: Any) -> Any:
+    """What is read of a file of this content."""
+    return _load(_dump(content))
+
+
+def _dump(content: Any) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _load(text: str) -> Any:

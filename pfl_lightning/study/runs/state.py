@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.cli.runs.folders import RunFolder
-from pfl_lightning.errors import RunLockedError
+from pfl_lightning.errors import RunLockedError, UsageError
+from pfl_lightning.report.runs.options import alike, same_options
 from pfl_lightning.state.run_lock import RunLock
-from pfl_lightning.study.definition.options import Config
+from pfl_lightning.study.definition.options import Config, option_of
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.definition.yaml_file import read_yaml
+from pfl_lightning.study.definition.yaml_file import as_read, read_yaml
 
 __all__ = [
+    "NOT_GIVEN",
     "RunState",
     "changed_options",
     "finished_folder",
@@ -32,6 +35,15 @@ ELSEWHERE = (
     *("trainer.default_root_dir", "trainer.log_every_n_steps", "trainer.profiler"),
 )
 """Options that differ between machines and change no result."""
+
+
+class _NotGiven:
+    def __str__(self) -> str:
+        return "not given"
+
+
+NOT_GIVEN = _NotGiven()
+"""Value of an option that a config does not have, which null need not be the same as."""
 
 
 class RunState(Enum):
@@ -54,12 +66,17 @@ def state_of(run: Run) -> RunState:
 
 
 def changed_options(run: Run) -> dict[str, tuple[Any, Any]]:
-    """Options whose values differ from those that the run was started with: by path, the old and the new one."""
+    """Options whose values differ from those that the run was started with: by path, the old and the new one.
+
+    The value of an option that is in one of the configs alone is ``NOT_GIVEN`` in the other.
+    """
     if not run.config_file.is_file():
         return {}
     before, now = flat_options(read_yaml(run.config_file) or {}), flat_options(run.config)
-    paths = {**before, **now}
-    return {path: (before.get(path), now.get(path)) for path in paths if before.get(path) != now.get(path)}
+    if not same_options(before, now):
+        now = flat_options(as_read(run.config))  # as the file has it: a text such as 1e5 is a number there
+    different = [path for path in {**before, **now} if not alike(before, now, path)]
+    return {path: (before.get(path, NOT_GIVEN), now.get(path, NOT_GIVEN)) for path in different}
 
 
 def flat_options(config: Config) -> dict[str, Any]:
@@ -83,14 +100,29 @@ def finished_folder(run: Run) -> Path | None:
     """The folder with the results of a finished run; ``None`` while there is none.
 
     Results that cannot be read, such as those of a damaged disk, are none: the run goes on after its last checkpoint,
-    and writes them again.
+    and writes them again. A version of another number of rounds, such as somebody has played with the run's config,
+    is not the study's.
     """
     needed = ["personalized.json"] if personalizes(run.config) else []
-    for version in reversed(RunFolder(run.folder).versions()):
+    versions = RunFolder(run.folder).versions()
+    for version in reversed(versions):
         finished = (_content(version / "results.json") or {}).get("finished") is True
-        if finished and all(_content(version / name) is not None for name in needed):
+        whole = finished and all(_content(version / name) is not None for name in needed)
+        if whole and (len(versions) == 1 or _has_its_rounds(run, version)):
             return version
     return None
+
+
+def _has_its_rounds(run: Run, version: Path) -> bool:
+    """Whether the first config of a version does not say another number of rounds; one that is damaged says none."""
+    planned, path = option_of(run.config, "trainer.max_epochs"), version / "config.yaml"
+    if planned is None or not path.is_file():
+        return True
+    with suppress(UsageError):
+        config = read_yaml(path)
+        said = option_of(config, "trainer.max_epochs") if isinstance(config, Mapping) else None
+        return said is None or bool(said == planned)
+    return True
 
 
 def unreadable_results(run: Run) -> Path | None:

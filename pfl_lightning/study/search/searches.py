@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.study.definition.options import Config, with_option
+from pfl_lightning.report.runs.options import same_options
+from pfl_lightning.study.definition.options import Config, with_option, with_options
 from pfl_lightning.study.definition.plan import Cell, seeded
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.definition.yaml_file import read_yaml, write_yaml
@@ -67,15 +67,14 @@ def searched_cells(
         folder = search_folder(output, cell)
         config = seeded(cell.config, study.seeds[0], study.seed_options)
         asked = {"search": _plain_search(asked_for), "choice": study.choice, "config": plain(config)}
-        known = _answer(folder, asked)
+        known = _answer(folder, asked, study)
         if known is None:
             if search is None or not now(cell):
                 waiting.append(cell)
                 continue
             known = {"options": dict(search(asked_for, config, folder)), **asked}
             _keep(folder, known)
-        options = known["options"].items()
-        found.append(replace(cell, config=reduce(lambda below, one: with_option(below, *one), options, cell.config)))
+        found.append(replace(cell, config=with_options(cell.config, known["options"].items())))
     return found, waiting
 
 
@@ -84,10 +83,10 @@ def has_answer(output: Path, cell: Cell) -> bool:
     return (search_folder(output, cell) / BEST).is_file()
 
 
-def _answer(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _answer(folder: Path, asked: Mapping[str, Any], study: Study) -> Mapping[str, Any] | None:
     """What a search for the same has found before, the newest one or an earlier one; ``None`` for none."""
     kept = (read_yaml(path) for path in (folder / BEST, *sorted(folder.glob("best_*.yaml"))) if path.is_file())
-    return next((known for known in kept if _is_answer(known, asked)), None)
+    return next((known for known in kept if _is_answer(known, asked, study)), None)
 
 
 def _keep(folder: Path, known: Mapping[str, Any]) -> None:
@@ -98,11 +97,22 @@ def _keep(folder: Path, known: Mapping[str, Any]) -> None:
     write_yaml(path, known)
 
 
-def _is_answer(known: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Whether a search was of the same; its data may lie elsewhere."""
-    if any(known.get(key) != asked[key] for key in ("search", "choice")):
+def _is_answer(known: Any, asked: Mapping[str, Any], study: Study) -> bool:
+    """Whether a search was of the same, with one of the study's seeds; its data may lie elsewhere.
+
+    Rows that are searched beside it make no difference, nor which choice other than the last round it was for.
+    """
+    if not isinstance(known, Mapping) or not isinstance(known.get("search"), Mapping):
+        return False  # a damaged file
+    if {**known["search"], "methods": None} != {**asked["search"], "methods": None}:
         return False
-    return flat_options(known.get("config") or {}) == flat_options(asked["config"])
+    if (known.get("choice") == "last") != (asked["choice"] == "last"):
+        return False
+    options = study.seed_options
+    return any(
+        same_options(flat_options(known.get("config") or {}), flat_options(seeded(asked["config"], seed, options)))
+        for seed in study.seeds
+    )
 
 
 def with_some_values(search: Search | None, cell: Cell, *, longest: bool = False) -> Cell:

@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.state.run_lock import RunLock, wait_for_lock
-from pfl_lightning.study.definition.options import Config, option_of, with_option
+from pfl_lightning.study.definition.options import Config, option_of, with_options
 from pfl_lightning.study.definition.study import Dimension, Search
 from pfl_lightning.study.runs.processes import last_lines
 from pfl_lightning.study.runs.state import flat_options
@@ -201,7 +200,7 @@ class _Searcher:
         from optuna.trial import TrialState
 
         options = self._options(trial.params)
-        config = reduce(lambda below, option: with_option(below, *option), options.items(), self.config)
+        config = with_options(self.config, options.items())
         folder, pruned = self._folder_of(trial.number), False
         seen = set(self._trial(trial.number).intermediate_values)
 

@@ -118,4 +118,4 @@ def changes(options: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _text(value: Any) -> str:
-    return "not given" if value is None else str(value)
+    return "null" if value is None else str(value)

@@ -152,3 +152,11 @@ def test_a_damaged_config_is_named(tmp_path):
         read_run(folder)
     (folder / "config.yaml").unlink()
     assert read_run(folder).test.mean == 0.5
+
+
+def test_trials_of_a_search_that_was_interrupted_are_no_runs(tmp_path):
+    run = write_run(tmp_path / "study" / "other" / "version_0")
+    search = tmp_path / "study" / "search" / "all" / "FedAvg"
+    write_run(search / "trials_0123abcd" / "0" / "version_0")
+    (search / "journal.log").write_text("")
+    assert find_runs(tmp_path / "study") == [run]

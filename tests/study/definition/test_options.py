@@ -23,6 +23,21 @@ def test_another_class_replaces_the_arguments(above, kept):
     assert merged["init_args"] == ({"lr": 0.1, "epochs": 2} if kept else {"epochs": 2})
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "kept"),
+    [
+        ("mine.small.Net", "mine.big.Net", False),
+        ("mine.small.Net", "Net", True),
+        ("pfl_lightning.methods.FedAvg", "pfl_lightning.methods.fedavg.FedAvg", True),
+        ("torch.optim.SGD", "torch.optim.sgd.SGD", True),
+        ("torch.optim.SGD", "mine.SGD", False),
+    ],
+)
+def test_classes_of_one_name_are_one_only_where_they_must_be(one, other, kept):
+    merged = merge({"class_path": one, "init_args": {"lr": 0.1}}, {"class_path": other})
+    assert ("init_args" in merged) is kept
+
+
 def test_arguments_below_without_a_class_are_those_of_any_class():
     assert merge({"init_args": {"lr": 0.1}}, {"class_path": "FedPer"}) == {
         "init_args": {"lr": 0.1},

@@ -47,6 +47,30 @@ def test_a_grid_makes_rows(tmp_path):
     assert runs[0].folder.parent.name == "FedAvg-lr=0.1-encoder=mlp"
 
 
+def test_the_order_of_a_grids_options_makes_no_difference(tmp_path):
+    lr, method = ("model.method.init_args.lr", [0.1, 0.2]), ("model.method", ["FedAvg", "FedPAC"])
+    for grid in (dict([lr, method]), dict([method, lr])):
+        runs = planned(tmp_path, methods={"M": {}}, grid=grid)
+        assert {(one.config["model"]["method"]["class_path"], option_of(one.config, lr[0])) for one in runs} == {
+            (name, rate) for name in method[1] for rate in lr[1]
+        }
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        (
+            {"data.init_args.partition.init_args.num_clients": [2, 3]},
+            [("data.init_args.partition", "{class_path: IID}")],
+        ),
+        ({"loop": [1, 2], "loop.cohort": [3]}, []),
+    ],
+)
+def test_a_row_whose_label_would_not_be_true_is_refused(tmp_path, grid, words):
+    with pytest.raises(ConfigurationError, match=r"of the grid would be .* in its runs, and not"):
+        planned(tmp_path, words, grid=grid)
+
+
 @pytest.mark.parametrize(
     ("grid", "labels"),
     [

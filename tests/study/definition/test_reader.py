@@ -118,6 +118,7 @@ def test_published_figures_with_and_without_settings(study_file):
         ({"seeds": [0, "x"]}, r"two.yaml: seeds.1: expected a whole number of at least 0, got x"),
         ({"seeds": ["0"]}, r"seeds.0: expected a whole number .*, got 0 \(a text: write it without quotes\)"),
         ({"grid": {"model.method.lr": 0.1}}, r"two.yaml: grid.model.method.lr: expected a list of values, got 0.1"),
+        ({"grid": {"": [1, 2]}}, r"two.yaml: grid: expected options by their paths, such as model"),
         ({"grid": {"model.method.lr": [1, 1]}}, r"two.yaml: grid.model.method.lr: expected different values"),
         ({"grid": {"model.method.lr": [1, 1.0]}}, r"two.yaml: grid.model.method.lr: expected different values"),
         (

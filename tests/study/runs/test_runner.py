@@ -11,9 +11,11 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
+from pfl_lightning.study.definition.yaml_file import write_yaml
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.runner import Runner
-from pfl_lightning.study.runs.state import RunState, changed_options, state_of
+from pfl_lightning.study.runs.state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
+from pfl_lightning.study.selection.changed import changes
 from pfl_lightning.study.timing.estimate import probe
 from pfl_lightning.study.timing.times import Times
 
@@ -147,6 +149,36 @@ def test_changed_options_are_those_that_matter(runs):
     changed = replace(run, config=with_option(run.config, "trainer.max_epochs", 5))
     assert state_of(changed) is RunState.CHANGED
     assert changed_options(changed) == {"trainer.max_epochs": (2, 5)}
+    null = replace(run, config=with_option(run.config, "model.method.head_lr", None))  # which need not be the default
+    assert changed_options(null) == {"model.method.init_args.head_lr": (NOT_GIVEN, None)}
+    assert changes(changed_options(null)) == ": model.method.init_args.head_lr was not given, is now null"
+
+
+def test_one_client_is_not_all_clients(runs):
+    run = replace(runs[0], config=with_option(runs[0].config, "loop.cohort", 1.0))
+    Runner(PretendedStarter(), Notes()).play([run])
+    assert state_of(run) is RunState.DONE
+    assert state_of(replace(run, config=with_option(run.config, "loop.cohort", 1))) is RunState.CHANGED
+
+
+def test_a_text_that_yaml_reads_as_a_number_is_no_change(runs):
+    for value in ("1e5", float("nan")):
+        run = replace(runs[0], config=with_option(runs[0].config, "model.method.lr", value))
+        write_yaml(run.config_file, run.config)
+        assert changed_options(run) == {}
+
+
+def test_a_version_of_other_rounds_is_not_the_studys(runs):
+    """Somebody may try a run's config with fewer rounds."""
+    finish(runs[0].folder)
+    for number, rounds in enumerate((2, 1)):
+        version = runs[0].folder / f"version_{number}"
+        version.mkdir(exist_ok=True)
+        (version / "results.json").write_text('{"finished": true}')
+        (version / "config.yaml").write_text(f"trainer: {{max_epochs: {rounds}}}")
+    assert finished_folder(runs[0]) == runs[0].folder / "version_0"
+    (runs[0].folder / "version_1" / "config.yaml").write_text("trainer: {max_epochs: 2}")
+    assert finished_folder(runs[0]) == runs[0].folder / "version_1"
 
 
 def test_a_run_that_personalizes_is_done_when_it_has(runs):

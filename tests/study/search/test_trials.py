@@ -121,6 +121,24 @@ def test_where_data_lie_is_no_other_search_but_another_choice_is(tmp_path):
         assert len(calls) == 2
     study = read_study(write_study(tmp_path, search=search, choice="validation_selected"))
     assert len(searched_cells(study, plan_cells(study), tmp_path / "out")[1]) == 2
+    searched_cells(study, plan_cells(study), tmp_path / "out", find)
+    study = read_study(write_study(tmp_path, search=search, choice="best_test"))  # validation chooses for both
+    assert searched_cells(study, plan_cells(study), tmp_path / "out")[1] == []
+
+
+def test_rows_and_seeds_that_are_added_are_no_other_search(tmp_path):
+    search = {"trials": 3, "space": {"model.method.lr": {"low": 0.01, "high": 0.1}}}
+
+    def waiting(methods, seeds, find=None):
+        study = read_study(write_study(tmp_path, search={**search, "methods": methods}, seeds=seeds))
+        return [cell.label for cell in searched_cells(study, plan_cells(study), tmp_path / "out", find)[1]]
+
+    assert waiting(["FedAvg"], [1, 2], lambda asked, config, folder: {"model.method.lr": 0.07}) == []
+    assert waiting(["FedAvg", "FedPer"], [1, 2]) == ["FedPer"]
+    assert waiting(["FedAvg"], [0, 1, 2]) == []
+    assert waiting(["FedAvg"], [0, 2]) == ["FedAvg"]  # it was that of seed 1
+    (tmp_path / "out" / "search" / "all" / "FedAvg" / "best.yaml").write_text("")
+    assert waiting(["FedAvg"], [1, 2]) == ["FedAvg"]
 
 
 def test_the_name_of_a_search_in_its_folder():

@@ -1,0 +1,172 @@
+"""What a comparison must not mix: runs that look alike, settings of a study, unfinished runs."""
+
+import json
+import math
+import warnings
+
+import pytest
+from _helpers.finished import write_run
+
+from pfl_lightning.errors import ConfigurationError, UsageError
+from pfl_lightning.report import ReportSettings, Row, read_run
+from pfl_lightning.report.grouping import group_runs
+from pfl_lightning.report.rows import measure, with_figure
+
+
+def rows(*paths, labels=None):
+    return group_runs(map(read_run, paths), labels)
+
+
+def found(*paths):
+    """Setting, label and means of the runs of each row."""
+    return [(row.setting, row.label, [run.test.mean for run in row.runs]) for row in rows(*paths)]
+
+
+def of_encoder(name):
+    return {"model": {"encoder": {"class_path": name}}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ({"loop": {"cohort": 1}}, {"loop": {"cohort": 1.0}}, ["FedAvg, cohort=1", "FedAvg, cohort=1.0"]),
+        (
+            of_encoder("models.small.Net"),
+            of_encoder("models.big.Net"),
+            ["FedAvg, class=models.small.Net", "FedAvg, class=models.big.Net"],
+        ),
+        (
+            {"trainer": {"limit_train_batches": None}},
+            {"trainer": {"limit_train_batches": 2}},
+            ["FedAvg", "FedAvg, limit_train_batches=2"],
+        ),
+    ],
+    ids=["a client or all clients", "classes of one name", "batches of each client"],
+)
+def test_runs_of_equal_seeds_that_differ_are_rows_of_their_own(tmp_path, one, other, names):
+    paths = [write_run(tmp_path / f"version_{n}", config=config) for n, config in enumerate((one, other))]
+    assert [row.label for row in rows(*paths)] == names
+
+
+def test_classes_of_this_package_are_known_by_their_names(tmp_path):
+    paths = [
+        write_run(tmp_path / f"version_{n}", seed=n, config=of_encoder(f"pfl_lightning.{where}.ResNet18"))
+        for n, where in enumerate(("encoders", "encoders.resnet"))
+    ]
+    assert len(rows(*paths)) == 1
+
+
+def test_runs_of_scripts_with_equal_seeds_in_two_folders_are_two_rows(tmp_path):
+    """What else they had is not known."""
+    paths = [write_run(tmp_path / name, clients=[value]) for name, value in (("small/v", 0.25), ("large/v", 0.5))]
+    assert found(*paths) == [("", "FedAvg (small)", [0.25]), ("", "FedAvg (large)", [0.5])]
+    seeds = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("seed_0", "seed_1"))]
+    assert len(rows(*seeds)) == 1
+
+
+def test_a_run_that_another_folders_run_replaces_is_named(tmp_path):
+    paths = [write_run(tmp_path / name / "version_0", config={}, clients=[0.5]) for name in ("first", "second")]
+    configs = [{"loop": {"cohort": 0.5}, "run_dir": str(path.parent)} for path in paths]
+    for path, config in zip(paths, configs, strict=True):
+        write_run(path, config=config)
+    with pytest.warns(UserWarning, match=r"first/version_0 is left out: .*second/version_0 has the same options"):
+        (row,) = rows(*paths)
+    assert [run.path for run in row.runs] == [paths[1]]
+    versions = [write_run(tmp_path / "third" / f"version_{n}", config=configs[0]) for n in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows(*versions)  # repetitions of a run, as documented
+
+
+def test_seeds_that_ended_early_are_one_row(tmp_path):
+    config = {"trainer": {"max_epochs": 9}}
+    early = [
+        write_run(tmp_path / f"version_{seed}", seed=seed, config=config, curve=[0.5] * rounds)
+        for seed, rounds in enumerate((5, 9, 6))
+    ]
+    assert [(row.label, len(row.runs)) for row in rows(*early)] == [("FedAvg", 3)]
+    longer = write_run(tmp_path / "resumed", seed=3, config=config, curve=[0.5] * 12)
+    assert [len(row.runs) for row in rows(*early, longer)] == [3, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*is not finished")
+def test_unfinished_runs_are_none_of_the_finished_ones(tmp_path):
+    config = {"loop": {"cohort": 0.5}}
+    done = write_run(tmp_path / "version_0", config=config, clients=[0.5], curve=[0.5] * 3)
+    stopped = [
+        write_run(
+            tmp_path / f"version_{1 + seed}", seed=seed, config=config, clients=[0.1], curve=[0.1] * 3, finished=False
+        )
+        for seed in range(2)
+    ]
+    assert found(done, *stopped) == [("", "FedAvg", [0.5]), ("", "FedAvg, unfinished", [0.1, 0.1])]
+
+
+def in_study(study, setting, row="FedAvg", value=0.5, seed=0):
+    folder = study / "runs" / setting / row / f"seed_{seed}"
+    path = write_run(folder / "version_0", config={"model": {"encoder": setting}}, clients=[value], seed=seed)
+    (folder / "run.yaml").write_text("{}")
+    return path
+
+
+def test_settings_of_a_study_stay_apart_beside_other_runs(tmp_path):
+    study = [in_study(tmp_path / "study", setting, value=value) for setting, value in (("full", 0.5), ("half", 0.25))]
+    other = write_run(tmp_path / "version_0", "FedPAC", clients=[0.75], config={"model": {"encoder": "full"}})
+    blocks = [setting for setting, *_ in found(*study, other)]
+    data = "Digits, Dirichlet (data d, partition p0)"
+    assert blocks == [data, data, f"half: {data}"]
+    assert [means for *_, means in found(*study, other)] == [[0.5], [0.75], [0.25]]
+
+
+def test_a_setting_that_is_called_all_is_one(tmp_path):
+    paths = [in_study(tmp_path / "study", setting, value=value) for setting, value in (("all", 0.5), ("half", 0.25))]
+    assert found(*paths) == [("all", "FedAvg", [0.5]), ("half", "FedAvg", [0.25])]
+
+
+def test_rows_of_studies_with_folders_of_one_name_are_told_apart(tmp_path):
+    paths = [in_study(tmp_path / where / "digits", "all", value=value) for where, value in (("a", 0.5), ("b", 0.25))]
+    for number, path in enumerate(paths):
+        (path / "config.yaml").write_text(json.dumps({"model": {"encoder": str(number)}}))
+    assert [label for _, label, _ in found(*paths)] == ["FedAvg (digits) (a)", "FedAvg (digits) (b)"]
+
+
+def test_two_rows_of_a_table_cannot_have_one_label(tmp_path):
+    paths = [write_run(tmp_path / name, name) for name in ("FedAvg", "FedPAC")]
+    with pytest.raises(UsageError, match="--labels: 2 rows would be called 'X'"):
+        rows(*paths, labels=["X", "X"])
+
+
+def test_seeds_without_the_figure_are_left_out_of_its_row(tmp_path):
+    paths = [write_run(tmp_path / f"version_{seed}", seed=seed, config={}) for seed in range(3)]
+    group = {"num_clients": 3, "mean": 0.75, "std": 0.0, "variance": 0.0, "worst_decile": 0.75}
+    for path in paths[:2]:
+        (path / "personalized.json").write_text(json.dumps({"participating": group}))
+    (row,) = rows(*paths)
+    shown = with_figure(row, "personalized")
+    assert (len(shown.runs), shown.planned, shown.without) == (2, 2, 1)
+    assert shown.headline("personalized").mean == 0.75
+    assert with_figure(row, "personalized_novel") is row
+
+
+def test_a_damaged_run_costs_a_study_its_row_alone(tmp_path):
+    good, damaged = (write_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab"))
+    (damaged / "clients.csv").write_text("client,test_accuracy_last\n0,much\n")
+    settings = ReportSettings("A study")
+    with pytest.warns(UserWarning, match=r"left out of the table: .*b/clients\.csv is not what a run of this package"):
+        (row,) = measure([Row("FedAvg", "", (good, damaged))], settings)
+    assert (len(row.runs), row.planned) == (1, 2)
+    with pytest.raises(ConfigurationError, match=r"clients\.csv"):
+        read_run(damaged)
+
+
+def test_a_later_test_counts_where_no_round_was_evaluated(tmp_path):
+    run = write_run(tmp_path / "run", curve=[0.5] * 10)
+    results = json.loads((run / "results.json").read_text())
+    results["accuracy"] = {"last": None, "validation_selected": None, "best_test": None}
+    (run / "results.json").write_text(json.dumps(results))
+    tested = {"mean": 0.75, "std": 0.0, "worst_decile": 0.75, "num_clients": 3}
+    for rounds, mean in ((10, 0.75), (7, math.nan)):
+        last = {"round": rounds, "test": tested}
+        content = {"evaluated": {"score": "classifier", "model": "aggregated"}, "accuracy": {"last": last}}
+        (run / "test.json").write_text(json.dumps(content))
+        assert read_run(run).test.mean == pytest.approx(mean, nan_ok=True)
