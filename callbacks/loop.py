@@ -81,6 +81,7 @@ class FederatedLoop(ProjectCallback):
     def begin(self) -> None:
         """Count from the first round."""
         self.traffic, self.guard = Traffic(), DivergenceGuard()
+        self._before_round: tuple[dict[str, int], dict[str, int]] = {}, {}
         self.rounds, self.seconds = 0, 0.0
         self.loss = math.nan  # mean training loss of the last round
         self.undone = 0  # rounds in a row
@@ -89,6 +90,8 @@ class FederatedLoop(ProjectCallback):
         self._round: Round | None = None
         self._reloading = Reloading(0)
         self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
+        self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
+        self._validation_start = 0.0
 
     # ------------------------------------------------------------------ the cohort
 
@@ -121,6 +124,8 @@ class FederatedLoop(ProjectCallback):
         self._goes_on = stage == "fit"
         if not self._goes_on:
             return
+        if self.rounds and not trainer.current_epoch:  # of another Trainer's fit; a checkpoint's are loaded after this
+            self.begin()
         data: Any = pl_module.data
         clients = data.participating
         size = _number_of_clients("cohort", self.cohort, len(clients))
@@ -182,6 +187,9 @@ class FederatedLoop(ProjectCallback):
         self._give_back(trainer)
 
     def _give_back(self, trainer: Any) -> None:
+        if self._of_the_fit is not None:
+            self._load(self._of_the_fit)
+            self._of_the_fit = None
         if self._every_before is not None:
             trainer.reload_dataloaders_every_n_epochs, self._every_before = self._every_before, None
         self._evaluate_all(trainer)
@@ -198,6 +206,7 @@ class FederatedLoop(ProjectCallback):
         """Begin a round."""
         assert isinstance(pl_module, Federation)
         self._start = time.perf_counter()
+        self._before_round = dict(self.traffic.up), dict(self.traffic.down)
         if self._reloading.every:
             self._reloading.before(trainer.current_epoch, pl_module.data, trainer)
         self._in_round, self._aggregated = True, False
@@ -245,6 +254,11 @@ class FederatedLoop(ProjectCallback):
             trainer.should_stop = trainer.should_stop or self.stop_on_divergence
 
     @property
+    def closed_traffic(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes up and down of the rounds that are over, by kind, without those of one that was interrupted."""
+        return (self.traffic.up, self.traffic.down) if self._aggregated else self._before_round
+
+    @property
     def results(self) -> list[FitResult]:
         """Losses, times and errors of the clients of the round so far, without updates and personal states."""
         return [] if self._round is None else list(self._round.results)
@@ -263,9 +277,15 @@ class FederatedLoop(ProjectCallback):
         """The round is over, evaluated or not."""
         self._in_round = self._in_round and not self._aggregated
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note when an evaluation in the middle of a round begins, whose time is not the round's."""
+        self._validation_start = time.perf_counter()
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the validation found against the round, which is over."""
         self._in_round = self._in_round and not self._aggregated
+        if self._in_round:
+            self._start += time.perf_counter() - self._validation_start
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
             summary = pl_module.evaluation.summary
@@ -294,12 +314,17 @@ class FederatedLoop(ProjectCallback):
         Raises:
             CheckpointError: The checkpoint was written in the middle of a round.
         """
+        if not self._goes_on and self.rounds and self._of_the_fit is None:
+            self._of_the_fit = self.state_dict()  # the evaluation is of another round, and the fit may go on
         if state_dict["in_round"] and self._goes_on:  # it can be evaluated
             raise CheckpointError(
                 f"the checkpoint was written in the middle of a round, after {state_dict['rounds']} rounds: not all of "
                 "its clients had trained, or the new models were not all validated; resume from one that was written "
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
+        self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
         self.undone = state_dict.get("undone", 0)
         if "guard" in state_dict:

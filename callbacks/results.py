@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files
@@ -60,13 +61,18 @@ class ResultsWriter(L.Callback):
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
         self._begin()
-        self._playing = self._finished = False
+        self._playing = self._finished = self._fits = False
+        self._of_the_fit: dict[str, Any] | None = None  # while an evaluation has what a checkpoint had seen
         self._lock: RunLock | None = None
 
     def _begin(self) -> None:
         self.chosen: dict[str, ChosenRound] = {}
         self.history: list[HistoryEntry] = []
         self._counted: tuple[float, int, int] | None = (0.0, 0, 0)  # seconds and bytes of the rounds in the history
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Note whether what a checkpoint has seen is to go on."""
+        self._fits = stage == "fit"
 
     # ------------------------------------------------------------------ after every round
 
@@ -85,7 +91,8 @@ class ResultsWriter(L.Callback):
             self.chosen["last"] = ChosenRound(entry.round, float(entry.round), validation, test)
         for name, mean in zip(("best_test", "validation_selected"), means, strict=True):
             best = self.chosen.get(name)
-            if mean is not None and (best is None or mean > best.criterion):  # the first of equal rounds
+            # The first of equal rounds, in single precision as for the checkpoint of the best round.
+            if mean is not None and (best is None or np.float32(mean) > np.float32(best.criterion)):
                 self.chosen[name] = ChosenRound(entry.round, mean, validation, test)
         return None
 
@@ -166,6 +173,9 @@ class ResultsWriter(L.Callback):
         self._unlock()
 
     def _unlock(self) -> None:
+        if self._of_the_fit is not None:
+            self._load(self._of_the_fit)
+            self._of_the_fit = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -257,6 +267,11 @@ class ResultsWriter(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what was seen before the checkpoint, which may be of a version whose rounds counted from 0."""
+        if not self._fits and self.history and self._of_the_fit is None:
+            self._of_the_fit = self.state_dict()
+        self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         known = "format" in state_dict
         chosen, history = (state_dict["chosen"], state_dict["history"]) if known else from_first_format(state_dict)
         self.chosen = {name: ChosenRound(**entry) for name, entry in chosen.items()}

@@ -60,7 +60,7 @@ def counts(loop: FederatedLoop | None, federation: Federation, evaluated_clients
         federation: The federation.
         evaluated_clients: How many clients were evaluated.
     """
-    up, down = (loop.traffic.up, loop.traffic.down) if loop is not None else ({}, {})
+    up, down = loop.closed_traffic if loop is not None else ({}, {})
     rounds, seconds = (loop.rounds, loop.seconds) if loop is not None else (None, None)
     return {
         "rounds": rounds,
@@ -124,11 +124,12 @@ def method_arguments(federation: Federation) -> dict[str, Any]:
         given = {**made.keywords, **given}
         made = made.func
     unused = set() if client.step_module is client else OWN_TRAINING - given.keys()
-    return {
-        name: as_json(given.get(name, vars(client).get(name, default)))
-        for name, default in sorted(_parameters(type(client)).items())
-        if name not in unused
-    }
+    found: dict[str, Any] = {}
+    for name, default in sorted(_parameters(type(client)).items()):
+        if name not in unused:  # None may stand for what the method has by itself, which the client then knows
+            own = vars(client).get(name, None if name in given else default)
+            found[name] = as_json(own if given.get(name) is None else given[name])
+    return found
 
 
 def _parameters(made: type) -> dict[str, Any]:

@@ -117,11 +117,11 @@ class ColorJitter(Augmentation):
             batch: Number of images B.
             generator: CPU generator; nine numbers are drawn for each image.
         """
-        draws = torch.rand(9, batch, generator=generator)
+        draws = torch.rand(9, batch, generator=generator, dtype=torch.float32)  # whatever the default type is
         order = draws[5:].argsort(dim=0)
         tones_before = (order == HUE).int().argmax(dim=0)
         tones_before[draws[0] >= self.p] = -1
-        strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue])[:, None]
+        strengths = draws.new_tensor([self.brightness, self.contrast, self.saturation, self.hue])[:, None]
         lowest = torch.cat([(1 - strengths[:HUE]).clamp_min(0), -strengths[HUE:]])
         highest = torch.cat([1 + strengths[:HUE], strengths[HUE:]])
         return Jitter(lowest + draws[1:5] * (highest - lowest), order, tones_before)

@@ -210,7 +210,8 @@ class Engine(ABC):
                 return None
             make_trainer, place = partial(self.make_trainer, environment), int(stage == "test")
             purpose = Purpose.EVALUATION_STEPS
-            with torch_seed(derive_seed(environment.seed, purpose, context.round, context.client, place), python=True):
+            seed = derive_seed(environment.seed, purpose, context.round, context.client, place)
+            with local_fit(environment), torch_seed(seed, python=True):  # no cast of another client's weights is kept
                 return client.evaluate(part, stage, context.data, environment, make_trainer)
 
         return score(task.validation, "validation"), score(task.test, "test")

@@ -75,7 +75,7 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
         remember_before(client)
     if not task.trained:
         load_state(client, task.stored)
-    client.receive(task.broadcast)
+    client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
     if task.trained:
         load_state(client, task.stored)  # over the received weights; what else was received stays
     if prepares:

@@ -112,7 +112,8 @@ def begin(client: FederatedClient, task: FitTask) -> None:
         known[BEGUN], known[MARKED] = tuple(client.state_dict()), mark_shared(client)
         _attributes[client] = attributes(client)
     load_state(client, task.personal)
-    client.receive(task.broadcast)
+    # The client may keep tensors of the message, which belong where its model is.
+    client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
     client.frozen_before = sampled(client, client.frozen) if client.frozen else {}
 
 

@@ -154,7 +154,7 @@ class SequentialEngine(Engine):
         optimizer.zero_grad()
         (loss if scaler is None else scaler.scale(loss)).backward()
         hooks.call("on_after_backward")
-        if scaler is not None and self.gradient_clip_val is not None:
+        if scaler is not None:  # the hook and the clipping see gradients as they are; the step does it otherwise
             scaler.unscale_(optimizer)
         hooks.call("on_before_optimizer_step", optimizer)
         if self.gradient_clip_val is not None:
@@ -234,7 +234,8 @@ def _is_as_in_evaluation(encoder: nn.Module, context: FitContext) -> bool:
     """Whether the encoder gives now what it gives in evaluation mode: no dropout, no batch statistics, no noise."""
     modes = {module: module.training for module in encoder.modules()}
     sample = context.data.convert_input(context.data.tensors()[0][:16])
-    with torch.random.fork_rng(devices=[]), context.data.forward_context():
+    devices = [sample.device] if sample.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), context.data.forward_context():
         now = encoder(sample)
         evaluated = encoder.eval()(sample)
     for module, mode in modes.items():

@@ -117,6 +117,8 @@ class Federation(EvaluationHooks, SavedState):
             raise ConfigurationError(
                 f"this federation has {self.personal.num_clients} clients, the data have {self.data.num_clients}"
             )
+        elif stage == "fit":
+            self._fingerprint = self.data.fingerprint
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """The clients' modules, one for each architecture, in their first state."""

@@ -140,7 +140,7 @@ class FedFomo(FederatedClient):
         compared = torch.tensor([context.client, *self.members.tolist()])
         self.bank.assign({})
         self.members = self.members[:0]
-        return compared, torch.tensor(gains)
+        return compared, torch.tensor(gains, dtype=torch.float64).to(self.statistics_like().dtype)
 
     def gain(self, before: float, loss: float, state: State) -> float:
         """(L(base) - L(theta_j)) / ||theta_j - base||: how much the loss falls on the way there; 0 if not finite."""

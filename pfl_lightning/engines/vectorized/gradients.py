@@ -41,7 +41,8 @@ class LossScaling:
         inverse = self.scales.double().reciprocal().float()
         overflowed = torch.zeros_like(inverse, dtype=torch.bool)
         for gradient in gradients.values():
-            largest = torch.linalg.vector_norm(gradient.flatten(1), ord=torch.inf, dim=1)  # NaN where there is one
+            flat = gradient.reshape(len(gradient), -1)  # a scalar parameter's are (A,)
+            largest = torch.linalg.vector_norm(flat, ord=torch.inf, dim=1)  # NaN where there is one
             overflowed |= ~torch.isfinite(largest)
         for gradient in gradients.values():
             gradient.mul_(_broadcast(inverse, gradient))

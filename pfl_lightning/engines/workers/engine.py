@@ -80,6 +80,8 @@ class WorkerEngine(Engine):
             raise ConfigurationError(f"engine is the engine inside a worker and cannot be a {name} itself")
         self.workers, self.start_timeout = workers, start_timeout
         self.engine = engine or SequentialEngine()
+        self.gradient_clip_val = self.engine.gradient_clip_val  # for checks of what the run does
+        self.gradient_clip_algorithm = self.engine.gradient_clip_algorithm
         self.clients_per_batch = self.engine.clients_per_batch
         self.bytes_sent, self.bytes_received = 0, 0  # between this process and the workers, data sets not counted
         self._models: dict[int, int] = {}

@@ -1,0 +1,99 @@
+"""Mixed precision: casts of weights, unscaled gradients, scalar parameters, and where received tensors lie."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+import pytest
+import torch
+from _helpers.toy import CLIENTS, Toy, quiet_trainer, run, tiny_encoder
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from pfl_lightning import Federation
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.engines import ProcessEngine, SequentialEngine, VectorizedEngine
+from pfl_lightning.engines.lifecycle import begin
+from pfl_lightning.engines.tasks import FitTask
+from pfl_lightning.engines.vectorized.gradients import LossScaling
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.methods import SCAFFOLD, FedAvg, FedETF, HypCluster, LocalOnly
+
+
+class _Remembers(MixedPrecision):
+    """Keeps casts of weights until the outermost autocast ends, as Lightning's own did before 2.6."""
+
+    def autocast_context_manager(self):
+        return torch.autocast(self.device, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("outer", [True, False], ids=["in a worker", "here"])
+def test_clients_are_evaluated_by_their_own_weights(outer):
+    federation = run(partial(LocalOnly, lr=0.3, epochs=3), 3)
+    environment = replace(federation.environment, precision=_Remembers("bf16-mixed", "cpu"))
+    expected = {client: federation.test_scores[client].loss for client in range(CLIENTS)}
+    tasks = [(federation.models[0], federation.evaluation_task(client, test=True)) for client in range(CLIENTS)]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16) if outer else nullcontext():
+        found = {result.client: result.test.loss for result in SequentialEngine().evaluate(tasks, environment)}
+    assert found == pytest.approx(expected, rel=0.05)  # of another client they would be many times as large
+
+
+class _Half(SequentialEngine):
+    """In float16 on the CPU, which the Trainer takes for GPUs alone."""
+
+    def fit(self, client, task, environment):
+        precision = MixedPrecision("16-mixed", "cpu")
+        data = replace(
+            task.context.data, forward_context=precision.forward_context, convert_input=precision.convert_input
+        )
+        task = replace(task, context=replace(task.context, data=data))
+        return super().fit(client, task, replace(environment, precision=precision))
+
+
+class _LooksAtGradients(FedAvg):
+    norms: ClassVar[list[float]] = []
+
+    def on_before_optimizer_step(self, optimizer):
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+
+def test_a_hook_before_the_step_sees_gradients_without_the_scale():
+    norms = {}
+    for name, engine in (("32", SequentialEngine()), ("16", _Half()), ("clipped", _Half(gradient_clip_val=1e6))):
+        _LooksAtGradients.norms = norms[name] = []
+        run(partial(_LooksAtGradients, lr=0.1, epochs=1), engine=engine)
+    assert norms["16"] == pytest.approx(norms["32"], rel=0.02)
+    assert norms["clipped"] == pytest.approx(norms["16"])
+
+
+def test_gradients_of_a_scalar_parameter_are_unscaled():
+    """FedETF has one."""
+    assert any(parameter.ndim == 0 for parameter in FedETF(tiny_encoder((6,)), 3).parameters())
+    scaling = LossScaling(torch.amp.GradScaler("cpu", init_scale=4.0), 3, torch.device("cpu"))
+    gradients = {"scale": torch.tensor([8.0, torch.inf, 2.0]), "weight": torch.full((3, 2), 4.0)}
+    assert scaling.unscale(gradients) == [1]
+    assert gradients["scale"][[0, 2]].tolist() == [2.0, 0.5]
+    assert gradients["weight"].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_what_a_client_keeps_of_a_message_lies_where_its_model_is():
+    """A server's tensors may lie elsewhere; "meta" stands for a GPU."""
+    federation = Federation(partial(HypCluster, clusters=2), tiny_encoder, seed=1)
+    quiet_trainer(1, FederatedLoop()).fit(federation, datamodule=Toy())
+    client, task = federation.models[0], federation.evaluation_task(0)
+    broadcast = federation.server.broadcast(0, 1)
+    federation.to("meta")
+    assert {tensor.device.type for *_, tensor in broadcast.tensors()} == {"cpu"}
+    received = []
+    client.receive = lambda message: received.append(message)
+    begin(client, FitTask(task.context, broadcast, {}))
+    assert {tensor.device.type for *_, tensor in received[0].tensors()} == {"meta"}
+
+
+@pytest.mark.parametrize("inner", [SequentialEngine, VectorizedEngine])
+def test_a_method_sees_the_clipping_of_the_engine_inside_workers(inner):
+    engine = ProcessEngine(workers=1, engine=inner(gradient_clip_val=0.5, gradient_clip_algorithm="value"))
+    assert (engine.gradient_clip_val, engine.gradient_clip_algorithm) == (0.5, "value")
+    with pytest.raises(ConfigurationError, match='control="steps"'):
+        run(partial(SCAFFOLD, control="steps"), engine=ProcessEngine(workers=1, engine=inner(gradient_clip_val=0.5)))
