@@ -185,14 +185,15 @@ class FDAggregator(Aggregator):
         if not arrived:
             return
         total = {name: tensor.clone() for name, tensor in self.total.initial.items()}
-        total["round"].fill_(arrived[0].round)
+        number = int(self.total.get(0)["round"]) + 1  # counted here, since rounds of another fit begin at 0 again
+        total["round"].fill_(number)
         for update in arrived:
             own = {name: tensor.clone() for name, tensor in self.sent.initial.items()}
             classes = update.classes.cpu()
             counts = torch.ones(len(classes)) if update.counts is None else update.counts.cpu()
             own["weights"][classes] = counts.double()
             own["sums"][classes] = counts.double()[:, None] * update.scores.cpu().double()
-            own["round"].fill_(update.round)
+            own["round"].fill_(number)
             total["weights"] += own["weights"]
             total["sums"] += own["sums"]
             self.sent.set(update.client, own)

@@ -16,7 +16,7 @@ from pfl_lightning.functional import descend, proximal_term, scores_at
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.server import AveragingAggregator
-from pfl_lightning.state.tensors import TensorDict, load_state
+from pfl_lightning.state.tensors import TensorDict, load_state, norm_names
 
 
 class PFedMe(FederatedClient):
@@ -81,6 +81,11 @@ class PFedMe(FederatedClient):
                 f"lr * lam is {lr * lam:g}, and from 2 on every step of w overshoots theta by more than it was away: "
                 f"take an lr below {2 / lam:g}, or of at most 1 / lam = {1 / lam:g} to stop short of theta"
             )
+        if self.batch_norm == "own" and norm_names(self, affine=True) - norm_names(self, affine=False):
+            raise ConfigurationError(
+                'batch_norm="own": normalization weights of w that are not shared have no place beside those of theta, '
+                'which the client keeps: take "own_statistics"'
+            )
         self.lam, self.inner_steps, self.inner_lr = lam, inner_steps, inner_lr
         self.inner_weight_decay, self.restart, self.beta = inner_weight_decay, restart, beta
         self.theta = TensorDict(persistent=False)  # for the time of a fit
@@ -128,5 +133,6 @@ class PFedMe(FederatedClient):
     def make_update(self, context: FitContext, before: None) -> ClientUpdate:
         """The upload is w; what the client keeps, and is evaluated with, is theta."""
         update = super().make_update(context, before)
-        load_state(self, self.theta.as_state())  # the upload is a copy
+        if self.eval_model == "trained":
+            load_state(self, self.theta.as_state())  # the upload is a copy
         return update

@@ -63,6 +63,7 @@ class SphereFed(FederatedClient):
     loss_names = ("squared_error",)
 
     calibrating: Tensor
+    frame: Tensor
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class SphereFed(FederatedClient):
         self.calibrate = calibrate
         self.shared = ("encoder.*",) if projection is None else ("encoder.*", "projection.*")
         self.register_buffer("calibrating", torch.zeros((), dtype=torch.bool), persistent=False)
+        self.register_buffer("frame", self.head.weight.detach().clone(), persistent=False)
 
     def assemble(self, encoder: nn.Module) -> None:
         """The encoder, and a head of orthonormal rows: Q^T of the QR decomposition of a Gaussian matrix."""
@@ -118,9 +120,14 @@ class SphereFed(FederatedClient):
             self.head.weight.copy_(broadcast.head)
 
     def before_fit(self, context: FitContext) -> tuple[Tensor, Tensor] | None:
-        """In the round of the calibration V_k and U_k, at the encoder that was received."""
+        """In the round of the calibration V_k and U_k, at the encoder that was received.
+
+        Training is under the fixed classifier, also where an earlier fit has calibrated another.
+        """
         if not self.calibrate:
             return None
+        with torch.no_grad():
+            self.head.weight.copy_(self.frame)
         rounds = context.facts.num_rounds
         if rounds is None:
             raise ConfigurationError(
@@ -215,5 +222,7 @@ class SphereFedAggregator(AveragingAggregator):
             inverse = torch.linalg.pinv(self._gram, rtol=len(self._gram) * self._rounding, hermitian=True)
             self.head.copy_((inverse @ self._products).T)
             self.calibrated.fill_(self._round)
+        elif self._average.total_weight > 0:  # of an encoder that is no more
+            self.calibrated.fill_(-1)
         self._start_round()
         super().aggregate()

@@ -14,6 +14,7 @@ from _helpers.toy import (
     Toy,
     assert_same,
     linear_encoder,
+    quiet_trainer,
     run,
     tiny_encoder,
     wide_encoder,
@@ -160,6 +161,17 @@ def test_a_class_of_one_client_gives_it_no_target():
     federation = run(METHOD, 1)
     assert 4 not in received_by(federation, 3)
     assert 3 in received_by(federation, 3)
+
+
+def test_who_was_in_the_last_cohort_is_known_in_another_fit():
+    """Its rounds begin at 0 again: client 0 was in round 1 of the first fit, and not in round 1 of the second."""
+    federation = run(METHOD, 2, cohorts=[[0, 1, 2]])
+    quiet_trainer(2, GivenCohorts([3, 4], [1, 2, 4])).fit(federation, datamodule=Toy())
+    server = federation.server
+    total, sent = server.total.get(0), server.broadcast(0, 2)
+    expected = (total["sums"] / total["weights"][:, None])[sent.classes]
+    assert sent.classes.tolist() == [0, 1]
+    torch.testing.assert_close(sent.scores, expected.float(), rtol=0, atol=1e-6)
 
 
 def test_a_round_without_updates_changes_nothing():

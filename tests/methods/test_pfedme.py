@@ -9,6 +9,7 @@ from _helpers.toy import CLIENTS, Toy, assert_same, normed_encoder, own_model, r
 from torch import nn
 
 from pfl_lightning import TrainerEngine, VectorizedEngine
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, PFedMe
 
 LAM, ETA, INNER, EPOCHS = 5.0, 0.1, 0.15, 2
@@ -149,6 +150,20 @@ def test_fine_tuning_begins_at_theta():
     inputs, labels = Toy().tensors(1)
     terms = client.training_step((inputs, labels), 0)
     torch.testing.assert_close(terms["loss"], cross_entropy(client, inputs, labels))
+
+
+def test_own_normalization_weights_of_w_are_refused():
+    """They would be those of theta at the next fit."""
+
+    def encoder(shape):
+        network = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+        network.out_features = 4
+        return network
+
+    with pytest.raises(ConfigurationError, match=r'batch_norm="own": .* take "own_statistics"'):
+        PFedMe(encoder((6,)), 5, batch_norm="own")
+    PFedMe(encoder((6,)), 5, batch_norm="own_statistics")
+    PFedMe(tiny_encoder((6,)), 5, batch_norm="own")  # which has none
 
 
 @pytest.mark.parametrize(

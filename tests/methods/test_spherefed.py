@@ -1,7 +1,9 @@
 """SphereFed (Dong et al. 2022) against plain torch: a fixed orthonormal classifier, and least squares at the end."""
 
 from functools import partial
+from typing import ClassVar
 
+import lightning as L
 import pytest
 import torch
 from _helpers.plain import batches, copy_of, mean_of, named, put, sgd
@@ -13,6 +15,7 @@ from _helpers.toy import (
     GivenCohorts,
     Toy,
     assert_same,
+    quiet_trainer,
     run,
     tiny_encoder,
     whole_state,
@@ -164,6 +167,36 @@ def test_training_goes_on_under_the_fixed_classifier():
     assert not torch.allclose(server.head, fixed, atol=1e-1)
     first = run(METHOD, 1, encoder=wide_encoder, limit_val_batches=0)
     assert torch.equal(fixed, first.client_model(0).head.weight)
+
+
+class _SeesItsHead(SphereFed):
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(self.head.weight.detach().clone())
+        return super().training_step(batch, batch_idx)
+
+
+def test_another_fit_trains_under_the_fixed_classifier_too():
+    federation = run(partial(_SeesItsHead, lr=LR, epochs=1, calibrate=True), 2, encoder=wide_encoder)
+    fixed = federation.clients.first_state(0)["head.weight"]
+    _SeesItsHead.seen.clear()
+    quiet_trainer(3, GivenCohorts(range(CLIENTS)), limit_val_batches=0).fit(federation, datamodule=Toy())
+    assert _SeesItsHead.seen
+    assert all(torch.equal(head, fixed) for head in _SeesItsHead.seen)
+    assert int(federation.server.calibrated) == 2
+
+
+def test_the_classifier_of_an_encoder_that_has_changed_is_not_sent():
+    federation = run(partial(METHOD, calibrate=True), 3, encoder=wide_encoder)
+    server = federation.server
+    quiet_trainer(2, GivenCohorts([0, 1]), _StopsAfterARound()).fit(federation, datamodule=Toy())
+    assert server.broadcast(0, 1).head is None
+
+
+class _StopsAfterARound(L.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
