@@ -81,7 +81,7 @@ class PFedMe(FederatedClient):
                 f"lr * lam is {lr * lam:g}, and from 2 on every step of w overshoots theta by more than it was away: "
                 f"take an lr below {2 / lam:g}, or of at most 1 / lam = {1 / lam:g} to stop short of theta"
             )
-        if self.batch_norm == "own" and norm_names(self, affine=True) - norm_names(self, affine=False):
+        if options.get("batch_norm") == "own" and norm_names(self, affine=True) - norm_names(self, affine=False):
             raise ConfigurationError(
                 'batch_norm="own": normalization weights of w that are not shared have no place beside those of theta, '
                 'which the client keeps: take "own_statistics"'

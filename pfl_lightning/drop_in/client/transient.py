@@ -29,22 +29,23 @@ _OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *_DATA)
 class Transient:
     """The Python attributes and non-persistent buffers of a module and its layers, as they were.
 
-    Attributes are kept as copies, in which modules, parameters and buffers stand for themselves; data sets and what
-    cannot be copied are left alone. Layers of torch and metric objects have none that a step changes, or are reset
-    otherwise.
+    Attributes are kept as copies, in which modules, parameters and buffers stand for themselves, and an object that
+    several layers have is one; dictionaries and lists are brought back in place, since functions may hold them, too.
+    Data sets and what cannot be copied are left alone. Layers of torch and metric objects have none that a step
+    changes, or are reset otherwise.
 
     Args:
         module: The module.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        known, kept = _tensors_and_layers(module), set(module.state_dict())
+        memo, kept = _tensors_and_layers(module), set(module.state_dict())
         self._attributes: dict[str, dict[str, Any]] = {}
         self._names: dict[str, set[str]] = {}
         self._buffers = {n: b.detach().clone() for n, b in module.named_buffers() if n not in kept}
         for name, layer in module.named_modules():
             if _is_the_authors(layer):
-                self._attributes[name], self._names[name] = _copies(_own(layer), known), set(_own(layer))
+                self._attributes[name], self._names[name] = _copies(_own(layer), memo), set(_own(layer))
         self._said = False
 
     @property
@@ -57,11 +58,13 @@ class Transient:
         known = _tensors_and_layers(module)
         if not self._said:
             self._say_which_weights_are_lost(module, known)
+        memo = dict(known)
         for name, first in self._attributes.items():
             layer = module.get_submodule(name)
             for added in _own(layer).keys() - self._names[name]:
                 delattr(layer, added)
-            vars(layer).update(_copies(first, known))
+            for attribute, value in _copies(first, memo).items():
+                vars(layer)[attribute] = _in_place(vars(layer).get(attribute), value)
         buffers = dict(module.named_buffers())
         with torch.no_grad():
             for name, value in self._buffers.items():
@@ -122,8 +125,22 @@ def _tensors_and_layers(module: nn.Module) -> dict[int, Any]:
     return {id(one): one for one in found}
 
 
-def _copies(values: dict[str, Any], known: dict[int, Any]) -> dict[str, Any]:
-    memo, found = dict(known), {}
+def _in_place(now: Any, before: Any) -> Any:
+    """What an attribute was; the dictionary or list that it is, with the former content."""
+    if now is not before and type(now) is type(before):
+        if isinstance(now, dict):
+            content = dict(before)
+            now.clear()
+            now.update(content)
+            return now
+        if isinstance(now, list):
+            now[:] = list(before)
+            return now
+    return before
+
+
+def _copies(values: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    found = {}
     for name, value in values.items():
         try:
             found[name] = copy.deepcopy(value, memo)

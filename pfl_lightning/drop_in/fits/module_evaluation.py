@@ -173,7 +173,7 @@ def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment:
     None where batches are changed on their way by hooks that a Trainer calls: these inputs are not the module's.
     """
     scores = ClassScores(client.module, client.num_classes)
-    owners = [client.module, *([] if data.datamodule is None else [data.datamodule])]
+    owners = [client.module, *([] if part.datamodule is None else [part.datamodule])]
     if any(is_overridden(hook, owner) for hook in BATCH_HOOKS for owner in owners):
         return scores
     for batch, _, _ in _numbered(part.loader(data.eval_batch_size, device=environment.device)):

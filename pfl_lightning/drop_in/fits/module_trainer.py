@@ -82,8 +82,8 @@ def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Cal
         if args[0] if args else kwargs.get("prog_bar"):
             record.shown.add(name)
         if len(args) < 3:  # on_step and on_epoch are not given by place
-            if isinstance(value, Metric):
-                kwargs |= {"on_step": False, "on_epoch": True}  # so that the Trainer computes and resets it
+            if isinstance(value, Metric):  # the Trainer computes and resets it at the end of the epoch
+                kwargs |= {"on_step": bool(kwargs.get("on_step") and kwargs.get("on_epoch")), "on_epoch": True}
             elif can_reduce(kwargs.get("reduce_fx", "mean")):
                 record.log(name, value, **kwargs)
         own_log(name, value, *args, **kwargs)
@@ -201,7 +201,7 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
         trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
     if trainer is None:
         return None
-    validates, datamodule = task.stage == "validation", task.data.datamodule
+    validates, datamodule = task.stage == "validation", task.part.datamodule  # a loader of the call has none
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
     functions = {"log": task.notes.watched(module.log), "optimizers": _optimizers_when_asked_for(module)}
     with silence(), _module_under_trainer(module, **functions), logged_in_place():

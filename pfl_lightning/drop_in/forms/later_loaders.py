@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule
 
 from pfl_lightning.datamodules import FromLoaders
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems
+from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, loaders_of
@@ -82,19 +83,19 @@ def with_loaders(data: Any, loaders: Mapping[str, Any]) -> Any:
         )
     parts, size = {}, 1
     for name, given in loaders.items():
-        found = loaders_of(GivenLoaders(given))["train"]
+        of_the_call = GivenLoaders(given)  # which has no hooks, as in a plain run
+        found = loaders_of(of_the_call)["train"]
         if len(found.loaders) > 1:
             raise ConfigurationError(
                 f"{name} has {len(found.loaders)} loaders, and the data were divided without them: give them in a data "
                 "module, or to federate, before the data are divided"
             )
-        parts[_PARTS[name]] = _splits(data, found.first)
+        parts[_PARTS[name]] = _splits(data, source_of(found.first, of_the_call, "test"), found.first)
         size = int(found.first.batch_size or 1)
     return _WithParts(data, parts, size)
 
 
-def _splits(data: FromLoaders, loader: Any) -> list[ItemSplit]:
-    source = source_of(loader, data.datamodule, "test")
+def _splits(data: FromLoaders, source: ItemSource, loader: Any) -> list[ItemSplit]:
     rule = data.partition
     clients = [data.client_data(client) for client in range(data.num_clients)]
     known = classes_of(loader.dataset, data.labels, read=rule.needs_labels) if data._labeled else None

@@ -135,3 +135,59 @@ def test_weights_in_an_object_that_local_fits_change_are_named_once(moves, caplo
     run_project(FedAvg, 2, module=Averaging(moves), engine=TrainerEngine())
     said = [message for message in caplog.messages if "Averaging.average (a Average) holds weights" in message]
     assert len(said) == moves
+
+
+class _Config:
+    def __init__(self) -> None:
+        self.temperature, self.store = 1.0, {}
+
+
+class _Head(nn.Module):
+    def __init__(self, config: _Config) -> None:
+        super().__init__()
+        self.config, self.store = config, config.store
+
+
+class _Sharing(nn.Module):
+    """Two layers, and a function that a hook would be, have the same objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = _Config()
+        self.head = _Head(self.config)
+        self.store, self.seen = self.config.store, []
+        store, seen = self.store, self.seen
+
+        def hook() -> None:
+            store["features"] = len(store)
+            seen.append(1)
+
+        self.hook = [hook]
+
+
+def test_objects_that_layers_and_functions_share_stay_shared():
+    module = _Sharing()
+    transient = Transient(module)
+    for _ in range(3):
+        assert module.config is module.head.config
+        assert (module.config.temperature, module.store, module.seen) == (1.0, {}, [])
+        module.config.temperature = 2.0
+        assert module.head.config.temperature == 2.0
+        module.hook[0]()
+        assert module.store == {"features": 0}
+        assert module.head.store is module.store
+        assert module.seen == [1]
+        transient.restore(module)
+
+
+def test_an_attribute_that_was_replaced_is_as_it_was():
+    module = _Sharing()
+    module.list, module.other = [1, [2]], {"a": 1}
+    transient = Transient(module)
+    module.list, module.other = [5], [6]
+    module.config.temperature = 3.0
+    transient.restore(module)
+    assert (module.list, module.other, module.config.temperature) == ([1, [2]], {"a": 1}, 1.0)
+    module.list[1].append(3)
+    transient.restore(module)
+    assert module.list == [1, [2]]

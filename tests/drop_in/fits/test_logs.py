@@ -202,13 +202,17 @@ class Template(Net):
     def __init__(self) -> None:
         super().__init__()
         self.val_acc, self.val_acc_best = MulticlassAccuracy(5, average="micro"), MaxMetric()
+        self.train_acc = MulticlassAccuracy(5, average="micro")
 
     def on_train_start(self) -> None:
         self.val_acc_best.reset()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = F.cross_entropy(self(batch[0]), batch[1])
+        scores = self(batch[0])
+        loss = F.cross_entropy(scores, batch[1])
         self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.train_acc(scores, batch[1])
+        self.log("train_acc", self.train_acc, on_step=True, on_epoch=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -256,6 +260,9 @@ def test_names_progress_bar_and_best_values_are_those_of_a_plain_run(engine, tmp
     assert [own["val/acc_best"] for own in curve.rounds] == [max(values[: i + 1]) for i in range(4)]
     assert {"train_loss", "train_loss_step", "train_loss_epoch"} <= curve.rounds[0].keys()
     assert curve.rounds[0]["train_loss"] == curve.rounds[0]["train_loss_epoch"]
+    if engine is TrainerEngine:
+        assert {"train_acc", "train_acc_step", "train_acc_epoch"} <= curve.rounds[0].keys()
+        assert curve.rounds[0]["train_acc"] == curve.rounds[0]["train_acc_epoch"]
     assert {"train_loss", "val/acc", "val/acc_best"} <= curve.bar
     assert "val/hidden" not in curve.bar
     path = tmp_path / "three.ckpt"

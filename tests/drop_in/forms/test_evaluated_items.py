@@ -86,6 +86,30 @@ def test_every_client_may_be_evaluated_on_all_items():
     assert found["test_loss"] == pytest.approx(whole.item())
 
 
+class Doubling(L.LightningDataModule):
+    """Its hook changes what its own loaders give, and nothing else."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(items(20), 4)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(items(10, 2), 4)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [2 * batch[0], batch[1]]
+
+
+def test_a_later_loader_has_no_hooks_of_the_data_module():
+    loop, module = FederatedLoop(method=FedAvg, num_clients=1, seed=SEED), Net()
+    trainer = quiet_trainer(1, loop)
+    trainer.fit(module, datamodule=Doubling())
+    inputs, classes = items(10, 2).tensors
+    (found,) = trainer.test(module, DataLoader(items(10, 2), 4), verbose=False)
+    assert found["test_loss"] == pytest.approx(F.cross_entropy(module(inputs), classes).item())
+    (found,) = trainer.test(module, datamodule=Doubling(), verbose=False)
+    assert found["test_loss"] == pytest.approx(F.cross_entropy(module(2 * inputs), classes).item())
+
+
 def test_a_shared_evaluation_needs_a_loader():
     loop = FederatedLoop(method=FedAvg, num_clients=2, shared_evaluation=True)
     with pytest.raises(ValueError, match="and there are none"):
