@@ -10,6 +10,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
+from torch.utils.data import IterableDataset, Subset
 
 from pfl_lightning.data import TwoViews
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
@@ -111,6 +112,23 @@ class ItemSplit:
         return asked if own is None or shuffle or not self.source.evaluated else own.eval_batch_size
 
 
+class OwnItems(Subset[Any]):
+    """The items of one client, with the attributes of the whole data set: what a step may ask a loader's for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def own_items(split: ItemSplit) -> Any:
+    """The data set that a loader of a split has: the whole one, if the split is all of it or nobody knows."""
+    whole = split.source.dataset
+    if isinstance(whole, IterableDataset) or not hasattr(whole, "__len__") or len(split) == len(whole):
+        return whole
+    return OwnItems(whole, split.indices.tolist())
+
+
 class ItemLoader:
     """Batches of one split, read and collated at every pass.
 
@@ -138,7 +156,7 @@ class ItemLoader:
         drop_last: bool,
     ) -> None:
         self.batch_size = batch_size
-        self.dataset = split.source.dataset
+        self.dataset = own_items(split)
         self._split, self._device, self._generator, self._drop_last = split, device, generator, drop_last
         self._draws = generator
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -84,6 +84,31 @@ def test_every_client_may_be_evaluated_on_all_items():
     (found,) = trainer.test(module, DataLoader(items(10, 2), 4), verbose=False)
     whole = F.cross_entropy(module(items(10, 2).tensors[0]), items(10, 2).tensors[1])
     assert found["test_loss"] == pytest.approx(whole.item())
+
+
+class Weighted(Net):
+    """A weight by the number of items, as variational networks have."""
+
+    seen: ClassVar[list[tuple[int, str]]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        own = self.trainer.train_dataloader.dataset
+        self.seen.append((len(own), own.name))
+        assert all(any(torch.equal(item[0], one[0]) for one in own) for item in zip(*batch, strict=True))
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_data_set_of_a_clients_loader_has_its_items_alone():
+    whole = items(20)
+    whole.name = "whole"
+    for clients, count in ((2, 10), (1, 20)):
+        Weighted.seen.clear()
+        loop = FederatedLoop(method=FedAvg, num_clients=clients, seed=SEED)
+        quiet_trainer(1, loop, limit_val_batches=0).fit(Weighted(), DataLoader(whole, 4), DataLoader(items(6, 1), 4))
+        assert {name for _, name in Weighted.seen} == {"whole"}
+        sizes = {len(loop.data.client_data(client).train) for client in range(clients)}
+        assert {size for size, _ in Weighted.seen} == sizes
+        assert max(sizes) <= count
 
 
 class Doubling(L.LightningDataModule):
