@@ -102,6 +102,11 @@ class Course:
         """How far the current phase had come before this fit."""
         return Counts(*self._earlier.get("counts", ()))
 
+    @property
+    def changed(self) -> dict[str, bool]:
+        """What the current phase has frozen, thawed or set into a mode before this fit."""
+        return dict(self._earlier.get("changed", {}))
+
     def take_over(self, configured: Any) -> None:
         """Let what ``configure_optimizers`` returned go on.
 
@@ -130,8 +135,8 @@ class Course:
                 "use federate(..., schedule='restart', optimizer_state='reset')"
             ) from error
 
-    def finish_phase(self, counts: Counts) -> None:
-        """Note how far the current phase has come; the next one begins."""
+    def finish_phase(self, counts: Counts, changed: dict[str, bool] | None = None) -> None:
+        """Note how far the current phase has come, and what its module has changed; the next one begins."""
         continues, keeps = self.settings.continues, self.settings.keeps
         optimizers = []
         for optimizer in self._optimizers:
@@ -143,6 +148,7 @@ class Course:
                 "counts": (counts.epochs, counts.batches, counts.steps) if continues else (),
                 "optimizers": optimizers,
                 "schedulers": [each.state_dict() for each in self._schedulers] if continues else [],
+                "changed": changed or {} if continues else {},
             }
         )
         self._optimizers, self._schedulers = [], []

@@ -22,6 +22,7 @@ from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.continuity import CourseCallback
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
+from pfl_lightning.drop_in.fits.kept_modes import KeptModes
 from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
 from pfl_lightning.drop_in.fits.logs import LogRecord, can_reduce
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
@@ -176,15 +177,17 @@ def fit_module(
         trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
         course, validation = client.course, LocalValidation(trainer, client.step_module, context, record.names)
         trainer.callbacks.append(validation)
+        kept = KeptModes(course.changed if course is not None else {})
         if course is not None and course.settings.continues:
             trainer.callbacks.append(CourseCallback(trainer, course.counts, context.facts.num_rounds))
+            trainer.callbacks.insert(0, kept)  # before hooks that change more
         if datamodule is None:
             trainer.fit(client.step_module, train_dataloaders=loader, val_dataloaders=validation.loader())
         else:
             loaders = {"train_dataloader": loader, "val_dataloader": validation.loader()}
             trainer.fit(client.step_module, datamodule=_standing_in(datamodule, loaders))
         if course is not None:
-            course.finish_phase(CourseCallback.counts_of(trainer))
+            course.finish_phase(CourseCallback.counts_of(trainer), kept.changed)
         client.shown_metrics |= record.shown
         return _logged_values(trainer, record)
 

@@ -25,6 +25,7 @@ from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
 from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
+from pfl_lightning.drop_in.outer.set_up import set_up_by
 from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
@@ -129,12 +130,11 @@ class ModuleFederation(HoldsGivenModule):
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
         module = self._first_once_more()
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
-            module.trainer = self._trainer
-            if is_overridden("configure_model", module):
-                module.configure_model()
-            if is_overridden("setup", module):
-                module.setup(self.stage_name)
-            module.trainer = None
+            with set_up_by(module, self._trainer):
+                if is_overridden("configure_model", module):
+                    module.configure_model()
+                if is_overridden("setup", module):
+                    module.setup(self.stage_name)
             self.local.added = add_layers(self.local.callbacks, module, partial(self._copied, module), self._trainer)
             client = self._given.parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity

@@ -14,6 +14,7 @@ from torch import nn
 from pfl_lightning.data import FederatedData
 from pfl_lightning.datamodules.adapters.loading.stages import attached, brings, gives
 from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
+from pfl_lightning.drop_in.outer.set_up import set_up_by
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints.module import FEDERATION, as_module_would_write
@@ -92,7 +93,7 @@ class UserStages(OuterHooks):
         self._stages_seen = {*self._stages_seen, *missing}
         if missing and brings(self.given_module, "setup"):
             for module in self._networks():
-                with attached(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
+                with set_up_by(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
                     for one in missing:
                         module.setup(one)
             self._shown = None

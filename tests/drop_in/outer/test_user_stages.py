@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from _helpers.project import Data, Net
+from _helpers.project import Data, Net, run_project
 from _helpers.toy import WEIGHTS_ONLY, quiet_trainer
 from torch.utils.data import DataLoader
 
@@ -266,3 +266,15 @@ def test_the_state_of_data_modules_is_in_checkpoints(silos, tmp_path):
     own, federation, data = given(0, 0)
     quiet_trainer(2).fit(federation, datamodule=data, ckpt_path=tmp_path / "first.ckpt")
     assert [each.count for each in own] == ([3, 5] if silos else [3, 0])
+
+
+class Plans(Net):
+    """Lays out its schedule in setup."""
+
+    def setup(self, stage: str) -> None:
+        self.planned = self.trainer.estimated_stepping_batches
+
+
+def test_a_setup_that_counts_batches_is_told_that_they_are_clients():
+    with pytest.warns(UserWarning, match="configure_model of Plans asks its Trainer for training batches.*clients"):
+        run_project(FedAvg, 1, module=Plans(), head="fc")

@@ -1,0 +1,110 @@
+"""Modules that freeze, thaw or set a mode by themselves, over the rounds of a client."""
+
+from typing import Any
+
+import pytest
+import torch
+from _helpers.plain import RoundsAsEpochs, named
+from _helpers.project import Data, Net, run_project
+from _helpers.toy import Toy, assert_same, quiet_trainer
+
+from pfl_lightning.methods import FedAvg
+
+ROUNDS = 5
+ONE = ([0] * 6 + [1] * 5 + [2] * 8,)
+"""Labels of the only client."""
+
+
+class Thaws(Net):
+    """Freezes the body as training starts, and thaws it at its third epoch."""
+
+    def on_train_start(self) -> None:
+        self.body.requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 2:
+            self.body.requires_grad_(True)
+
+
+class ThawsAtTheEnd(Net):
+    """Freezes the body as the fit starts, thaws it after its second epoch, and freezes all when training has ended."""
+
+    def on_fit_start(self) -> None:
+        self.body.requires_grad_(False)
+
+    def on_train_epoch_end(self) -> None:
+        if self.current_epoch == 1:
+            self.body.requires_grad_(True)
+
+    def on_train_end(self) -> None:
+        self.freeze()
+
+
+class ThawsWhatWasFrozen(Net):
+    """Is given with a frozen body, which it thaws at its third epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 2:
+            self.body.requires_grad_(True)
+
+
+class Freezes(Net):
+    """Freezes the body after two epochs."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 2:
+            self.body.requires_grad_(False)
+
+
+class StopsDropping(Net):
+    """Has no dropout from its third epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(self.drop(x))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 2:
+            self.drop.eval()
+
+
+def toy() -> Toy:
+    return Toy(ONE, validation=3, test=3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("made", [Thaws, ThawsAtTheEnd, ThawsWhatWasFrozen, Freezes])
+def test_rounds_of_one_client_are_epochs_of_a_plain_run_bit_by_bit(made):
+    plain = made()
+    before = {name: value.clone() for name, value in named(plain).items()}
+    quiet_trainer(ROUNDS).fit(plain, train_dataloaders=RoundsAsEpochs(toy(), 0, ROUNDS, 1))
+    options: dict[str, Any] = {"cohorts": [[0]], "optimizer_state": "keep", "head": "fc", "frozen": ()}
+    federation, _ = run_project(FedAvg, ROUNDS, module=made(), data=Data(toy()), **options)
+    after = named(federation.global_model())
+    assert_same(after, named(plain))
+    assert any(not torch.equal(after[name], value) for name, value in before.items() if "body" in name)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("schedule", "expected"), [("continue", [True, True, False, False]), ("restart", [True] * 4)])
+def test_a_layer_in_evaluation_mode_stays_so(schedule, expected):
+    """Of every client on its own, and not where each local fit begins at epoch 0."""
+    seen: list[tuple[int, bool]] = []
+
+    class Watched(StopsDropping):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 0:
+                seen.append((self.current_epoch, self.drop.training))
+            return super().training_step(batch, batch_idx)
+
+    options: dict[str, Any] = {"cohorts": [[0], [0], [0], [0], [1]], "schedule": schedule, "head": "fc"}
+    run_project(FedAvg, 5, module=Watched(), **options)
+    assert [training for _, training in seen[:4]] == expected
+    assert seen[4] == (0, True)  # the other client's first epoch
