@@ -96,7 +96,9 @@ def apportion(targets: npt.NDArray[np.floating[Any]], totals: Ints, low: Ints, h
 
 
 def largest_size(shares: Floats, supply: Ints, offsets: Floats) -> int:
-    """Greatest equal client size for which the rounded shares stay within the supply.
+    """Greatest equal client size for which the rounded shares stay within the supply, found by bisection.
+
+    Where the rounding lets a size fit and a smaller one not, it may be one of the smaller.
 
     Args:
         shares: Class proportions, shape (m, C), rows sum to one.

@@ -284,7 +284,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         own, views = self._loaded.division, self._loaded.views
         unlabeled = None if self.unlabeled_sizes is None else own.unlabeled.arrays()
         lists = (own.train.arrays(), own.test.arrays(), own.validation.arrays())
-        save_partition(path, *lists, views, unlabeled, len(self._loaded.samples.train_targets))
+        targets = self._loaded.samples.train_targets.numpy()
+        save_partition(path, *lists, views, unlabeled, len(targets), targets)
 
     def train_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the round's clients, one per batch: tensors of shape (1,)."""

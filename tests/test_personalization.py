@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.methods import FedAvg, FedBABU, FedClassAvg, FedPer, FedRoD, LGFedAvg
+from pfl_lightning.methods import FedAvg, FedBABU, FedClassAvg, FedPer, FedRoD, LGFedAvg, PFedHN
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import seeded_generator
 
@@ -68,7 +68,7 @@ def first_head(federation, settings):
     return found[0]
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedPer, LGFedAvg], ids=lambda method: method.__name__)
+@pytest.mark.parametrize("method", [FedAvg, FedPer, LGFedAvg, PFedHN], ids=lambda method: method.__name__)
 def test_a_new_head_is_that_of_a_plain_loop(method):
     settings = Personalization(epochs=4, lr=0.1, weight_decay=0.01, batch_size=5)
     federation = run(partial(method, lr=0.05, epochs=1), 2)

@@ -17,8 +17,10 @@ from _helpers.views import ToyViews, WithUnlabeled, flat_encoder
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.client import Phase
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import METHODS, PFLSSL, Calibre, FedEMA
 from pfl_lightning.phases import Personalization
+from pfl_lightning.self_supervised import MoCoV2
 
 COHORTS = [[0, 2, 3], [1, 2]]
 TAKE = (PFLSSL, Calibre, FedEMA)
@@ -48,6 +50,16 @@ def test_two_rounds_equal_the_restatement_on_all_samples(fit, restated):
     assert_same(got, plain.shared(), atol=1e-7)
     without = play_rounds(partial(fit, lr=0.05, epochs=2), ToyViews()).server.broadcast(0, 2).weights
     assert not torch.equal(without["encoder.1.weight"], sent["encoder.1.weight"])
+
+
+def test_a_memory_bank_is_as_large_as_all_samples_allow():
+    data = WithUnlabeled()
+    data.setup()
+    labeled = min(len(data.client_data(client).train) for client in range(CLIENTS))
+    objective = partial(MoCoV2, hidden=8, out=4, bank=labeled + 1)
+    play_rounds(partial(PFLSSL, objective=objective, lr=0.05, epochs=1), data, 1)
+    with pytest.raises(ConfigurationError, match=f"larger than the {labeled} training samples"):
+        play_rounds(partial(PFLSSL, objective=objective, lr=0.05, epochs=1), ToyViews(), 1)
 
 
 def counting(base, seen):

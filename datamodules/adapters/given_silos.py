@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders
 from pfl_lightning.datamodules.counting import Ints
@@ -65,6 +65,11 @@ def as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModul
         return GivenLoaders(silo)
     if isinstance(silo, IterableDataset):
         return GivenLoaders(DataLoader(silo, batch_size))
+    if isinstance(silo, list | tuple) and silo and all(isinstance(part, DataLoader | Dataset) for part in silo):
+        raise ValueError(
+            f"silo {client} is a {type(silo).__name__} of {len(silo)} data sets or loaders: give a LightningDataModule "
+            "with the client's training, validation and test loaders, or its training data alone"
+        )
     if not (hasattr(silo, "__getitem__") and hasattr(silo, "__len__")) or isinstance(silo, str | dict):
         raise ValueError(
             f"silo {client} is a {type(silo).__name__}, expected a LightningDataModule, a DataLoader or a Dataset"

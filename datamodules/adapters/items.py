@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
@@ -101,14 +103,26 @@ class ItemSplit:
                 f"batch_size to at most {len(self)}, set drop_last=False, or give clients more items"
             )
         order = generator if shuffle and self.source.shuffled else None
-        found = ItemLoader(self, self._size(batch_size, shuffle), torch.device(device), order, drop_last)
+        found = ItemLoader(
+            self._in_order(shuffle), self._size(batch_size, shuffle), torch.device(device), order, drop_last
+        )
         if views == 1:
             return found.seeded_by(generator) if shuffle and self.source.workers is not None else found
         return found.in_two_views(generator)
 
+    def _in_order(self, shuffle: bool) -> ItemSplit:
+        """The split, without its sampler in a pass over all training items, as for statistics that are sent."""
+        if shuffle or self.source.evaluated or self.source.order is None:
+            return self
+        plain = copy.copy(self)
+        plain.source = replace(self.source, order=None)
+        return plain
+
     def _size(self, asked: int, shuffle: bool) -> int:
-        """Items in a batch: an evaluation has the loader's own number."""
+        """Items in a batch: an evaluation has the loader's own number, and where an item is a batch there is one."""
         own = self.source.batches
+        if self.source.by == "item":
+            return 1
         return asked if own is None or shuffle or not self.source.evaluated else own.eval_batch_size
 
 
@@ -118,7 +132,10 @@ class OwnItems(Subset[Any]):
     def __getattr__(self, name: str) -> Any:
         if name == "dataset" or name.startswith("__"):  # while it is copied or unpickled
             raise AttributeError(name)
-        return getattr(self.dataset, name)
+        found = getattr(self.dataset, name)
+        if name != "targets" or not hasattr(found, "__len__") or len(found) != len(self.dataset):  # type: ignore[arg-type]
+            return found
+        return found[self.indices] if isinstance(found, Tensor | np.ndarray) else [found[one] for one in self.indices]
 
 
 def own_items(split: ItemSplit) -> Any:
@@ -127,6 +144,21 @@ def own_items(split: ItemSplit) -> Any:
     if isinstance(whole, IterableDataset) or not hasattr(whole, "__len__") or len(split) == len(whole):
         return whole
     return OwnItems(whole, split.indices.tolist())
+
+
+class _Epoch:
+    """What a Trainer tells the sampler of a loader's batch sampler: its epoch."""
+
+    epoch: int | None = None
+
+    @property
+    def sampler(self) -> _Epoch:
+        """Where a Trainer looks."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Keep the number for the next pass."""
+        self.epoch = epoch
 
 
 class ItemLoader:
@@ -159,6 +191,7 @@ class ItemLoader:
         self.dataset = own_items(split)
         self._split, self._device, self._generator, self._drop_last = split, device, generator, drop_last
         self._draws = generator
+        self.batch_sampler = _Epoch()  # where a Trainer looks for what to tell its epoch; a sampler would be examined
 
     def __len__(self) -> int:
         """Number of batches.
@@ -200,7 +233,8 @@ class ItemLoader:
         indices, generator, order = self._split.indices, self._generator, self._split.source.order
         if order is not None:
             # An evaluation has no generator: its draws are the same at every pass.
-            return order.batches(indices, self.batch_size, self._drop_last, generator or torch.Generator())
+            epoch = 0 if generator is None else self.batch_sampler.epoch
+            return order.batches(indices, self.batch_size, self._drop_last, generator or torch.Generator(), epoch)
         if generator is not None:
             indices = indices[torch.randperm(len(indices), generator=generator)]
         return [places.tolist() for places in indices.split(self.batch_size)[: len(self)]]

@@ -19,7 +19,8 @@ __all__ = ["classes_of", "names_of_classes"]
 def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None, *, read: bool = True) -> Ints | None:
     """Class of every item.
 
-    The first source that applies is used: the function ``labels``; the data set's ``targets``; the last tensor of a
+    The first source that applies is used: the function ``labels``; the data set's ``targets`` (as its
+    ``target_transform`` makes them, if it has one); the last tensor of a
     TensorDataset; the second entry of items (input, class), or an item's entry ``label``, ``labels``, ``target``,
     ``targets`` or ``y``. Parts and concatenations of such data sets are known, too.
 
@@ -67,7 +68,7 @@ def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: I
     """
     present = np.unique(np.concatenate(list(sets)))
     highest = int(present[-1])
-    names: Any = getattr(dataset, "classes", None) if given is None else given
+    names: Any = _own_names(dataset) if given is None else given
     if not hasattr(names, "__len__"):
         if 2 * len(present) < highest + 1:
             raise ValueError(
@@ -81,6 +82,20 @@ def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: I
             "or name all classes (class_names)"
         )
     return tuple(str(name) for name in names)
+
+
+def _own_names(dataset: Any) -> Any:
+    """Names that a data set, or the one of which it is a part, has for the classes of its items."""
+    while isinstance(dataset, Subset) and not hasattr(dataset, "classes"):
+        dataset = dataset.dataset
+    # Classes that a transform makes of others have other names.
+    return None if _transform_of_targets(dataset) is not None else getattr(dataset, "classes", None)
+
+
+def _transform_of_targets(dataset: Any) -> Callable[[Any], Any] | None:
+    """What torchvision's data sets make the class of an item by, from the number in ``targets``."""
+    found = getattr(dataset, "target_transform", None)
+    return found if callable(found) else None
 
 
 def _items(dataset: Any) -> Iterator[Any]:
@@ -130,7 +145,10 @@ def _without_reading(dataset: Any) -> Ints | None:
         return np.concatenate(known) if len(known) == len(pieces) else None
     if isinstance(dataset, TensorDataset):
         return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
-    return _whole_numbers(dataset.targets) if _says_classes(dataset) else None
+    if not _says_classes(dataset):
+        return None
+    transform = _transform_of_targets(dataset)
+    return _whole_numbers(dataset.targets if transform is None else [transform(one) for one in dataset.targets])
 
 
 def _from_items(dataset: Dataset[Any]) -> Ints | None:

@@ -172,6 +172,11 @@ class FromLoaders(ItemDataModule):
         self._others = {stage: self._divide_others(stage) for stage in self._sources}
 
     @property
+    def held_source(self) -> ItemSource | None:
+        """What the training items that are held out are read by."""
+        return self._held
+
+    @property
     def evaluates_on_all(self) -> bool:
         """Whether clients are evaluated on all items: by the option, or since one client holds all, as a plain run."""
         held, rule = self._loaded.division, self.partition

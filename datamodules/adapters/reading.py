@@ -150,7 +150,7 @@ def _read_item(item: Any, where: str) -> tuple[Tensor, int]:
     value, target = item
     tensor = _read_input(value, where)
     whole = isinstance(target, (int, np.integer)) or (
-        isinstance(target, (Tensor, np.ndarray)) and target.shape in ((), (1,)) and float(target) == int(target)
+        isinstance(target, (Tensor, np.ndarray)) and target.shape in ((), (1,)) and float(target).is_integer()
     )
     if not whole:
         raise TypeError(f"the class in {where} is {target!r}, expected a whole number from 0")

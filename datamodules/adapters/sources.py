@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
 from pfl_lightning.datamodules.adapters.loading.orders import Order, SampledBatches, order_of
-from pfl_lightning.datamodules.adapters.loading.streams import Kept
+from pfl_lightning.datamodules.adapters.loading.streams import Kept, iterates_by_itself
 from pfl_lightning.datamodules.adapters.loading.workers import By, Fetch, OneAtATime, Workers
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.memory import checked_length
@@ -47,7 +47,8 @@ def source_of(
     if turns is not None and not _is_plain(loader):
         own = BatchSizes(int(loader.batch_size or 1), int(loader.batch_size or 1), False)
         kept = Kept(loader, turns)
-        return ItemSource(loader.dataset, loader.collate_fn, True, hooks, batches=own, loader=kept)
+        evaluated, by = stage != "train", _plan(loader).by
+        return ItemSource(loader.dataset, loader.collate_fn, True, hooks, None, None, own, evaluated, kept, by)
     dataset, plan = loader.dataset, _plan(loader)
     order: Order | None = None
     if type(plan.sampler) is SubsetRandomSampler:
@@ -100,6 +101,8 @@ def _first(sampler: Any) -> Any:
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
     """Whether the package may read a loader's items itself: in batches of a number, in order or shuffled."""
+    if iterates_by_itself(loader):
+        return False
     if isinstance(loader.dataset, IterableDataset):
         return loader.batch_size is not None and not loader.num_workers and hasattr(loader.dataset, "__len__")
     return loader.batch_size is not None and (
@@ -124,9 +127,18 @@ def one_class(source: ItemSource) -> Ints:
 def check_sampler(loader: DataLoader[Any], name: str) -> None:
     """Refuse a sampler of something else than numbers of items, of which each is of one client.
 
+    A loader whose class has a pass of its own gets a warning, as items are read without it.
+
     Raises:
         TypeError: Names the loader by its hook.
     """
+    if iterates_by_itself(loader):
+        warnings.warn(
+            f"{name}: {type(loader).__name__} has an __iter__ of its own, which is not called where its items are "
+            "divided among clients, so that nothing it does to batches is done; let the Dataset or collate_fn do it, "
+            "or give a list of loaders, one a client, each used as it is",
+            stacklevel=2,
+        )
     plan = _plan(loader)
     if _goes_through(plan.sampler):
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler
 
 from pfl_lightning.datamodules.adapters.reading import read_dataset, read_datasets
 from pfl_lightning.datamodules.clients.samples import Samples
@@ -91,8 +91,8 @@ class FromLightning(FederatedDataModule):
     """LightningDataModule whose training and test Datasets are read once into tensors.
 
     The test set is that of ``test_dataloader``, else of ``val_dataloader``; without both, test samples are held out
-    from the training set. Only the loaders' data sets are used: batch size, order and collating are those of this
-    module. :class:`FromLoaders` keeps the loaders' settings instead.
+    from the training set. Only the loaders' data sets are used (of a SubsetRandomSampler, its part of one): batch size,
+    order and collating are those of this module. :class:`FromLoaders` keeps the loaders' settings instead.
 
     Args:
         partition: Rule that assigns the samples to clients.
@@ -159,4 +159,6 @@ def _dataset_of(loader: Any, name: str) -> Dataset[Any]:
         loader = loader[0]
     if not isinstance(loader, DataLoader):
         raise TypeError(f"{name} gives a {type(loader).__name__}, expected a single DataLoader")
+    if type(loader.sampler) is SubsetRandomSampler:  # a part that other loaders do not have
+        return Subset(loader.dataset, [int(place) for place in loader.sampler.indices])
     return loader.dataset

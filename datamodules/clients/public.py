@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -50,7 +51,8 @@ def with_public(
     if isinstance(public, str | Path):
         return replace(samples, public_inputs=_read_folder(Path(public), samples.train_inputs, image_size))
     held = len(samples.train_targets)
-    count = round(public * held) if isinstance(public, float) else int(public)
+    is_share = isinstance(public, float)
+    count = int(public) if not is_share else round(public * held) if math.isfinite(public) else 0
     if isinstance(public, bool) or not 1 <= count < held:
         raise ValueError(
             f"public must be a number of the {held} training samples, from 1 to {held - 1}, a share of them between 0 "
@@ -105,15 +107,17 @@ def public_split(samples: Samples, transform: BatchTransform) -> PublicSplit | N
 
 def _read_folder(folder: Path, like: Tensor, image_size: int | None) -> Tensor:
     """Images in a folder or in its subfolders, with the channels and of the size of the training images."""
-    from pfl_lightning.datamodules.datasets.image_cache import decode_images, list_folders, list_images
+    from pfl_lightning.datamodules.datasets.image_cache import decode_images, has_images, list_folders, list_images
 
     if not folder.is_dir():
         raise FileNotFoundError(
             f"no folder of public images at '{folder}': set 'public' to where it is, or to a number of training samples"
         )
     channels = _channels(folder, like)
-    flat = not list_folders(folder)
-    files, _ = list_images(folder.parent, [folder.name]) if flat else list_images(folder)
+    below = list_folders(folder)
+    files = list_images(folder)[0] if below else []
+    if not below or has_images(folder):
+        files = list_images(folder.parent, [folder.name])[0] + files
     images = torch.from_numpy(decode_images(files, image_size, channels))
     (height, width), (own_height, own_width) = images.shape[2:], like.shape[2:]
     if (height, width) != (own_height, own_width):

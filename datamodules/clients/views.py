@@ -126,6 +126,8 @@ def rotate_images(images: Tensor, degrees: float, chunk: int = 1024) -> Tensor:
         [[[[2, 4], [1, 3]]]]
     """
     turns, rest = divmod(degrees, 90.0)
+    if not len(images):
+        return images.clone()
     if rest == 0:
         return torch.rot90(images, int(turns) % 4, (-2, -1)).contiguous()
     from torchvision.transforms.functional import InterpolationMode, rotate

@@ -57,6 +57,12 @@ def list_folders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
+def has_images(folder: Path) -> bool:
+    """Whether images lie in a folder itself."""
+    with os.scandir(folder) as entries:
+        return any(_is_image(entry) for entry in entries)
+
+
 def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[list[ImageFile], list[str]]:
     """List the images of a folder that has one folder per class.
 
@@ -78,11 +84,7 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
     for label, name in enumerate(names):
         with os.scandir(folder / name) as entries:
             images = sorted(
-                (
-                    entry
-                    for entry in entries
-                    if entry.name.lower().endswith(_ENDINGS) and not entry.name.startswith(".")
-                ),
+                (entry for entry in entries if _is_image(entry)),
                 key=lambda entry: entry.name,
             )
         if not images:
@@ -93,6 +95,10 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
         for entry in images:
             files.append(_image_file(entry, label))
     return files, names
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return entry.name.lower().endswith(_ENDINGS) and not entry.name.startswith(".")
 
 
 def _image_file(entry: os.DirEntry[str], label: int) -> ImageFile:
@@ -124,7 +130,7 @@ def load_images(
     if cache_dir is None:
         return decode_images(files, image_size)
     listing = fingerprint(files, root, image_size)
-    name = hashlib.sha256(f"{root.resolve()}\0{image_size}{choice}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{root.resolve()}\0{image_size}{choice}".encode(errors="surrogateescape")).hexdigest()[:16]
     cache = cache_dir / f"{root.resolve().name}-{name}.npy"
     pixels = _read_cache(cache, listing, len(files))
     if pixels is None:
@@ -181,8 +187,8 @@ def fingerprint(files: list[ImageFile], root: Path, image_size: int | None) -> s
         root: Folder that contains all files.
         image_size: Side in pixels to which they are scaled.
     """
-    start = len(str(root)) + 1
-    lines = "\n".join(f"{file.path[start:]}\0{file.size}\0{file.modified}" for file in files)
+    above = os.path.join(root, "")  # not of the paths below "."
+    lines = "\n".join(f"{file.path.removeprefix(above)}\0{file.size}\0{file.modified}" for file in files)
     return hashlib.sha256(f"{image_size}\n{lines}".encode(errors="surrogateescape")).hexdigest()
 
 

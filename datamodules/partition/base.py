@@ -269,10 +269,11 @@ def check_total(sizes: Ints, num_samples: int) -> None:
     """
     needed = int(sizes.sum())
     if needed > num_samples:
+        each = num_samples // len(sizes)
         raise PartitionError(
             f"{len(sizes)} clients need {needed} samples in all, the data have {num_samples} "
-            f"({needed - num_samples} short): lower samples_per_client to at most {num_samples // len(sizes)} or "
-            "num_clients"
+            f"({needed - num_samples} short): lower "
+            + (f"samples_per_client to at most {each} or num_clients" if each else f"num_clients to {num_samples}")
         )
 
 

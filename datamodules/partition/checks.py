@@ -43,7 +43,8 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
         _check_part(f"{where}: client {client} got", part, f"whole numbers from 0 to {num_samples - 1}", num_samples)
         for client, part in enumerate(parts)
     ]
-    if not rule.fixed_train:  # a file's indices have their own warning
+    asked = getattr(getattr(rule, "base", rule), "overlap", False)
+    if not rule.fixed_train and not asked:  # a file's indices have their own warning
         _warn_repeated(where, checked)
     return checked
 

@@ -85,7 +85,8 @@ class DirichletOverClients(Partitioner):
         if needed > total:
             raise PartitionError(
                 f"{self.num_clients} clients of at least {self.min_samples} samples need {needed}, the data have "
-                f"{total} ({needed - total} short): lower min_samples to at most {possible} or num_clients"
+                f"{total} ({needed - total} short): lower "
+                + (f"min_samples to at most {possible} or num_clients" if possible else f"num_clients to {total}")
             )
         sizes = counts.sum(axis=1)
         for client in np.flatnonzero(sizes < self.min_samples):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class Domains(Partitioner):
         self._check(labels)
         sizes = self._sizes()
         wanted = self.samples_per_client
-        short = np.flatnonzero(sizes < wanted).tolist() if isinstance(wanted, int) else []
+        short: list[int] = np.flatnonzero(sizes < wanted).tolist() if isinstance(wanted, Integral) else []
         if short:
             own = {self._names[self._domain_number(client)]: int(sizes[client]) for client in short}
             listed = ", ".join(f"{size} in {name!r}" for name, size in own.items())
@@ -172,7 +173,7 @@ class Domains(Partitioner):
         if self.samples_per_client is None:
             return most
         sizes = check_sizes(self.samples_per_client, self.num_clients)
-        if isinstance(self.samples_per_client, int):
+        if isinstance(self.samples_per_client, Integral):
             fitting: Ints = np.minimum(sizes, most)
             return fitting
         needed = sizes.reshape(-1, each).sum(axis=1)

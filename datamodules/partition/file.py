@@ -13,7 +13,14 @@ import numpy.typing as npt
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
-from pfl_lightning.datamodules.partition.storage import SPLITS, PartitionContent, read_partition, write_partition
+from pfl_lightning.datamodules.partition.storage import (
+    SPLITS,
+    PartitionContent,
+    checksum_of,
+    read_partition,
+    to_ints,
+    write_partition,
+)
 
 
 class FromFile(Partitioner):
@@ -25,13 +32,15 @@ class FromFile(Partitioner):
 
     Indices count samples in the data set's own order (an image folder: classes sorted, files sorted). ``train`` and
     ``validation`` count the training set, ``test`` the test set; if the data set has no test set, all three count the
-    whole set. ``unlabeled`` counts the unlabeled samples. Without it, they are assigned as under any other rule.
+    whole set. Samples that the data module holds back (``public``) are not counted. ``unlabeled`` counts the unlabeled
+    samples. Without it, they are assigned as under any other rule.
 
     A file saved from clients with views (:class:`FeatureShift`, :class:`ConceptShift`) also has ``rotations`` (degrees,
     one per client) or ``label_maps`` (shape (clients, classes)), which are applied again.
 
-    A saved file has a ``checksum``, against which its content is checked. Remove it from a file that you edit; files
-    that you write yourself need none.
+    A saved file tells the number of samples and their classes (``labels_checksum``): it is refused where they are in
+    another order. It also has a ``checksum``, against which its content is checked. Remove both from a file that you
+    edit; files that you write yourself need none.
 
     Args:
         path: The file, ``.npz`` or ``.json``; :func:`save_partition` writes both.
@@ -76,7 +85,7 @@ class FromFile(Partitioner):
             )
         self._parts = parts
         self._views = views
-        self._num_samples = content.num_samples
+        self._num_samples, self._labels = content.num_samples, content.labels
         if views and len(views) != self.num_clients:
             raise PartitionError(
                 f"{path}: 'train' has {self.num_clients} clients, 'rotations' or 'label_maps' {len(views)}: give one "
@@ -85,11 +94,19 @@ class FromFile(Partitioner):
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Training indices of the file, checked against the labels, see :meth:`Partitioner.partition`."""
-        num_samples = len(check_labels(labels))
+        array = check_labels(labels)
+        num_samples = len(array)
         if self._num_samples not in (None, num_samples):
             raise PartitionError(
                 f"{self.path} divides a data set of {self._num_samples} samples, this one has {num_samples}: give the "
                 "file of this data set, or make it again with `pfl partition` or save_partition"
+            )
+        classes = checksum_of(array)
+        if None not in (self._labels, classes) and self._labels != classes:
+            raise PartitionError(
+                f"{self.path} divides {num_samples} samples whose classes are in another order than those of this data "
+                "set: its indices would name other samples. It may have other files, domains in another order, or "
+                "public samples drawn by another seed; make the file again with `pfl partition` or save_partition"
             )
         for name in ("train", "validation"):
             self._check_range(name, num_samples, "training set")
@@ -181,6 +198,7 @@ def save_partition(
     views: Sequence[ClientView] | None = None,
     unlabeled: Sequence[npt.NDArray[Any]] | None = None,
     num_samples: int | None = None,
+    labels: npt.NDArray[Any] | None = None,
 ) -> None:
     """Write index lists to a file that :class:`FromFile` reads back unchanged.
 
@@ -192,13 +210,17 @@ def save_partition(
         views: View of each client; None if every client sees the samples as stored.
         unlabeled: One array of indices of unlabeled samples per client, if there are any.
         num_samples: Number of samples of the data set that ``train`` counts: the file is then refused for another one.
+        labels: Classes of these samples: the file is then refused for others, or for the same in another order.
 
     Raises:
-        ValueError: If the file name ends in something else.
+        ValueError: If the file name ends in something else, or an index is no whole number.
     """
     given = zip(SPLITS, (train, validation, test, unlabeled), strict=True)
-    parts = {name: [np.asarray(own, dtype=np.int64) for own in part] for name, part in given if part is not None}
-    write_partition(Path(path), PartitionContent(parts, views or (), num_samples))
+    parts = {name: [to_ints(own) for own in part] for name, part in given if part is not None}
+    if not parts["train"]:
+        raise ValueError("train has no index list: give one for each client")
+    classes = None if labels is None else checksum_of(check_labels(labels))
+    write_partition(Path(path), PartitionContent(parts, views or (), num_samples, classes))
 
 
 def _check_lists(where: str, lists: Sequence[Ints]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from pfl_lightning.datamodules.counting import Ints
@@ -68,7 +69,8 @@ def partition_figure(counts: Ints, class_names: Sequence[str], groups: Sequence[
     image = axes.imshow(held, aspect="auto", cmap="YlGnBu", norm=scale, interpolation="nearest")
     axes.set_facecolor("white")
     small = 8 if max(rows, columns) <= 40 else 6
-    axes.set_xticks(range(columns), names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize=small)
+    shown_names = [name.replace("$", r"\$") for name in names]  # which would begin a formula
+    axes.set_xticks(range(columns), shown_names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize=small)
     step = -(-rows // 60)
     axes.set_yticks(range(0, rows, step), [_client_name(client, groups) for client in clients[::step]], fontsize=small)
     axes.set_xlabel("class")
@@ -139,11 +141,11 @@ def partition_table(
         table.add_column(name, justify="right", no_wrap=True)
     digits = len(str(int(counts.max())))
     for name in class_names if wide else ["most frequent"]:
-        table.add_column(str(name), justify="right" if wide else "left", overflow="fold", min_width=digits)
+        table.add_column(escape(str(name)), justify="right" if wide else "left", overflow="fold", min_width=digits)
     for client, row in enumerate(counts[:max_clients]):
         rest = _cells(row) if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
         without = [] if unlabeled is None else [str(int(unlabeled[client]))]
-        table.add_row(str(client), *([groups[client]] if groups else []), str(int(row.sum())), *without, *rest)
+        table.add_row(str(client), *([escape(groups[client])] if groups else []), str(int(row.sum())), *without, *rest)
     if num_clients > max_clients:
         table.add_row(f"+{num_clients - max_clients}")
     return table
@@ -162,7 +164,7 @@ def check_counts(counts: Ints, class_names: Sequence[str], groups: Sequence[str]
 
 
 def _client_name(client: int, groups: Sequence[str] | None) -> str:
-    return f"{groups[client]} {client}".strip() if groups else str(client)
+    return f"{groups[client]} {client}".strip().replace("$", r"\$") if groups else str(client)
 
 
 def _cells(row: Ints) -> list[str]:
@@ -172,7 +174,8 @@ def _cells(row: Ints) -> list[str]:
 def _most_frequent(row: Ints, class_names: Sequence[str], most: int = 5) -> str:
     order = [int(c) for c in np.argsort(-row, kind="stable")[:most] if row[c] > 0]
     rest = int((row > 0).sum()) - len(order)
-    return ", ".join(f"{class_names[c]} {int(row[c])}" for c in order) + (f", +{rest} more" if rest else "")
+    named = ", ".join(f"{escape(str(class_names[c]))} {int(row[c])}" for c in order)
+    return named + (f", +{rest} more" if rest else "")
 
 
 def _summarize(counts: Ints, class_names: Sequence[str]) -> tuple[Ints, Ints, list[str]]:

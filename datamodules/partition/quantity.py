@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from pfl_lightning.datamodules.counting import Ints, apportion, take_per_class
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
+from pfl_lightning.datamodules.partition.checks import check_parts
 from pfl_lightning.datamodules.partition.transform import PartitionTransform
 from pfl_lightning.seeding import DataStream
 
@@ -38,8 +40,8 @@ class Quantity(PartitionTransform):
 
     def __init__(self, base: Partitioner, sizes: Sequence[int] = (300, 600, 1200), seed: int = 0) -> None:
         super().__init__(base, seed)
-        if len(sizes) == 0 or min(sizes) < 1:
-            raise ValueError(f"sizes must be at least one number of at least 1, got {sizes}")
+        if len(sizes) == 0 or not all(isinstance(size, Integral) and size >= 1 for size in sizes):
+            raise ValueError(f"sizes must be at least one whole number of at least 1, got {sizes}")
         self.sizes = [int(size) for size in sizes]
 
     def client_sizes(self) -> Ints:
@@ -52,7 +54,7 @@ class Quantity(PartitionTransform):
         if sized is not None:
             return list(sized.partition(labels))
         sizes, array = self.client_sizes(), check_labels(labels)
-        parts = self.base.partition(array)
+        parts = check_parts(self.base, self.base.partition(array), len(array))
         return [self._thin(client, part, array[part], sizes[client]) for client, part in enumerate(parts)]
 
     def partition_test(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,8 @@ class DominantClasses(Partitioner):
             check_sizes(samples_per_client, self.num_clients)
         if groups is not None and (not groups or not all(groups)):
             raise ValueError(f"groups must be non-empty lists of dominant classes, got {groups}")
+        if not all(isinstance(number, Integral) for group in groups or () for number in group):
+            raise ValueError(f"groups must be lists of classes, whole numbers, got {groups}")
         self.samples_per_client = samples_per_client
         self.uniform_share = uniform_share
         self.groups = groups
@@ -128,17 +131,19 @@ class DominantClasses(Partitioner):
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
-        shares = self._shares(int(array.max()) + 1)
+        shares = self._shares(np.unique(array), int(array.max()) + 1)
         return distribute_shares(self, array, shares, self.samples_per_client, self.rng(DataStream.RULE), self.overlap)
 
-    def _shares(self, num_classes: int) -> Floats:
-        groups = self.groups or dominant_groups(num_classes)
-        highest = max(max(group) for group in groups)
-        if highest >= num_classes or min(min(group) for group in groups) < 0:
-            raise PartitionError(
-                f"groups name class {highest}, the data have classes 0 to {num_classes - 1}: correct groups"
-            )
-        shares = np.full((self.num_clients, num_classes), self.uniform_share / num_classes)
+    def _shares(self, present: Ints, num_classes: int) -> Floats:
+        usual = [[int(present[place]) for place in group] for group in dominant_groups(len(present))]
+        groups = self.groups or usual
+        unknown = sorted({number for group in groups for number in group} - set(present.tolist()))
+        if unknown:
+            all_of_them = len(present) == num_classes
+            some = f"classes 0 to {num_classes - 1}" if all_of_them else f"samples of {present.tolist()} alone"
+            raise PartitionError(f"groups name class {unknown[0]}, the data have {some}: correct groups")
+        shares = np.zeros((self.num_clients, num_classes))
+        shares[:, present] = self.uniform_share / len(present)
         for client in range(self.num_clients):
             group = sorted(set(groups[client * len(groups) // self.num_clients]))
             shares[client, group] += (1.0 - self.uniform_share) / len(group)
@@ -182,9 +187,9 @@ class ClassesPerClient(Partitioner):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, seed)
-        per_group = [classes_per_client] if isinstance(classes_per_client, int) else list(classes_per_client)
-        if not per_group or min(per_group) < 1:
-            raise ValueError(f"classes_per_client must be at least 1, got {classes_per_client}")
+        per_group = [classes_per_client] if isinstance(classes_per_client, Integral) else list(classes_per_client)  # type: ignore[arg-type]
+        if not per_group or not all(isinstance(number, Integral) and number >= 1 for number in per_group):
+            raise ValueError(f"classes_per_client must be whole numbers of at least 1, got {classes_per_client}")
         self.classes_per_client = classes_per_client
         self.samples_per_client = samples_per_client
         groups = np.arange(self.num_clients) * len(per_group) // self.num_clients
@@ -193,9 +198,10 @@ class ClassesPerClient(Partitioner):
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
-        num_classes = int(array.max()) + 1
+        present = np.unique(array)
         rng = self.rng(DataStream.RULE)
-        shares = self._assign_classes(num_classes, rng) / self._num_held[:, None]
+        shares = np.zeros((self.num_clients, int(array.max()) + 1))
+        shares[:, present] = self._assign_classes(len(present), rng) / self._num_held[:, None]
         return distribute_shares(self, array, shares, self.samples_per_client, rng)
 
     def _assign_classes(self, num_classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

@@ -23,6 +23,7 @@ SPLITS = ("train", "validation", "test", "unlabeled")
 VIEWS = ("rotations", "label_maps")
 CHECKSUM = "checksum"
 NUM_SAMPLES = "num_samples"
+LABELS = "labels_checksum"
 
 _PER_BYTE = 8
 """Bytes of memory that a byte of a text file may take as Python's numbers."""
@@ -36,15 +37,18 @@ class PartitionContent:
         parts: One array of indices per client, by split.
         views: View of each client; empty if every client sees the samples as stored.
         num_samples: Number of samples of the data set that ``train`` counts; None if the file does not say so.
+        labels: Checksum of their classes, see :func:`checksum_of`; None if the file does not say it.
     """
 
     parts: Mapping[str, Sequence[Ints]]
     views: Sequence[ClientView] = ()
     num_samples: int | None = None
+    labels: int | None = None
 
     def checksum(self) -> int:
         """Checksum, the same for both kinds of files and on every machine."""
         found = 0 if self.num_samples is None else crc32(f"{NUM_SAMPLES} {self.num_samples}".encode())
+        found = found if self.labels is None else crc32(f"{LABELS} {self.labels}".encode(), found)
         for name, array in views_to_arrays(self.views).items():
             numbers = array.astype("<f8" if name == "rotations" else "<i8")
             found = crc32(numbers.tobytes(), crc32(f"{name} {numbers.shape}".encode(), found))
@@ -52,6 +56,15 @@ class PartitionContent:
             for own in self.parts.get(name, ()):
                 found = crc32(own.astype("<i8").tobytes(), crc32(f"{name} {len(own)}".encode(), found))
         return found
+
+
+def checksum_of(labels: Ints) -> int | None:
+    """Checksum of classes in the order of the samples; None where all are equal, as where there are no classes.
+
+    Args:
+        labels: Class of each sample, shape (N,).
+    """
+    return crc32(labels.astype("<i8").tobytes()) if len(labels) and (labels != labels[0]).any() else None
 
 
 def write_partition(path: Path, content: PartitionContent) -> None:
@@ -69,6 +82,8 @@ def write_partition(path: Path, content: PartitionContent) -> None:
     numbers = {CHECKSUM: content.checksum()}  # first: not lost where the end is
     if content.num_samples is not None:
         numbers[NUM_SAMPLES] = content.num_samples
+    if content.labels is not None:
+        numbers[LABELS] = content.labels
     seen = views_to_arrays(content.views)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -107,8 +122,9 @@ def read_partition(path: Path) -> PartitionContent:
         content = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
         read = _from_array if path.suffix == ".npz" else _from_lists
         parts = {name: read(content, name) for name in SPLITS if name in content}
-        num_samples, checksum = (int(content[n]) if n in content else None for n in (NUM_SAMPLES, CHECKSUM))
-        found = PartitionContent(parts, views_from_arrays(content), num_samples)
+        known = (NUM_SAMPLES, LABELS, CHECKSUM)
+        num_samples, labels, checksum = (int(content[n]) if n in content else None for n in known)
+        found = PartitionContent(parts, views_from_arrays(content), num_samples, labels)
     except Exception as error:  # reading damaged files raises errors of any class
         raise PartitionError(
             f"{path} is not a partition (index lists named train, validation, test), or damaged: {_words(error)}; "
@@ -138,7 +154,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     check_memory("read as text, it", _PER_BYTE * path.stat().st_size, "save it as .npz")
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(content, dict):
         raise ValueError(f"expected an object, got a {type(content).__name__}")
     _check_names(name for name, value in content.items() if isinstance(value, list))  # a note does no harm
@@ -147,7 +163,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _check_names(names: Iterable[str]) -> None:
     """Refuse lists under unknown names: of a split ``tests`` nothing would be used, and test samples drawn instead."""
-    known = {*SPLITS, *VIEWS, *(f"{name}_sizes" for name in SPLITS), CHECKSUM, NUM_SAMPLES}
+    known = {*SPLITS, *VIEWS, *(f"{name}_sizes" for name in SPLITS), CHECKSUM, NUM_SAMPLES, LABELS}
     given = set(names)
     unknown = sorted(given - known)
     if unknown and given & set(SPLITS):  # or else it is a file of something else
@@ -155,23 +171,28 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def _from_lists(content: Mapping[str, Any], name: str) -> list[Ints]:
-    return [_to_ints(own) for own in content[name]]
+    return [to_ints(own) for own in content[name]]
 
 
 def _from_array(content: Mapping[str, npt.NDArray[Any]], name: str) -> list[Ints]:
     array = content[name]
     if f"{name}_sizes" in content:
-        sizes = _to_ints(content[f"{name}_sizes"])
+        sizes = to_ints(content[f"{name}_sizes"])
         fits = array.ndim == 1 and not ((sizes < 0) | (sizes > len(array))).any() and sizes.sum() == len(array)
         if not fits:
             raise ValueError(f"{name!r} has shape {array.shape}, {name}_sizes adds up to {sizes.sum()}")
-        return split_by_sizes(_to_ints(array), sizes)
+        return split_by_sizes(to_ints(array), sizes)
     if array.ndim != 2:
         raise ValueError(f"{name!r} should have shape (clients, samples), got {array.shape}")
-    return [_to_ints(row) for row in array]
+    return [to_ints(row) for row in array]
 
 
-def _to_ints(values: Any) -> Ints:
+def to_ints(values: Any) -> Ints:
+    """Indices as int64.
+
+    Raises:
+        ValueError: They are no list of whole numbers.
+    """
     array = np.asarray(values)
     if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"expected a list of whole numbers, got {array.dtype} of shape {array.shape}")

@@ -39,7 +39,8 @@ class EngineHooks(FederationRounds):
             groups: dict[int, dict[int, int]] = {}
             for client in self.data.participating:
                 group = groups.setdefault(self.clients.architecture_of[client], {})
-                group[client] = len(self.data.client_data(client).train)
+                own, model = self.data.client_data(client), self.clients.model_of(client)
+                group[client] = len(own.train_and_unlabeled if model.uses_unlabeled_data else own.train)
             for index, samples in groups.items():
                 self.clients.models[index].check_samples(samples)
         self._start_engine()

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines import EvaluationTask, FitEnvironment
 from pfl_lightning.engines.evaluation import load_own_state
-from pfl_lightning.engines.preparation import forget_preparation, prepares_evaluation
+from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -105,13 +106,13 @@ class PersonalizationStage:
         return self.modules[place], task
 
     def _encoder_of(self, client: int, task: EvaluationTask) -> dict[str, Tensor]:
-        """Return the encoder that the client is evaluated with; where nothing of it is personal, it is read once."""
+        """Return the encoder that the client is evaluated with: the same tensors for all whose encoders are equal."""
         architecture, model = self._clients.architecture_of[client], self._clients.model_of(client)
-        if architecture in self._encoders:
-            return self._encoders[architecture]
         load_own_state(model, task, self._environment)
-        state = {name: value.clone() for name, value in model.encoder_state().items()}
+        state = model.encoder_state()
+        known = self._encoders.get(architecture, {})
+        same = known.keys() == state.keys() and all(torch.equal(known[name], value) for name, value in state.items())
+        found = known if same else {name: value.clone() for name, value in state.items()}
         forget_preparation(model)
-        if state.keys().isdisjoint(model.kept_names()) and not prepares_evaluation(model):
-            self._encoders[architecture] = state
-        return state
+        self._encoders.setdefault(architecture, found)
+        return found

@@ -15,28 +15,34 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
 
-__all__ = ["DrawnOrder", "Order", "SampledBatches", "SampledOrder", "order_of", "seeded_draws"]
+__all__ = ["DrawnOrder", "Order", "SampledBatches", "SampledOrder", "order_of", "seeded_draws", "tell_epoch"]
+
+MOST_PLACES = 1_000_000
+"""A sampler that gives more than this, and ten times the items that there are, is taken for one without an end."""
 
 
 class Order(ABC):
     """What of a client's items comes in one pass, and in which batches."""
 
     @abstractmethod
-    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
         """The items of one pass, in order.
 
         Args:
             indices: The client's items, shape (n,), int64.
             generator: CPU generator of what is random.
+            epoch: What a Trainer has told the loader's sampler (``set_epoch``); ``None`` if none has.
         """
 
     def count(self, size: int) -> int | None:
         """Number of items that a client with ``size`` items sees in a pass; ``None`` if each pass has another."""
         return None
 
-    def batches(self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator) -> list[list[int]]:
+    def batches(
+        self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
+    ) -> list[list[int]]:
         """The batches of one pass; see :meth:`places`."""
-        found = [piece.tolist() for piece in self.places(indices, generator).split(batch_size)]
+        found = [piece.tolist() for piece in self.places(indices, generator, epoch).split(batch_size)]
         return [piece for piece in found if piece and not (drop_last and len(piece) < batch_size)]
 
 
@@ -62,7 +68,7 @@ class DrawnOrder(Order):
         """The client's share of the draws; at least one."""
         return max(1, round(size * self._per_item))
 
-    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
         """Draw the items of a pass."""
         count = self.count(len(indices))
         if self._weights is None and not self._replacement:
@@ -91,11 +97,15 @@ class SampledOrder(Order):
     def __init__(self, sampler: Iterable[Any], length: int) -> None:
         self._sampler, self._length = sampler, length
 
-    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
-        """The client's part of one pass of the sampler."""
+    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
+        """The client's part of one pass of the sampler.
+
+        Raises:
+            ValueError: The sampler has no end.
+        """
         sampler = _afresh(self._sampler)
-        with seeded_draws(generator, sampler):
-            drawn = torch.tensor([int(place) for place in sampler], dtype=torch.int64)
+        with seeded_draws(generator, sampler, epoch):
+            drawn = torch.tensor([int(place) for place in _ending(sampler, self._length)], dtype=torch.int64)
         return drawn[_mask(indices, self._length)[drawn]]
 
 
@@ -114,16 +124,20 @@ class SampledBatches(Order):
     def __init__(self, batch_sampler: Iterable[Any], length: int) -> None:
         self._batch_sampler, self._length = batch_sampler, length
 
-    def places(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
         """The items of all batches."""
-        return torch.tensor([place for batch in self.batches(indices, 1, False, generator) for place in batch])
+        batches = self.batches(indices, 1, False, generator, epoch)
+        return torch.tensor([place for batch in batches for place in batch], dtype=torch.int64)
 
-    def batches(self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator) -> list[list[int]]:
-        """The client's part of each batch of one pass of the batch sampler."""
+    def batches(
+        self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
+    ) -> list[list[int]]:
+        """The client's part of each batch of one pass of the batch sampler; see :meth:`SampledOrder.places`."""
         own = _mask(indices, self._length).tolist()
         sampler = _afresh(self._batch_sampler)
-        with seeded_draws(generator, sampler):
-            found = [[int(place) for place in batch if own[int(place)]] for batch in sampler]
+        with seeded_draws(generator, sampler, epoch):
+            batches = _ending(sampler, self._length)
+            found = [[int(place) for place in batch if own[int(place)]] for batch in batches]
         return [batch for batch in found if batch]
 
 
@@ -142,12 +156,13 @@ def order_of(sampler: Any, length: int) -> Order:
 
 
 @contextmanager
-def seeded_draws(generator: torch.Generator, sampler: Any = None) -> Iterator[None]:
+def seeded_draws(generator: torch.Generator, sampler: Any = None, epoch: int | None = None) -> Iterator[None]:
     """Inside, the user's code draws from generators that are seeded for it: torch's, Python's, NumPy's, the sampler's.
 
     Args:
         generator: CPU generator that gives the seed.
-        sampler: What is asked for items inside; a generator of its own is seeded, too.
+        sampler: What is asked for items inside; a generator of its own is seeded, too, and ``set_epoch`` called.
+        epoch: The Trainer's epoch; ``None`` for one of the seed, so that passes differ where nobody counts them.
     """
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator)) % 2**32
     with isolate_rng(include_cuda=False):
@@ -158,7 +173,29 @@ def seeded_draws(generator: torch.Generator, sampler: Any = None) -> Iterator[No
             own = getattr(owner, "generator", None)
             if isinstance(own, torch.Generator):
                 own.manual_seed(seed)
+        tell_epoch(seed % 2**31 if epoch is None else epoch, sampler)
         yield
+
+
+def tell_epoch(epoch: int, sampler: Any) -> None:
+    """Call ``set_epoch`` of a sampler, and of the one that a batch sampler has, as a Trainer does."""
+    for owner in (sampler, getattr(sampler, "sampler", None)):
+        set_epoch = getattr(owner, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+
+def _ending(sampler: Iterable[Any], length: int) -> Iterator[Any]:
+    """What a sampler gives, which is not read for ever."""
+    limit = max(MOST_PLACES, 10 * length)
+    for count, given in enumerate(sampler):
+        if count == limit:
+            raise ValueError(
+                f"the {type(sampler).__name__} of a loader over {length} items has given {limit} of them and goes on: "
+                "the items of each client are picked out of a whole pass, so that it must end; give a list of loaders, "
+                "one a client, of which each is used as it is"
+            )
+        yield given
 
 
 def _afresh(sampler: Any) -> Any:

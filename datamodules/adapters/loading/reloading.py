@@ -10,6 +10,7 @@ from typing import Any
 
 from pfl_lightning.datamodules.adapters.loaders import FromLoaders
 from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
+from pfl_lightning.datamodules.adapters.loading.stages import checked
 from pfl_lightning.datamodules.adapters.sources import source_of
 from pfl_lightning.seeding import Purpose, derive_seed, python_seed, torch_seed
 
@@ -78,12 +79,13 @@ def _reload(data: FromLoaders, trainer: Any) -> None:
             continue
         before, own.trainer = own.trainer, trainer
         try:
-            found = StageLoaders.of(getattr(own, hook)(), stage == "train")
+            found = checked(getattr(own, hook)(), hook, False)
         finally:
             own.trainer = before
         if all(new is old for new, old in zip(found.loaders, data._stages[stage].loaders, strict=False)):
             continue
-        sizes = [[len(each.dataset) for each in loaders.loaders] for loaders in (data._stages[stage], found)]
+        new = tuple(source_of(loader, own, stage) for loader in found.loaders)
+        sizes = [[len(source.dataset) for source in sources] for sources in (data._sources[stage], new)]
         if sizes[0] != sizes[1]:
             raise ValueError(
                 f"{hook} gave {sizes[0]} items at first and gives {sizes[1]} in round {trainer.current_epoch + 1}, and "
@@ -93,7 +95,7 @@ def _reload(data: FromLoaders, trainer: Any) -> None:
             if source.workers is not None:
                 source.workers.close()
         data._stages[stage] = found
-        data._sources[stage] = tuple(source_of(loader, own, stage) for loader in found.loaders)
+        data._sources[stage] = new
         if stage == "train":
             _train(data, found)
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
 
-__all__ = ["GivenLoaders", "attached", "brings", "for_another_process", "gives", "loaders_of"]
+__all__ = ["GivenLoaders", "attached", "brings", "checked", "for_another_process", "gives", "loaders_of"]
 
 
 class GivenLoaders(LightningDataModule):
@@ -134,13 +134,13 @@ def loaders_of(
     """
     datamodule.trainer = trainer
     datamodule.setup("fit")
-    loaders = {"train": _checked(datamodule.train_dataloader(), "train_dataloader", streams)}
+    loaders = {"train": checked(datamodule.train_dataloader(), "train_dataloader", streams)}
     for stage, name in (("validation", "val_dataloader"), ("test", "test_dataloader")):
         if not is_overridden(name, datamodule, LightningDataModule):
             continue
         loader = _test_loader(datamodule, trainer) if stage == "test" else getattr(datamodule, name)()
         if loader is not None and not (isinstance(loader, list | tuple | dict) and not loader):
-            found = _checked(loader, name, streams)
+            found = checked(loader, name, streams)
             if any(_has_items(own) for own in found.loaders):
                 loaders[stage] = found
     datamodule.trainer = None
@@ -169,7 +169,17 @@ def _has_items(loader: Any) -> bool:
     return not (hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0)
 
 
-def _checked(given: Any, name: str, streams: bool) -> StageLoaders:
+def checked(given: Any, name: str, streams: bool) -> StageLoaders:
+    """Loaders as a hook gives them.
+
+    Args:
+        given: What it gives.
+        name: The hook, such as ``"val_dataloader"``.
+        streams: See :func:`loaders_of`.
+
+    Raises:
+        TypeError: See :func:`loaders_of`.
+    """
     found = StageLoaders.of(given, name == "train_dataloader")
     for loader in found.loaders:
         _check(loader, name, streams)

@@ -11,12 +11,13 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
+from pfl_lightning.datamodules.adapters.loading.orders import tell_epoch
 from pfl_lightning.datamodules.adapters.loading.workers import OneAtATime, end_workers
 
-__all__ = ["Kept", "StreamSplit"]
+__all__ = ["Kept", "StreamSplit", "iterates_by_itself"]
 
 
 class Kept:
@@ -41,6 +42,22 @@ class Kept:
             count += _size_of(batch)
             yield batch
         self.items = count
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether a pass of the loader is that of a DataLoader."""
+        return not iterates_by_itself(self.loader)
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether the loader's sampler has an order for each epoch."""
+        own = (self.loader.sampler, self.loader.batch_sampler, getattr(self.loader.batch_sampler, "sampler", None))
+        return any(callable(getattr(sampler, "set_epoch", None)) for sampler in own)
+
+    def tell_epoch(self, epoch: int) -> None:
+        """Tell the loader's sampler the epoch, as a Trainer does."""
+        for sampler in (self.loader.sampler, self.loader.batch_sampler):
+            tell_epoch(epoch, sampler)
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -93,6 +110,8 @@ class StreamSplit(ItemSplit):
             batch_size: Items in a batch, at least 1; not used where the client's own loader says it.
             options: See :meth:`ItemSplit.loader`; ``shuffle`` has no effect.
         """
+        if self._reads_items() and not options.get("shuffle"):
+            return super().loader(batch_size, **options)
         own, device = self.source.loader is not None, torch.device(options.get("device", "cpu"))
         drop_last = bool(options.get("drop_last")) and not own
         super().loader(batch_size, **{**options, "drop_last": drop_last})  # for its checks
@@ -102,7 +121,18 @@ class StreamSplit(ItemSplit):
                 "two readings: give a map-style Dataset in a loader without a sampler"
             )
         kind = _KeptLoader if own else _StreamLoader
-        return kind(self, self._size(batch_size, bool(options.get("shuffle"))), device, None, drop_last)
+        found = kind(self, self._size(batch_size, bool(options.get("shuffle"))), device, None, drop_last)
+        return found.seeded_by(options.get("generator")) if own and options.get("shuffle") else found
+
+    def _reads_items(self) -> bool:
+        """Whether passes for statistics read all training items, and not what a sampler draws of them."""
+        own, source = self.source.loader, self.source
+        return (
+            own is not None
+            and own.is_usual
+            and not source.evaluated
+            and not isinstance(source.dataset, IterableDataset)
+        )
 
 
 class _StreamLoader(ItemLoader):
@@ -124,7 +154,18 @@ class _KeptLoader(ItemLoader):
         return len(self._split.source.loader.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        return (move_data_to_device(batch, self._device) for batch in self._split.source.loader)
+        own, epoch = self._split.source.loader, self.batch_sampler.epoch
+        if own.counts_epochs:
+            if epoch is None and self._draws is not None:  # nobody counts them: each pass has another
+                epoch = int(torch.randint(2**31, (), generator=self._draws))
+            own.tell_epoch(epoch or 0)
+        return (move_data_to_device(batch, self._device) for batch in own)
+
+
+def iterates_by_itself(loader: DataLoader[Any]) -> bool:
+    """Whether the class of a loader has a pass of its own, which may change batches."""
+    own = type(loader)
+    return own.__iter__ is not DataLoader.__iter__ or own._get_iterator is not DataLoader._get_iterator
 
 
 def _size_of(batch: Any) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
-from pfl_lightning.datamodules import FromLoaders
+from pfl_lightning.datamodules import FromLoaders, Partitioner
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
@@ -101,11 +101,12 @@ def _splits(data: FromLoaders, source: ItemSource, loader: Any) -> list[ItemSpli
     known = classes_of(loader.dataset, data.labels, read=rule.needs_labels) if data._labeled else None
     classes = np.zeros(len(loader.dataset), dtype=np.int64) if known is None else known
     # Validation items that were set aside count, too: they are among those that the rule gave the client.
-    own = [[c.train, *([c.validation] if c.validation.source is c.train.source else [])] for c in clients]
+    own = [[c.train, *([c.validation] if c.validation.source is data.held_source else [])] for c in clients]
     held = [np.concatenate([split._classes[split.indices].numpy() for split in splits]) for splits in own]
     if known is None:
         held = [np.zeros_like(part) for part in held]
     if data.evaluates_on_all:
         return [ItemSplit(source, torch.arange(len(classes)), torch.from_numpy(classes))] * len(clients)
-    found = rule.partition_test(classes, held, data.test_samples_per_client)
+    # Not the rule's own: the test items of a file are those of the loader that it was written for.
+    found = Partitioner.partition_test(rule, classes, held, data.test_samples_per_client)
     return [ItemSplit(source, torch.from_numpy(part), torch.from_numpy(classes)) for part in found]

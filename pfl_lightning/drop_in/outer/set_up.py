@@ -27,7 +27,7 @@ def set_up_by(module: L.LightningModule, trainer: Any) -> Iterator[None]:
         module: The module, whose ``setup`` is called inside.
         trainer: The outer Trainer; ``None`` for none.
     """
-    datamodule = getattr(trainer, "datamodule", None)
+    datamodule: Any = getattr(trainer, "datamodule", None)
     if not hasattr(datamodule, "client_data"):  # none, or data of predictions
         with attached(module, trainer):
             yield

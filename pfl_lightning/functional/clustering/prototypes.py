@@ -18,6 +18,9 @@ from pfl_lightning.functional.clustering.kmeans import fit_kmeans
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
 from pfl_lightning.functional.numerics import at_least_single, float64_device, product, unit_rows
 
+ROUNDING = 16
+"""Roundings of an encoding below which it is at its centroid."""
+
 
 def cluster_means(features: Tensor, assignment: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     """Mean of the features of each cluster, and a mask of the clusters that are not empty.
@@ -177,7 +180,8 @@ def divergence_rate(
         generator: for the starts; None for torch's default one.
 
     Returns:
-        A scalar >= 0, in single precision at least.
+        A scalar >= 0, in single precision at least. Distances within the rounding of the encodings are zero, so that
+        a client whose encodings all agree, or are no more than there are clusters, has the rate 0.
 
     Raises:
         ValueError: as :func:`~pfl_lightning.functional.fit_kmeans` does.
@@ -192,7 +196,11 @@ def divergence_rate(
         tensor(1.5000)
     """
     found = fit_kmeans(encodings, num_clusters, starts=starts, generator=generator)
-    distances = torch.linalg.vector_norm(at_least_single(encodings) - found.centroids[found.assignment], dim=1)
+    values = at_least_single(encodings)
+    distances = torch.linalg.vector_norm(values - found.centroids[found.assignment], dim=1)
+    # A centroid is exact but for rounding, of the size of the encodings, where its members are all alike.
+    rounding = ROUNDING * torch.finfo(values.dtype).eps * torch.linalg.vector_norm(values, dim=1).max()
+    distances = torch.where(distances > rounding, distances, 0.0)
     means, present = cluster_means(distances.unsqueeze(1), found.assignment, num_clusters)
     return means.sum() / present.sum()
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from pfl_lightning.datamodules import IID, FromDatasets, FromLoaders
-from pfl_lightning.datamodules.adapters.labels import classes_of
+from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.partition.base import PartitionError
 
 
@@ -106,6 +106,27 @@ def test_classes_of_items(dataset, expected):
     assert (None if found is None else found.tolist()) == expected
 
 
+class Transformed(Unread):
+    """As torchvision's: ``targets`` are the numbers of folders, from which a transform makes the class."""
+
+    classes = ("bird", "car", "cat", "ship")
+
+    def target_transform(self, number):
+        return int(number in (0, 2))
+
+
+def test_classes_are_those_that_a_transform_makes():
+    dataset = Transformed([0, 1, 2, 3])
+    assert classes_of(dataset, read=False).tolist() == [1, 0, 1, 0]
+    assert names_of_classes(None, dataset, [classes_of(dataset)]) == ("0", "1")
+
+
+def test_names_of_a_part_are_those_of_the_whole():
+    whole = Unread([0, 1, 2, 3])
+    whole.classes = ("bird", "car", "cat", "ship")
+    assert names_of_classes(None, Subset(whole, [3]), [classes_of(Subset(whole, [3]))]) == whole.classes
+
+
 def test_what_labels_cannot_say_is_named():
     with pytest.raises(ValueError, match=r"got a Tensor of shape \(2,\) for item 0: correct labels"):
         classes_of([torch.zeros(2)], labels=lambda item: item)
@@ -119,6 +140,19 @@ def test_numbers_that_are_no_classes_are_none_where_nobody_asks_for_classes():
     module = FromLoaders(IID(2), datamodule=Project(prices))
     module.setup("fit")
     assert (module.num_classes, len(module.client_data(0).train)) == (0, 7)
+
+
+def test_numbers_of_which_most_are_there_once_are_no_classes_with_a_test_set_either():
+    def numbers(count, seed):
+        return TensorDataset(torch.rand(count, 4), torch.randint(300, (count,), generator=torch.manual_seed(seed)))
+
+    class WithTest(Project):
+        def val_dataloader(self):
+            return DataLoader(numbers(40, 1), 10)
+
+    module = FromLoaders(IID(20), datamodule=WithTest(numbers(400, 0)))
+    module.setup("fit")
+    assert (module.num_classes, len(module.client_data(0).train)) == (0, 20)
 
 
 def test_numbers_that_are_each_there_once_are_no_classes_where_items_are_set_aside_for_tests():

@@ -110,6 +110,7 @@ def test_the_division_is_that_of_the_seed():
         ([tensors(3), Digits(IID(2))], "silo 1 is a Digits, which is divided among clients itself"),
         ([tensors(3), 3], "silo 1 is a int, expected a LightningDataModule, a DataLoader or a Dataset"),
         ([tensors(3), {"a": 1}], "silo 1 is a dict"),
+        ([tensors(3), (DataLoader(tensors(3)), DataLoader(tensors(2)))], "silo 1 is a tuple of 2 data sets or loaders"),
     ],
 )
 def test_what_is_no_data_of_a_client(silos, message):

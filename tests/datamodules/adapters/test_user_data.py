@@ -1,11 +1,13 @@
 """User-defined data: pairs of Datasets and LightningDataModules."""
 
+import math
+
 import lightning as L
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from pfl_lightning.datamodules import IID, FromDatasets, FromLightning, Samples
 
@@ -69,6 +71,11 @@ def test_the_whole_module_works_without_a_test_set():
         (Items((torch.zeros(2), 0, 1)), TypeError, "expected a pair"),
         (Items(("text", 0)), TypeError, "the input in item 0 of the training set is a str"),
         (Items((torch.zeros(2), 0.5)), TypeError, "the class in item 0 of the training set is 0.5"),
+        (
+            Items((torch.zeros(2), torch.tensor(math.nan))),
+            TypeError,
+            "the class in item 0 of the training set is tensor",
+        ),
         (Items((torch.zeros(2), torch.zeros(3))), TypeError, "the class in item 0"),
         (Items((torch.zeros(2), -1)), ValueError, "training targets must be from 0 to"),
     ],
@@ -174,6 +181,19 @@ def test_a_user_defined_module(kind, first, calls):
     assert own.calls == calls
     assert samples.train_inputs[:, 0].tolist() == list(range(12))
     assert (samples.test_inputs[0, 0].item() if first else samples.test_inputs) == first
+
+
+def test_loaders_of_parts_of_one_data_set():
+    class Parts(Own):
+        def train_dataloader(self):
+            return DataLoader(tensors(12), 4, sampler=SubsetRandomSampler(range(8)))
+
+        def val_dataloader(self):
+            return DataLoader(tensors(12), 4, sampler=SubsetRandomSampler(torch.arange(8, 12)))
+
+    samples = FromLightning(IID(2), datamodule=Parts()).load()
+    assert samples.train_inputs[:, 0].tolist() == list(range(8))
+    assert samples.test_inputs[:, 0].tolist() == list(range(8, 12))
 
 
 def test_several_loaders_are_refused():

@@ -84,6 +84,13 @@ def test_a_folder_of_images(tmp_path):
     assert len(data.client_data(0).train) == len(ready().client_data(0).train)
 
 
+def test_images_of_a_folder_and_of_its_subfolders(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for place, name in enumerate(("one.png", "sub/two.png", "three.png")):
+        Image.fromarray(np.full((4, 4, 3), place, dtype=np.uint8)).save(tmp_path / name)
+    assert sorted(held_by(ready(public=str(tmp_path)).public_split)) == [0, 1, 2]
+
+
 def test_a_path_whose_images_are_scaled_as_the_clients(tmp_path):
     for part in ("train", "test"):
         for name in ("a", "b"):
@@ -179,7 +186,7 @@ def test_public_samples_without_a_meaning_are_refused():
         Samples(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), ("a",), public_inputs=public)
 
 
-@pytest.mark.parametrize("public", [0, 40, 1.0, -3, 0.001, True])
+@pytest.mark.parametrize("public", [float("nan"), 0, 40, 1.0, -3, 0.001, True])
 def test_numbers_that_leave_nothing_are_refused(public):
     with pytest.raises(ValueError, match="public must be a number of the 40 training samples, from 1 to 39"):
         with_public(Pictures(IID(2)).load(), public, seed=0)

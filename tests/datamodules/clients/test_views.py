@@ -33,6 +33,11 @@ def test_other_angles_are_torchvisions(dtype, degrees):
     assert torch.equal(turned, expected)
 
 
+@pytest.mark.parametrize("degrees", [0.0, 30.0, 90.0])
+def test_no_images_stay_none(degrees):
+    assert rotate_images(torch.zeros(0, 3, 4, 4), degrees).shape == (0, 3, 4, 4)
+
+
 def test_a_small_angle_turns_the_way_a_quarter_turn_does():
     image = torch.zeros(1, 1, 21, 21)
     image[..., 10, 18] = 1  # to the right of the middle

@@ -95,6 +95,15 @@ def test_the_second_start_decodes_nothing(folder, tmp_path, decoded):
     assert not list((tmp_path / "cache").glob("*.tmp"))
 
 
+def test_a_relative_root_is_the_same_folder(folder, tmp_path, decoded, monkeypatch):
+    make(folder, tmp_path).load()
+    decoded.clear()
+    monkeypatch.chdir(folder)
+    for root in (".", "./", folder, f"{folder}/"):
+        make(root, tmp_path).load()
+    assert decoded == []
+
+
 def test_a_changed_folder_is_decoded_again(folder, tmp_path, decoded):
     make(folder, tmp_path).load()
     decoded.clear()

@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pfl_lightning.datamodules import IID, FederatedDataModule, Samples
 from pfl_lightning.datamodules.partition import FromFile, PartitionError, Quantity, save_partition
 
 
@@ -25,6 +27,45 @@ def test_what_is_saved_is_read_back(tmp_path_factory, ending, sizes, seed):
     read = rule.partition_test(np.zeros(60, int), [np.zeros(1, int)] * len(sizes))
     assert all(np.array_equal(*pair) for pair in zip(read, test, strict=True))
     assert rule.fixed_validation() is None
+
+
+class Rows(FederatedDataModule):
+    """Rows in the order of the classes, or of two domains."""
+
+    def __init__(self, partition, labels, **options):
+        super().__init__(partition, 5, **options)
+        self.labels = torch.tensor(labels)
+
+    def load(self):
+        return Samples(torch.arange(len(self.labels))[:, None], self.labels, tuple("abcdef"))
+
+
+@pytest.mark.parametrize("ending", [".npz", ".json"])
+def test_a_file_is_refused_for_samples_in_another_order(tmp_path, ending):
+    path, labels = tmp_path / f"partition{ending}", [0, 1, 2, 3, 4, 5] * 20 + [0, 1] * 20
+    data = Rows(IID(3), labels, public=30, seed=0)
+    data.setup()
+    data.save_partition(path)
+    again = Rows(FromFile(path), labels, public=30, seed=0)
+    again.setup()
+    assert again.fingerprint == data.fingerprint
+    for other in (Rows(FromFile(path), labels, public=30, seed=1), Rows(FromFile(path), labels[::-1], public=30)):
+        with pytest.raises(PartitionError, match="divides 130 samples whose classes are in another order"):
+            other.setup()
+    without = Rows(FromFile(path), [0] * 160, public=30)  # nothing tells their order
+    without.setup()
+
+
+def test_lists_that_are_no_indices_are_not_saved(tmp_path):
+    for train, message in (([[1.5, 2]], "whole numbers"), ([[True, False]], "whole numbers"), ([], "no index list")):
+        with pytest.raises(ValueError, match=message):
+            save_partition(tmp_path / "partition.npz", train)
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    path = tmp_path / "partition.json"
+    path.write_text('{"train": [[0], [1]]}', encoding="utf-8-sig")
+    assert [part.tolist() for part in FromFile(path).partition(np.zeros(2, dtype=int))] == [[0], [1]]
 
 
 def test_arrays_of_shape_clients_by_samples(tmp_path):

@@ -57,6 +57,17 @@ def test_the_groups_of_the_clients_are_shown(tmp_path):
             draw(counts, ["ant", "bee"], groups=["photo"])
 
 
+def test_names_are_shown_as_they_are(tmp_path):
+    names, groups = ["[red]", "a[/b]", "US$_", "b$_$"], ["[x]", "y$_$"]
+    console = Console(file=io.StringIO(), width=120)
+    counts = np.arange(8).reshape(2, 4)
+    for most in (16, 2):
+        console.print(partition_table(counts, names, groups=groups, max_classes=most))
+    shown = console.file.getvalue()
+    assert all(name in shown for name in (*names, *groups))
+    plot_partition(counts, names, tmp_path / "partition.png", groups)
+
+
 def test_shapes_must_fit(tmp_path):
     with pytest.raises(ValueError, match=r"\(clients, 3 classes\), got \(2, 2\)"):
         plot_partition(np.zeros((2, 2), int), ["a", "b", "c"], tmp_path / "a.png")

@@ -19,6 +19,7 @@ from pfl_lightning.datamodules.partition import (
     class_counts,
     dominant_groups,
 )
+from pfl_lightning.datamodules.partition.checks import check_parts
 
 fast = settings(max_examples=40, deadline=None, derandomize=True)
 RULES: dict[str, Callable[..., Partitioner]] = {
@@ -173,8 +174,15 @@ def test_a_partition_that_cannot_be_met_says_what_is_short(rule, message):
 
 
 def test_a_class_without_samples_is_named():
-    with pytest.raises(PartitionError, match="class 3 has 0 samples"):
-        DominantClasses(5).partition(np.array([0, 1, 2, 4] * 50))
+    with pytest.raises(PartitionError, match=r"groups name class 3, the data have samples of \[0, 1, 2, 4\] alone"):
+        DominantClasses(5, groups=[[0, 3]]).partition(np.array([0, 1, 2, 4] * 50))
+
+
+@pytest.mark.parametrize("rule", [ClassesPerClient(3, 2), DominantClasses(3), ClassesPerClient(4, np.int64(2))])
+def test_a_class_without_samples_is_nobodys(rule):
+    """As if the classes had been numbered without the gap."""
+    with_gap, without = np.repeat([0, 2, 3], 40), np.repeat([0, 1, 2], 40)
+    assert [part.tolist() for part in rule.partition(with_gap)] == [part.tolist() for part in rule.partition(without)]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +190,11 @@ def test_a_class_without_samples_is_named():
     [
         (lambda: IID(0), "num_clients must be a whole number of at least 1, got 0"),
         (lambda: IID(2, seed=-1), "seed"),
+        (lambda: ClassesPerClient(2, [2.5, 1]), "whole numbers of at least 1"),
+        (lambda: DominantClasses(2, groups=[[0.5, 1]]), "groups must be lists of classes, whole numbers"),
+        (lambda: DominantClasses(2, groups=[[-1, 1]]).partition(np.repeat([0, 1], 9)), "groups name class -1"),
+        (lambda: IID(4, 1).partition(np.zeros(3, int)), r"\(1 short\): lower num_clients to 3"),
+        (lambda: Quantity(IID(2), sizes=[1.5, 2]), "sizes must be at least one whole number"),
         (lambda: IID(2, [1, 2, 3]).partition(np.zeros(9, int)), "lists 3 sizes for 2 clients"),
         (lambda: IID(2, 0).partition(np.zeros(9, int)), "at least 1"),
         (lambda: DominantClasses(2, uniform_share=1.5), "uniform_share must be between 0 and 1"),
@@ -198,3 +211,22 @@ def test_a_class_without_samples_is_named():
 def test_arguments_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class Listed(Partitioner):
+    """A rule of a user's, which gives plain lists."""
+
+    def partition(self, labels):
+        return [list(range(start, len(labels), self.num_clients)) for start in range(self.num_clients)]
+
+
+def test_sizes_of_a_rule_that_gives_lists():
+    parts = Quantity(Listed(4), (5, 10)).partition(np.arange(80) % 4)
+    assert {len(part) for part in parts} <= {5, 10}
+
+
+def test_samples_that_clients_may_share_give_no_warning(recwarn):
+    rule = DominantClasses(4, 30, groups=[[0, 1]], overlap=True)
+    parts = check_parts(rule, rule.partition(np.repeat([0, 1, 2], 20)), 60)
+    assert len(np.unique(np.concatenate(parts))) < sum(map(len, parts))
+    assert not recwarn

@@ -195,7 +195,7 @@ def test_a_file_brings_the_views_back(tmp_path, ending, published):
         # The same shift on top sets what the file sets already.
         assert ready(wrap(FromFile(str(path))), published=published).fingerprint == data.fingerprint
     ready(IID(6)).save_partition(tmp_path / "plain.json")
-    names = {"train", "validation", "test", "checksum", "num_samples"}
+    names = {"train", "validation", "test", "checksum", "num_samples", "labels_checksum"}
     assert set(json.loads((tmp_path / "plain.json").read_text())) == names
 
 

@@ -15,6 +15,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop
+from pfl_lightning.datamodules import IID, FromFile, FromLoaders
+from pfl_lightning.datamodules.adapters.items import OwnItems
+from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders
+from pfl_lightning.drop_in.forms.later_loaders import with_loaders
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedProto
 
@@ -111,6 +115,15 @@ def test_the_data_set_of_a_clients_loader_has_its_items_alone():
         assert max(sizes) <= count
 
 
+def test_targets_of_a_clients_loader_are_its_own():
+    whole = items(20)
+    whole.targets = torch.arange(20)
+    part = OwnItems(whole, [3, 5])
+    assert part.targets.tolist() == [3, 5]
+    whole.targets = list(range(20))
+    assert part.targets == [3, 5]
+
+
 class Doubling(L.LightningDataModule):
     """Its hook changes what its own loaders give, and nothing else."""
 
@@ -133,6 +146,31 @@ def test_a_later_loader_has_no_hooks_of_the_data_module():
     assert found["test_loss"] == pytest.approx(F.cross_entropy(module(inputs), classes).item())
     (found,) = trainer.test(module, datamodule=Doubling(), verbose=False)
     assert found["test_loss"] == pytest.approx(F.cross_entropy(module(2 * inputs), classes).item())
+
+
+def test_the_items_of_a_later_loader_are_not_those_that_a_file_lists_of_another(tmp_path):
+    own = GivenLoaders(DataLoader(items(20), 4), DataLoader(items(10, 1), 4))
+    division = FromLoaders(IID(2, seed=3), datamodule=own)
+    division.setup()
+    division.save_partition(tmp_path / "partition.npz")
+    data = FromLoaders(FromFile(tmp_path / "partition.npz"), datamodule=own)
+    data.setup()
+    found = [with_loaders(each, {"test_dataloaders": DataLoader(items(20, 2), 4)}) for each in (division, data)]
+    by_rule, by_file = ([one.client_data(client).test.indices for client in range(2)] for one in found)
+    assert [len(own) for own in by_file] == [len(own) for own in by_rule]
+    assert torch.cat(by_file).max() > 10  # of the 20 items
+
+
+def test_held_out_items_count_for_a_later_loader():
+    """As for one that is known before: a client has as many test items as it has others, if there are enough."""
+    own = GivenLoaders(DataLoader(items(60), 4))
+    data = FromLoaders(IID(2, seed=3), datamodule=own, validation_share=0.2)
+    data.setup()
+    later = with_loaders(data, {"test_dataloaders": DataLoader(items(200, 1), 4)})
+    for client in range(2):
+        parts = later.client_data(client)
+        assert len(parts.validation)
+        assert len(parts.test) == len(parts.train) + len(parts.validation)
 
 
 def test_a_shared_evaluation_needs_a_loader():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from _helpers.project import SEED, Net
 from _helpers.toy import CLASSES, INPUTS, quiet_trainer
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from pfl_lightning import FederatedLoop
 from pfl_lightning.methods import FedAvg
@@ -77,6 +77,28 @@ def test_a_resume_asks_for_the_loaders_of_the_epoch_in_which_the_run_had_asked(t
     assert data.epochs == [0, 2]
     assert trainer.current_epoch == 4
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+class Shrinks(Curriculum):
+    """Has a sampler of fewer items in its second epoch, or no loader."""
+
+    def __init__(self, loader: bool) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self) -> Any:
+        own = super().train_dataloader()
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        if epoch and not self.loader:
+            return iter(own)
+        return DataLoader(own.dataset, own.batch_size, sampler=SubsetRandomSampler(range(20 - epoch)))
+
+
+def test_other_items_of_a_sampler_and_what_is_no_loader_are_refused():
+    with pytest.raises(ValueError, match=r"gave \[20\] items at first and gives \[19\] in round 2"):
+        fitted(2, Shrinks(True), clients=2)
+    with pytest.raises(TypeError, match=r"train_dataloader gives a .*, expected a DataLoader"):
+        fitted(2, Shrinks(False), clients=2)
 
 
 def test_another_length_is_refused():

@@ -51,6 +51,20 @@ def test_clusters_without_members_are_left_out():
     assert divergence_rate(values, 2).item() == pytest.approx(0.5)  # one at a distance of 1 on both sides, and none
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("number", [3, 10, 60])
+def test_encodings_that_agree_or_are_no_more_than_the_clusters_have_the_rate_zero(number, dtype):
+    """Not that of the rounding, whose inverse would be the weight of the server's whole model."""
+    for seed in range(20):
+        generator = torch.manual_seed(seed)
+        values = (torch.relu(torch.randn(min(number, 10), 512, generator=generator)) + 0.3).to(dtype)
+        values = values if number <= 10 else values[:7].repeat(9, 1)  # of seven kinds
+        assert divergence_rate(values, min(number, 10), generator=generator).item() == 0.0
+    near = torch.rand(1, 64, dtype=dtype, generator=generator).repeat(20, 1)
+    near[::3] = torch.nextafter(near[::3], torch.ones(())) if dtype != torch.bfloat16 else near[::3]
+    assert divergence_rate(near, 10, generator=generator).item() == 0.0
+
+
 def test_rejects_fewer_encodings_than_clusters():
     with pytest.raises(ValueError, match="10 clusters need at least as many points, got 9"):
         divergence_rate(torch.zeros(9, 3))

@@ -1,10 +1,12 @@
 """Samplers and batch samplers of the user's: what a client gets of them."""
 
 import random
+import warnings
 
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -18,6 +20,7 @@ from torch.utils.data import (
 )
 
 from pfl_lightning.datamodules import IID, FromLoaders, FromSilos
+from pfl_lightning.datamodules.adapters.loading import orders
 
 NUMBER = 40
 ITEMS = TensorDataset(torch.arange(NUMBER), torch.arange(NUMBER) % 2)
@@ -104,8 +107,96 @@ def test_any_sampler_gives_a_client_its_own_items_in_its_order(stage):
     for client in range(4):
         split = getattr(data.client_data(client), stage)
         own = [place for place in sorted(split.indices.tolist(), reverse=True) if place % 2 == 0]
-        got = [batch[0].tolist() for batch in split.loader(4)]
+        trains = {"shuffle": True, "generator": torch.Generator()} if stage == "train" else {}
+        got = [batch[0].tolist() for batch in split.loader(4, **trains)]
         assert got == [own[start : start + 4] for start in range(0, len(own), 4)]
+
+
+BATCHES = BatchSampler(WeightedRandomSampler([1.0] * NUMBER, 8), 4, False)
+
+
+@pytest.mark.parametrize("kind", [{"sampler": Backwards(), "batch_size": 4}, {"batch_sampler": BATCHES}])
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_pass_over_all_training_items_leaves_none_out(kind, divided):
+    """Of which methods take the statistics that they send: a sampler gives some of them, or some twice."""
+    loader = DataLoader(ITEMS, **kind)
+    data = ready(loader) if divided else FromSilos([loader])
+    data.setup()
+    split = data.client_data(0).train
+    assert flat([batch[0].tolist() for batch in split.loader(7)]) == split.indices.tolist()
+
+
+class Endless(Sampler):
+    def __iter__(self):
+        while True:
+            yield 3
+
+
+@pytest.mark.parametrize(
+    "kind", [{"sampler": Endless(), "batch_size": 4}, {"batch_sampler": BatchSampler(Endless(), 2, False)}]
+)
+def test_a_sampler_without_an_end_is_refused(kind, monkeypatch):
+    monkeypatch.setattr(orders, "MOST_PLACES", 100)
+    split = ready(DataLoader(ITEMS, **kind)).client_data(0).train
+    with pytest.raises(ValueError, match=r"over 40 items has given 400 of them and goes on.*list of loaders"):
+        passes(split)
+
+
+class ByEpoch(Sampler):
+    """The items from the epoch's number on."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([(place + self.epoch) % NUMBER for place in range(NUMBER)])
+
+    def __len__(self):
+        return NUMBER
+
+
+@pytest.mark.parametrize("divided", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_sampler_is_told_the_epoch(divided, batched):
+    own = ByEpoch()
+    loader = (
+        DataLoader(ITEMS, batch_sampler=BatchSampler(own, 4, False)) if batched else DataLoader(ITEMS, 4, sampler=own)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = ready(loader) if divided else FromSilos([loader])
+        data.setup()
+    split = data.client_data(0).train
+    held = set(split.indices.tolist())
+    loader = split.loader(4, generator=torch.Generator().manual_seed(1), shuffle=True)
+
+    def one_pass():
+        return flat([batch[0].tolist() for batch in loader])
+
+    others = [one_pass(), one_pass()]  # by an engine that counts no epochs
+    assert others[0] != others[1]
+    for epoch in (0, 5, 39):
+        _set_sampler_epoch(loader, epoch)  # as a Trainer calls it
+        assert one_pass() == [(place + epoch) % NUMBER for place in range(NUMBER) if (place + epoch) % NUMBER in held]
+
+
+class Doubling(DataLoader):
+    """Changes batches on their way."""
+
+    def __iter__(self):
+        return ([2 * part for part in batch] for batch in super().__iter__())
+
+
+def test_a_loader_with_a_pass_of_its_own():
+    with pytest.warns(UserWarning, match="Doubling has an __iter__ of its own, which is not called"):
+        split = ready(Doubling(ITEMS, 4)).client_data(0).train
+    assert sorted(flat(passes(split)[0])) == sorted(split.indices.tolist())
+    alone = FromSilos([Doubling(ITEMS, 4)])
+    alone.setup()
+    assert flat(passes(alone.client_data(0).train)[0]) == list(range(0, 2 * NUMBER, 2))
 
 
 def test_a_batch_sampler_gives_a_client_its_own_items_of_each_batch():
