@@ -39,7 +39,9 @@ def evaluation_files(
 def _content(trainer: L.Trainer, federation: Federation, loop: FederatedLoop | None, part: Part) -> dict[str, Any]:
     novel = set(federation.data.novel)
     found = {name: accuracies(scores) for name, scores in _scores(federation).items()}
-    last: dict[str, Any] = {"round": loop.rounds if loop is not None else None}
+    if loop is not None and not loop.rounds and federation.has_trained:
+        loop = None  # another one has counted the rounds
+    last: dict[str, Any] = {"round": federation.round + 1 if federation.has_trained else 0}
     for name, values in found.items():
         last[name] = summary_of({client: value for client, value in values.items() if client not in novel})
         if novel:

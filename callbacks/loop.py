@@ -86,12 +86,11 @@ class FederatedLoop(ProjectCallback):
         self.loss = math.nan  # mean training loss of the last round
         self.undone = 0  # rounds in a row
         self._start = 0.0
-        self._in_round, self._aggregated, self._goes_on = False, True, True
+        self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
         self._reloading = Reloading(0)
         self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
         self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
-        self._validation_start = 0.0
 
     # ------------------------------------------------------------------ the cohort
 
@@ -209,7 +208,7 @@ class FederatedLoop(ProjectCallback):
         self._before_round = dict(self.traffic.up), dict(self.traffic.down)
         if self._reloading.every:
             self._reloading.before(trainer.current_epoch, pl_module.data, trainer)
-        self._in_round, self._aggregated = True, False
+        self._in_round, self.aggregated = True, False
         self._round = pl_module.begin_round(self.traffic)
 
     def on_train_batch_end(
@@ -234,7 +233,7 @@ class FederatedLoop(ProjectCallback):
         progress.increment_completed()
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start
-        self._aggregated = True
+        self.aggregated = True
         metrics = self._round.metrics()
         self.loss = metrics.get("train/loss", math.nan)
         shown = {name for result in self._round.results for name in result.shown}
@@ -256,7 +255,7 @@ class FederatedLoop(ProjectCallback):
     @property
     def closed_traffic(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes up and down of the rounds that are over, by kind, without those of one that was interrupted."""
-        return (self.traffic.up, self.traffic.down) if self._aggregated else self._before_round
+        return (self.traffic.up, self.traffic.down) if self.aggregated else self._before_round
 
     @property
     def results(self) -> list[FitResult]:
@@ -275,17 +274,11 @@ class FederatedLoop(ProjectCallback):
     # happened: it skips the rest, and the start of the next round. Until then the round counts as unfinished.
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The round is over, evaluated or not."""
-        self._in_round = self._in_round and not self._aggregated
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note when an evaluation in the middle of a round begins, whose time is not the round's."""
-        self._validation_start = time.perf_counter()
+        self._in_round = self._in_round and not self.aggregated
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the validation found against the round, which is over."""
-        self._in_round = self._in_round and not self._aggregated
-        if self._in_round:
-            self._start += time.perf_counter() - self._validation_start
+        self._in_round = self._in_round and not self.aggregated
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert isinstance(pl_module, Federation)
             summary = pl_module.evaluation.summary

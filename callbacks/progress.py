@@ -72,6 +72,8 @@ class RoundProgress(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say how the round went."""
         assert isinstance(pl_module, Federation)
+        if not _loop(trainer).aggregated:  # stopped in its middle
+            return
         self._rounds += 1
         totals, summary = _totals(trainer), self._summary
         took, loss = totals.since(self._before), _loop(trainer).loss

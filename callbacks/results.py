@@ -81,7 +81,7 @@ class ResultsWriter(L.Callback):
         assert isinstance(pl_module, Federation)
         if trainer.state.fn != TrainerFn.FITTING:
             return self._write_evaluation(trainer, pl_module, "validation")
-        if trainer.sanity_checking:
+        if trainer.sanity_checking or not _loop(trainer).aggregated:  # of a round that was stopped in its middle
             return None
         validation, test = accuracies(pl_module.validation_scores), accuracies(pl_module.test_scores)
         judged = pl_module.validation_scores.keys() | pl_module.test_scores.keys()
@@ -97,12 +97,10 @@ class ResultsWriter(L.Callback):
         return None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note a round that was not evaluated, too, and the rest of one that was evaluated in its middle."""
-        entry = self.history[-1] if self.history else None
-        if entry is None or entry.round != trainer.current_epoch + 1:
+        """Note a round that was not evaluated, too; not one that was stopped in its middle."""
+        known = bool(self.history) and self.history[-1].round == trainer.current_epoch + 1
+        if not known and _loop(trainer).aggregated:
             self._add(trainer, 0)
-        else:
-            self._add(trainer, entry.clients, entry.test, entry.validation)
 
     def _add(
         self, trainer: L.Trainer, clients: int, test: float | None = None, validation: float | None = None
@@ -113,14 +111,6 @@ class ResultsWriter(L.Callback):
         before, self._counted = self._counted or now, now
         seconds, up, down = (total - counted for total, counted in zip(now, before, strict=True))
         loss = loop.loss if math.isfinite(loop.loss) else None
-        if self.history and self.history[-1].round == round:  # evaluated in the middle of the round, too
-            again = self.history[-1]
-            loss = again.loss if loss is None else loss  # after a resumption the loop does not know it
-            seconds, up, down = (
-                seconds + (again.seconds or 0),
-                up + (again.bytes_up or 0),
-                down + (again.bytes_down or 0),
-            )
         entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation)
         self.history = [row for row in self.history if row.round < round] + [entry]
         return entry

@@ -68,8 +68,8 @@ def counts(loop: FederatedLoop | None, federation: Federation, evaluated_clients
         "novel_clients": list(federation.data.novel),
         "evaluated_clients": evaluated_clients,
         "bytes": {
-            "up": sum(up.values()),
-            "down": sum(down.values()),
+            "up": None if loop is None else sum(up.values()),
+            "down": None if loop is None else sum(down.values()),
             "up_by_kind": dict(up),
             "down_by_kind": dict(down),
         },

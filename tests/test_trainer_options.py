@@ -19,6 +19,8 @@ FIT = partial(FedAvg, epochs=1)
     [
         ({"overfit_batches": 1}, r"overfit_batches=1\) would train 1 of the clients.*limit_train_batches=1"),
         ({"overfit_batches": 0.5}, r"overfit_batches=0\.5\) would train 0\.5 of the clients"),
+        ({"val_check_interval": 0.5}, r"val_check_interval=0\.5\) would validate in the middle of a round"),
+        ({"val_check_interval": 2}, r"val_check_interval=2\) .*use check_val_every_n_epoch"),
         ({"max_steps": 3}, r"max_steps=3\) counts optimizer steps, .* rounds are max_epochs"),
         ({"min_steps": 3}, r"min_steps=3\) counts optimizer steps"),
     ],

@@ -8,6 +8,7 @@ import lightning as L
 
 from pfl_lightning.callbacks.inspection.drawing.charts import LOSSES, Chart
 from pfl_lightning.callbacks.inspection.drawing.recorder import Recorder
+from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 
@@ -114,13 +115,14 @@ class InspectionCallback(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Call :meth:`after_evaluation` for an evaluation during training."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._unavailable is None:
+        is_known = trainer.state.fn == "fit" and not trainer.sanity_checking and _is_over(trainer)
+        if is_known and self._unavailable is None:
             assert isinstance(pl_module, Federation)
             self.after_evaluation(trainer, pl_module, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Call :meth:`after_round`, and :meth:`show` when it is due."""
-        if self._unavailable is None:
+        if self._unavailable is None and _is_over(trainer):
             assert isinstance(pl_module, Federation)
             self._round = trainer.current_epoch
             self.after_round(trainer, pl_module, self._round)
@@ -137,3 +139,8 @@ class InspectionCallback(L.Callback):
         if self._shown != round:
             self._shown = round
             self.show(trainer, federation, round)
+
+
+def _is_over(trainer: L.Trainer) -> bool:
+    """Whether the round is, and was not stopped in its middle."""
+    return all(one.aggregated for one in trainer.callbacks if isinstance(one, FederatedLoop))  # type: ignore[attr-defined]

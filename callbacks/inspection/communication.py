@@ -65,8 +65,8 @@ class Communication(InspectionCallback):
         )
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
-        """Clear the history, unless it comes from a checkpoint."""
-        if not self._loaded:
+        """Clear the history, unless it comes from a checkpoint, or an earlier fit that goes on."""
+        if not self._loaded and not trainer.current_epoch:
             self.history = []
         self._loaded = False
 

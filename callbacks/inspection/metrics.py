@@ -12,6 +12,9 @@ from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, thin_ticks
 from pfl_lightning.federation import Federation
 
+TAKEN = ("accuracy", "test_accuracy")
+"""Names whose histograms are those of ``ClientAccuracy``."""
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -21,8 +24,9 @@ __all__ = ["ClientMetrics"]
 class ClientMetrics(InspectionCallback):
     """Values that a user's module logs in its validation or test step, one bar for each client: errors of a regression.
 
-    Every ``every_n_rounds`` rounds there is a picture of each value, ``clients/<name>``. Clients of the package's own
-    methods log none: :class:`ClientAccuracy` shows those.
+    Every ``every_n_rounds`` rounds there is a picture of each value, ``clients/<name>``. Those of ``accuracy`` and
+    ``test_accuracy`` are ``clients/logged_accuracy`` and ``clients/logged_test_accuracy``: those without ``logged_``
+    are those of :class:`ClientAccuracy`. Clients of the package's own methods log none.
 
     Args:
         every_n_rounds: Rounds between two pictures.
@@ -32,7 +36,8 @@ class ClientMetrics(InspectionCallback):
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw the bars."""
         for name, values in self._values(federation):
-            self.recorder.figure(f"clients/{name}", bars(values, name, round), round)
+            tag = f"logged_{name}" if name in TAKEN else name
+            self.recorder.figure(f"clients/{tag}", bars(values, name, round), round)
 
     @staticmethod
     def _values(federation: Federation) -> Iterator[tuple[str, dict[int, float]]]:

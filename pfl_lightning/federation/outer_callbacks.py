@@ -17,6 +17,7 @@ __all__ = [
     "check_strategy",
     "end_by_rounds",
     "lightning_kinds",
+    "validates_within_rounds",
 ]
 
 _SEARCH = (
@@ -80,7 +81,7 @@ def check_gradient_options(trainer: L.Trainer) -> None:
 
 
 def check_round_options(trainer: Any) -> None:
-    """Refuse options that count steps, which the outer Trainer does not take, or train some clients unnoticed.
+    """Refuse options that count steps, which the outer Trainer does not take, train some clients, or validate too soon.
 
     Raises:
         ConfigurationError: Names the option and what to do in its place.
@@ -100,6 +101,22 @@ def check_round_options(trainer: Any) -> None:
             "effect: rounds are max_epochs and min_epochs; Federation(..., engine=TrainerEngine(max_steps=...)) limits "
             "the steps of each phase of a local fit"
         )
+    within = validates_within_rounds(trainer)
+    if within is not None:
+        raise ConfigurationError(within)
+
+
+def validates_within_rounds(trainer: Any) -> str | None:
+    """What is wrong with a ``val_check_interval``: the server has not aggregated what would be evaluated."""
+    interval = getattr(trainer, "val_check_interval", 1.0)
+    seconds = getattr(trainer, "_val_check_time_interval", None)
+    if seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0)):
+        return None
+    given = interval if seconds is None else f"{seconds} s"
+    return (
+        f"Trainer(val_check_interval={given}) would validate in the middle of a round, before the server has "
+        "aggregated: use check_val_every_n_epoch, which counts rounds"
+    )
 
 
 def check_strategy(trainer: Any) -> None:

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.states import RunningStage
 
 from pfl_lightning import Federation
-from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
+from pfl_lightning.callbacks import Communication, FederatedLoop, ResultsWriter, RoundProgress
 from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.datamodules import IID, Digits, FromFile
 from pfl_lightning.errors import RunLockedError
@@ -248,15 +248,29 @@ def test_rounds_without_an_evaluation_are_in_the_history(tmp_path):
     assert results["accuracy"]["last"]["round"] == 2
 
 
-def test_a_round_that_is_evaluated_in_its_middle_is_noted_as_a_whole(tmp_path):
-    run(partial(FedAvg, epochs=1), 2, callbacks=[ResultsWriter(str(tmp_path))], val_check_interval=0.4)
+class _StopsWithin(L.Callback):
+    """Stops after the second client of a round."""
+
+    def __init__(self, round):
+        self.round = round
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.current_epoch == self.round and batch_idx == 1
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_round_that_was_stopped_in_its_middle_is_none(tmp_path, stopped, capsys):
+    curve = Communication(dirpath=str(tmp_path))
+    callbacks = [ResultsWriter(str(tmp_path)), RoundProgress(), curve, _StopsWithin(stopped)]
+    run(partial(FedAvg, epochs=1), 4, callbacks=callbacks)
     results = valid(tmp_path / "results.json")
-    history = results["history"]
-    assert [entry["round"] for entry in history] == [1, 2]
-    assert all(entry["loss"] > 0 and entry["clients"] == CLIENTS for entry in history)
-    assert history[0]["bytes_up"] == history[1]["bytes_up"] > 0
-    assert sum(entry["bytes_down"] for entry in history) == results["bytes"]["down"]
-    assert sum(entry["seconds"] for entry in history) == pytest.approx(results["seconds"])
+    played = list(range(1, stopped + 1))
+    assert [entry["round"] for entry in results["history"]] == played
+    assert results["rounds"] == stopped
+    assert sum(entry["bytes_up"] for entry in results["history"]) == results["bytes"]["up"]
+    assert [choice and choice["round"] for choice in results["accuracy"].values()] == [stopped or None] * 3
+    assert [point.round + 1 for point in curve.history] == played
+    assert capsys.readouterr().out.count("round ") == stopped
 
 
 class _OutOfTime(Timer):

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation.outer_callbacks import validates_within_rounds
 
 __all__ = ["call_with_options", "check_trainer"]
 
@@ -92,15 +93,7 @@ def _of_the_run(trainer: Any) -> str | None:
             f"Trainer(min_steps={trainer.min_steps}) counts optimizer steps, and the outer Trainer takes none: use "
             "min_epochs, the least number of rounds"
         )
-    interval = getattr(trainer, "val_check_interval", 1.0)
-    seconds = getattr(trainer, "_val_check_time_interval", None)
-    if seconds is not None or _limit(interval) is not None:
-        given = interval if seconds is None else f"{seconds} s"
-        return (
-            f"Trainer(val_check_interval={given}) would validate in the middle of a round, before the server has "
-            "aggregated: use check_val_every_n_epoch, which counts rounds"
-        )
-    return None
+    return validates_within_rounds(trainer)
 
 
 def _warn_of_profiler(trainer: Any, call: str) -> None:

@@ -4,10 +4,11 @@ from functools import partial
 
 import pytest
 from _helpers.events import assert_drawn, board, charts, events, picture, rounds, scalars
-from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, Toy, run
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, Toy, quiet_trainer, run, tiny_encoder
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pfl_lightning.callbacks import Communication, PartitionPicture
+from pfl_lightning import Federation
+from pfl_lightning.callbacks import Communication, FederatedLoop, PartitionPicture
 from pfl_lightning.callbacks.inspection.communication import TrafficPoint, draw_accuracy_by_bytes
 from pfl_lightning.methods import FedAvg, FedPAC, LocalOnly
 
@@ -47,6 +48,15 @@ def test_accuracy_against_bytes(tmp_path):
     for point in callback.history:
         assert point.accuracy == pytest.approx(accuracy[point.round])
         assert point.up + point.down == total[point.round]
+
+
+def test_the_curve_goes_on_in_a_second_fit_of_the_same_trainer():
+    curve = Communication()
+    federation, trainer = Federation(QUICK, tiny_encoder, seed=1), quiet_trainer(2, FederatedLoop(), curve)
+    for rounds_so_far in (2, 4):
+        trainer.fit_loop.max_epochs = rounds_so_far
+        trainer.fit(federation, datamodule=Toy())
+    assert [point.round for point in curve.history] == [0, 1, 2, 3]
 
 
 def test_the_curves_are_accuracy_by_bytes():

@@ -43,6 +43,17 @@ def test_a_regression_has_pictures_of_its_own(tmp_path):
     assert {"bytes/up", "bytes/down"} <= set(found.Tags()["scalars"])
 
 
+def test_values_with_the_names_of_other_pictures_have_their_own(tmp_path):
+    class Judged(Regression):
+        def validation_step(self, batch, batch_idx):
+            self.log("accuracy", self.layer(batch[0]).mean())
+
+    loop = FederatedLoop(method=FedAvg, num_clients=4, seed=1)
+    callbacks = Inspection(every_n_rounds=2).callbacks()
+    quiet_trainer(1, loop, *callbacks, logger=board(tmp_path)).fit(Judged(), samples(80), samples(20))
+    assert rounds(events(tmp_path), "clients/logged_accuracy") == [0]
+
+
 def test_a_bar_is_as_high_as_the_clients_value():
     [axes] = bars({0: 1.5, 3: float("nan"), 7: 0.5}, "val_mae", 4).axes
     assert [bar.get_height() for bar in axes.patches] == [1.5, 0.5]

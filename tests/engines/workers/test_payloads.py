@@ -215,15 +215,6 @@ def test_whatever_the_order_of_the_replies_and_deaths(method, seed, monkeypatch)
     assert not ray.deaths
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_validation_in_the_middle_of_a_round(every, monkeypatch):
-    options = {"val_check_interval": every}
-    engine, _ = fake_ray_engine(monkeypatch, 2)
-    got, want = run(FIT, 3, engine=engine, **options), run(FIT, 3, **options)
-    assert_same(whole_state(got), whole_state(want))
-    assert got.test_scores == want.test_scores
-
-
 def test_workers_that_die_while_idle_are_nobodys_fault(monkeypatch, caplog):
     class Kills(GivenCohorts):
         def on_train_epoch_start(self, trainer, pl_module):
