@@ -27,7 +27,7 @@ from pfl_lightning.cli.options.parser import CLIParser, apply_clipping, apply_en
 from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
 from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
 from pfl_lightning.cli.runs.changes import check_seed
-from pfl_lightning.cli.runs.folders import RunFolder, run_folder, runs_below
+from pfl_lightning.cli.runs.folders import RunFolder, of_a_run, run_folder, runs_below
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.cli.runs.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
@@ -177,6 +177,8 @@ class FederatedCLI(LightningCLI):
         config.ckpt_path, known = str(checkpoint), runs.run_of(checkpoint)
         if known is not None and self.subcommand == "fit":
             check_seed(known, options)
+        if known is None and self.subcommand != "fit" and not any(w.startswith("--run_dir") for w in self._words):
+            return of_a_run(checkpoint)  # that was moved or copied, whose config has the folder where it was
         return known
 
     def _parse_ckpt_path(self) -> None:

@@ -261,13 +261,27 @@ def _differing_folders(paths: Sequence[Path]) -> list[str]:
 
 
 def _study_labels(block: Sequence[Group]) -> list[str]:
-    """What studies call the rows, with the study where several have a row of that name; empty for other rows."""
+    """What studies call the rows; empty for other rows.
+
+    The study is added where several have a row of that name, and the options that differ where one has several, as when
+    somebody has made further runs in its folder.
+    """
     places = [next((run.place for run in row if run.place is not None), None) for row in block]
-    names = [place.row if place is not None else "" for place in places]
-    return [
-        f"{name} ({place.study.name})" if place is not None and names.count(name) > 1 else name
-        for name, place in zip(names, places, strict=True)
-    ]
+    found = []
+    for place in places:
+        if place is None:
+            found.append("")
+            continue
+        named = [other for other in places if other is not None and other.row == place.row]
+        found.append(place.row if len({one.study for one in named}) == 1 else f"{place.row} ({place.study.name})")
+    for name in {name for name in found if name and found.count(name) > 1}:
+        rows = [number for number, other in enumerate(found) if other == name]
+        if len({place.study for number in rows if (place := places[number]) is not None}) > 1:
+            continue  # of one name in different folders
+        options = [block[number][0].options for number in rows]
+        for number, own in zip(rows, options, strict=True):
+            found[number] = ", ".join([name, *_values(own, differing(options))])
+    return found
 
 
 def _tells(path: str) -> bool:

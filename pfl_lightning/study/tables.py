@@ -9,6 +9,7 @@ from typing import Any
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, state_of, unreadable_results
+from pfl_lightning.study.runs.versions import others_versions
 from pfl_lightning.study.search.searches import search_of
 from pfl_lightning.study.selection.changed import by_options, changed_before_search, changes
 
@@ -102,13 +103,18 @@ def _settings(
             why = _why_waiting(study, run) if run in waiting else failed.get(run.name) or _why(run)
             missing.setdefault((run.cell.name, why), []).append(run.seed)
     said = [f"{name}, {_seeds(seeds)}{f' ({why})' if why else ''}" for (name, why), seeds in missing.items()]
+    others = [str(version) for run in runs for version in others_versions(run)]
     return ReportSettings(
         title=study.title + (f" (scale {study.scale})" if study.scale else ""),
         choice=study.choice,
         figure=study.figure,
         target_accuracy=study.target_accuracy,
         source=study.published.source,
-        note=f"Missing: {'; '.join(said)}." if said else "",
+        note=" ".join(
+            f"{what}: {'; '.join(names)}."
+            for what, names in (("Missing", said), ("Not of this study, made by hand with other options", others))
+            if names
+        ),
         expected_runs=len(runs) + len(waiting),
     )
 

@@ -89,6 +89,22 @@ def test_seeds_that_ended_early_are_one_row(tmp_path):
     assert [len(row.runs) for row in rows(*early, longer)] == [3, 1]
 
 
+def test_a_run_that_went_on_with_other_options_is_a_row_of_its_own(tmp_path):
+    config = {"model": {"method": {"class_path": "FedAvg", "init_args": {"lr": 0.05}}}, "trainer": {"max_epochs": 5}}
+    plain, changed, longer = (
+        write_run(tmp_path / f"version_{seed}", seed=seed, config=config, curve=[0.5] * 5) for seed in range(3)
+    )
+    for run, option in ((changed, "model.method.init_args.lr"), (longer, "trainer.max_epochs")):
+        entry = {"config": "config-resumed-1.yaml", "from_round": 4}
+        entry["changes"] = [{"option": option, "before": 0.05, "now": 0.2}, {"option": "data.init_args.root"}]
+        (run / "changes.json").write_text(json.dumps([entry]))
+    found = rows(plain, changed, longer)
+    assert [[run.path for run in row.runs] for row in found] == [[plain, longer], [changed]]
+    assert found[1].label.endswith("lr=0.05 -> 0.2 from round 4")
+    (changed / "changes.json").write_text("{")  # damaged: as if it were not there
+    assert len(rows(plain, changed, longer)) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*is not finished")
 def test_unfinished_runs_are_none_of_the_finished_ones(tmp_path):
     config = {"loop": {"cohort": 0.5}}
@@ -128,6 +144,12 @@ def test_rows_of_studies_with_folders_of_one_name_are_told_apart(tmp_path):
     for number, path in enumerate(paths):
         (path / "config.yaml").write_text(json.dumps({"model": {"encoder": str(number)}}))
     assert [label for _, label, _ in found(*paths)] == ["FedAvg (digits) (a)", "FedAvg (digits) (b)"]
+
+
+def test_further_runs_in_a_folder_of_a_study_are_named_by_their_options(tmp_path):
+    first = in_study(tmp_path / "study", "all", value=0.5)
+    second = write_run(first.with_name("version_1"), config={"model": {"encoder": "other"}}, clients=[0.25])
+    assert [label for _, label, _ in found(first, second)] == ["FedAvg, encoder=all", "FedAvg, encoder=other"]
 
 
 def test_two_rows_of_a_table_cannot_have_one_label(tmp_path):

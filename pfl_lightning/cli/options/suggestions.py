@@ -84,6 +84,11 @@ def _class_option(message: str, short: str) -> str | None:
     name = wrong[1].partition(".")[0]
     if name == "class_path":  # beside which the options of the class stand
         return "the options of a class stand below init_args: {class_path: NAME, init_args: {lr: 0.1}}"
+    if name in options:  # which the parser does not find
+        return (
+            f"{cls.__name__} has the option {name!r}, but as its first argument or as one of *args: the arguments of a "
+            "client's __init__ begin with encoder, num_classes, then *, then its own options"
+        )
     near = nearest_argument(name, options - {name}, short.partition(": ")[0]) or nearest(name, ["init_args"])
     return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
 

@@ -13,7 +13,19 @@ import yaml
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["Change", "changes", "check_seed", "distance", "in_words", "newest_config", "read_config", "record_changes"]
+__all__ = [
+    "Change",
+    "changes",
+    "check_seed",
+    "distance",
+    "first_config",
+    "in_words",
+    "newest_config",
+    "read_config",
+    "record_changes",
+    "resumed_configs",
+    "says_how",
+]
 
 COMPARED = ("seed_everything", "model", "data", "loop", "personalize", "trainer", "inspect", "results", "checkpoint")
 """Options that make a run; the others say what a command does with it."""
@@ -68,10 +80,15 @@ def first_config(run: Path) -> Path:
 
 def newest_config(run: Path) -> Path:
     """The config that a run was resumed with last, or else that it began with."""
-    number = 0
-    while (run / f"config-resumed-{number + 1}.yaml").is_file():
-        number += 1
-    return run / f"config-resumed-{number}.yaml" if number else first_config(run)
+    return [first_config(run), *resumed_configs(run)][-1]
+
+
+def resumed_configs(run: Path) -> list[Path]:
+    """The configs that a run was resumed with, the first one first."""
+    found: list[Path] = []
+    while (path := run / f"config-resumed-{len(found) + 1}.yaml").is_file():
+        found.append(path)
+    return found
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
@@ -98,13 +115,14 @@ def distance(run: Path, config: Mapping[str, Any]) -> tuple[int, int]:
     found = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
-        different = [change.option.split(".")[0] for change in changes(saved, config) if not _says_how(change.option)]
+        different = [change.option.split(".")[0] for change in changes(saved, config) if not says_how(change.option)]
         core = sum(group in CORE for group in different)
         found.append((core, different.count("trainer")) if saved else (10**6, 0))
     return min(found)
 
 
-def _says_how(option: str) -> bool:
+def says_how(option: str) -> bool:
+    """Whether an option says how or where a run is computed, and not what."""
     clips = option.endswith(".gradient_clip_val")
     return not clips and any(option == name or option.startswith(f"{name}.") for name in HOW)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.cli.runs.changes import changes, distance, in_words, newest_config, read_config
-from pfl_lightning.errors import CheckpointError
+from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.state.files import explain_folder, explain_full_disk, make_folder
 from pfl_lightning.state.run_lock import RunLock
 
-__all__ = ["RunFolder", "run_folder", "runs_below"]
+__all__ = ["RunFolder", "of_a_run", "run_folder", "runs_below"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RunFolder:
         """
         if wanted not in ("last", "best"):
             if not Path(wanted).is_file():
-                raise CheckpointError(f"--ckpt_path: there is no file {wanted}; give a path, 'last' or 'best'")
+                raise UsageError(f"--ckpt_path: there is no file {wanted}; give a path, 'last' or 'best'")
             return Path(wanted)
         versions = self.versions()[::-1]
         apart = {version: (0, 0) if config is None else distance(version, config) for version in versions}
@@ -93,6 +93,12 @@ class RunFolder:
             f"--ckpt_path {wanted}: no checkpoint in {self.base}/version_*/checkpoints; "
             "run `pfl fit` with the same --run_dir first, or give the path of a checkpoint"
         )
+
+
+def of_a_run(checkpoint: Path) -> Path | None:
+    """The folder of the run in which a checkpoint lies, wherever that is; ``None`` if it lies in none."""
+    run = checkpoint.parent.parent
+    return run if run.name.startswith("version_") and (run / "config.yaml").is_file() else None
 
 
 def runs_below(run_dir: str, root: str | None) -> Path:

@@ -15,6 +15,7 @@ import yaml
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report.runs.options import find_seeds, run_options
+from pfl_lightning.report.runs.resumed import resumed_with
 from pfl_lightning.report.runs.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
 from pfl_lightning.report.runs.study_folder import study_place
 
@@ -124,7 +125,7 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
         finished=bool(results.get("finished", True)),
         data=_source(results.get("data"), config.get("data")),
         partition=_source(results.get("partition"), _init_args(config.get("data")).get("partition")),
-        **_configured(config, results),
+        **_configured(config, results, resumed_with(folder)),
         place=study_place(folder),
         seed=int(results["seed"]),
         rounds=int(results["rounds"]),
@@ -175,12 +176,14 @@ def _personalized_only(folder: Path, content: Mapping[str, Any]) -> FinishedRun:
     )
 
 
-def _configured(config: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
-    """What the config says: options, and seeds."""
+def _configured(
+    config: Mapping[str, Any], results: Mapping[str, Any], resumed: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the config says: options, with what a resumption has changed of them, and seeds."""
     method, arguments = str(results["method"]), results.get("method_arguments") or {}
     return {
         "config": config,
-        "options": run_options(config, method, arguments, _planned_rounds(config, results)),
+        "options": run_options(config, method, arguments, _planned_rounds(config, results)) | dict(resumed or {}),
         "data_seeds": tuple(find_seeds(config.get("data"))),
         "seeds": (int(results["seed"]), *find_seeds(config)),
     }

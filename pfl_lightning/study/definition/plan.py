@@ -221,6 +221,5 @@ def _check_published(study: Study, cells: Sequence[Cell]) -> None:
                 near = difflib.get_close_matches(label, labels, n=1)
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 where = f"published.figures{f'.{setting}' if setting else ''}"
-                raise UsageError(
-                    f"{study.name}: {where}: the table has no row {label!r}{meant} (it has {'; '.join(sorted(labels))})"
-                )
+                has = "; ".join(sorted(labels))
+                raise UsageError(f"{study.name}.yaml: {where}: the table has no row {label!r}{meant} (it has {has})")

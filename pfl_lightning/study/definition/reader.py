@@ -102,10 +102,19 @@ def _layers(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str, 
         return _selected(known, entry)
     found = dict(known)
     for name, config in entry.mapping(expected="a mapping of names to configs").items():
+        _refuse_of_the_study(config)
         found[name] = found.get(name, ()) + config.configs()
     if not found:
         raise entry.error("at least one name with its config")
     return found
+
+
+def _refuse_of_the_study(config: Entry) -> None:
+    """Refuse what the study itself says of every run; a whole config in a file of its own may have it."""
+    given = [key for key in ("seed_everything", "run_dir") if isinstance(config.value, Mapping) and key in config.value]
+    if given:
+        has = "seeds: [0, 1] gives every run its seed" if given[0] == "seed_everything" else "--output says the folder"
+        raise UsageError(f"{config.place}: {given[0]} is the study's own, so that it would have no effect here: {has}")
 
 
 def _selected(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str, tuple[Config, ...]]:

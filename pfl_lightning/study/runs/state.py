@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from pfl_lightning.cli.runs.folders import RunFolder
 from pfl_lightning.errors import RunLockedError, UsageError
 from pfl_lightning.report.runs.options import alike, same_options
 from pfl_lightning.state.run_lock import RunLock
-from pfl_lightning.study.definition.options import Config, option_of
+from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import as_read, read_yaml
+from pfl_lightning.study.runs.versions import own_versions
 
 __all__ = [
     "NOT_GIVEN",
@@ -72,7 +73,16 @@ def changed_options(run: Run) -> dict[str, tuple[Any, Any]]:
     """
     if not run.config_file.is_file():
         return {}
-    before, now = flat_options(read_yaml(run.config_file) or {}), flat_options(run.config)
+    try:
+        written = read_yaml(run.config_file) or {}
+    except UsageError as error:
+        warnings.warn(
+            f"{error}; the run counts as one of this study's options, and the file is written again when it goes on. "
+            "If it may have had others, remove the run's folder",
+            stacklevel=2,
+        )
+        return {}
+    before, now = flat_options(written), flat_options(run.config)
     if not same_options(before, now):
         now = flat_options(as_read(run.config))  # as the file has it: a text such as 1e5 is a number there
     different = [path for path in {**before, **now} if not alike(before, now, path)]
@@ -100,29 +110,15 @@ def finished_folder(run: Run) -> Path | None:
     """The folder with the results of a finished run; ``None`` while there is none.
 
     Results that cannot be read, such as those of a damaged disk, are none: the run goes on after its last checkpoint,
-    and writes them again. A version of another number of rounds, such as somebody has played with the run's config,
-    is not the study's.
+    and writes them again. Versions that somebody has made with other options are not the study's.
     """
     needed = ["personalized.json"] if personalizes(run.config) else []
-    versions = RunFolder(run.folder).versions()
-    for version in reversed(versions):
+    for version in reversed(own_versions(run)):
         finished = (_content(version / "results.json") or {}).get("finished") is True
         whole = finished and all(_content(version / name) is not None for name in needed)
-        if whole and (len(versions) == 1 or _has_its_rounds(run, version)):
+        if whole:
             return version
     return None
-
-
-def _has_its_rounds(run: Run, version: Path) -> bool:
-    """Whether the first config of a version does not say another number of rounds; one that is damaged says none."""
-    planned, path = option_of(run.config, "trainer.max_epochs"), version / "config.yaml"
-    if planned is None or not path.is_file():
-        return True
-    with suppress(UsageError):
-        config = read_yaml(path)
-        said = option_of(config, "trainer.max_epochs") if isinstance(config, Mapping) else None
-        return said is None or bool(said == planned)
-    return True
 
 
 def unreadable_results(run: Run) -> Path | None:
@@ -150,7 +146,7 @@ def _content(path: Path) -> Mapping[str, Any] | None:
 
 def last_checkpoint(run: Run) -> Path | None:
     """The checkpoint that a run goes on from."""
-    for version in reversed(RunFolder(run.folder).versions()):
+    for version in reversed(own_versions(run)):
         if (version / "checkpoints" / "last.ckpt").is_file():
             return version / "checkpoints" / "last.ckpt"
     return None

@@ -108,6 +108,17 @@ def test_the_options_are_those_of_the_class_that_has_the_mistake(tmp_path, capsy
     assert said.startswith(expected)
 
 
+def test_an_option_that_stands_where_the_encoder_belongs(tmp_path, capsys, monkeypatch):
+    (tmp_path / "own_first.py").write_text(
+        "from pfl_lightning.methods import FedAvg\n\n\nclass First(FedAvg):\n"
+        "    def __init__(self, scale: float = 1.0, **options):\n        super().__init__(**options)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = said_of(tmp_path, capsys, "model: {method: {class_path: own_first.First, init_args: {scale: 2}}}")
+    assert "First has the option 'scale', but as its first argument" in said
+    assert "begin with encoder, num_classes" in said
+
+
 def test_no_list_of_methods_for_a_wrong_value_of_one(tmp_path, capsys):
     said = said_of(tmp_path, capsys, "model: {method: {init_args: {optimizer: os.system}}}")
     assert "known methods" not in said

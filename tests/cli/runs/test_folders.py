@@ -58,6 +58,19 @@ def test_a_saved_config_makes_a_new_run_with_the_same_numbers(monkeypatch, tmp_p
     assert results[0] == results[1]
 
 
+def test_a_copied_run_is_evaluated_where_it_lies(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path)
+    first, copied = tmp_path / "runs" / "version_0", tmp_path / "copied" / "version_0"
+    shutil.copytree(first, copied)
+    before, words = files(tmp_path / "runs"), [f"--config={copied / 'config.yaml'}"]
+    pfl(monkeypatch, "test", *words, f"--ckpt_path={copied / 'checkpoints' / 'last.ckpt'}")
+    assert valid(copied / "test.json")["accuracy"]["last"]["round"] == 2
+    assert files(tmp_path / "runs") == before
+    other = tmp_path / "others"
+    pfl(monkeypatch, "test", *words, f"--ckpt_path={copied / 'checkpoints' / 'last.ckpt'}", f"--run_dir={other}")
+    assert (other / "version_0" / "test.json").is_file()
+
+
 @pytest.mark.parametrize("logger", ["lightning.pytorch.loggers.CSVLogger", "false"])
 def test_everything_lies_in_the_runs_folder_whatever_the_logger(monkeypatch, tmp_path, logger):
     options = [f"--trainer.logger={logger}"]

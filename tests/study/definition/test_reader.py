@@ -100,6 +100,11 @@ def test_published_figures_with_and_without_settings(study_file):
         ({"method": {}}, r"two.yaml: unknown key 'method'; did you mean 'methods'\? \(known are title, base, "),
         ({"base": "bas.yaml"}, r"two.yaml: base: there is no file .*bas.yaml"),
         ({"base": 3}, r"two.yaml: base: expected a config: a mapping, or the path of a YAML file, got 3"),
+        (
+            {"methods": {"FedAvg": {"seed_everything": 7}}},
+            r"methods.FedAvg: seed_everything is the study's own",
+        ),
+        ({"settings": {"a": {"run_dir": "b"}}}, r"settings.a: run_dir is the study's own, .*--output says the folder"),
         ({"methods": "left out", "scales": {}}, r"two.yaml.*: methods are missing"),
         ({"methods": {}}, r"two.yaml: methods: expected at least one name with its config"),
         ({"methods": {"FedAvg": 1}}, r"two.yaml: methods.FedAvg: expected a config"),

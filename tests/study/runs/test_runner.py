@@ -181,6 +181,13 @@ def test_a_version_of_other_rounds_is_not_the_studys(runs):
     assert finished_folder(runs[0]) == runs[0].folder / "version_1"
 
 
+def test_a_damaged_config_of_a_run_keeps_no_other_from_the_table(runs):
+    finish(runs[0].folder)
+    runs[0].config_file.write_text("a: [")
+    with pytest.warns(UserWarning, match=r"run\.yaml is no YAML.*written again when it goes on"):
+        assert state_of(runs[0]) is RunState.DONE
+
+
 def test_a_run_that_personalizes_is_done_when_it_has(runs):
     run = replace(runs[0], config={**runs[0].config, "personalize": {"train": "linear"}})
     finish(run.folder)

@@ -1,0 +1,90 @@
+"""Which versions in a run's folder are the study's: others may have been made by hand with the run's config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pfl_lightning.cli.runs.changes import changes, first_config, read_config, resumed_configs, says_how
+from pfl_lightning.cli.runs.folders import RunFolder
+from pfl_lightning.report.runs.options import SETTINGS, equal, find_seeds, flatten
+from pfl_lightning.study.definition.options import Config
+from pfl_lightning.study.definition.plan import Run
+from pfl_lightning.study.definition.yaml_file import as_read
+
+__all__ = ["others_versions", "own_versions"]
+
+NO_RESULT = ("trainer.callbacks", "trainer.logger", "trainer.devices", "trainer.default_root_dir", "checkpoint")
+"""Options that a study's command has, or that change no result."""
+
+COMPARED = (*SETTINGS, "trainer.max_epochs", "seed_everything", "model.seed")
+
+
+def own_versions(run: Run) -> list[Path]:
+    """The versions that count as the run, the oldest first.
+
+    One that a study's command has made does, and one that was made by hand with the run's options; not one of other
+    options, nor one that went on with other options by hand.
+    """
+    return [version for version in RunFolder(run.folder).versions() if _is_own(run, version)]
+
+
+def others_versions(run: Run) -> list[Path]:
+    """The versions that do not count."""
+    own = own_versions(run)
+    return [version for version in RunFolder(run.folder).versions() if version not in own]
+
+
+def _is_own(run: Run, version: Path) -> bool:
+    before = _config(first_config(version))
+    if before and not _is_of_a_study(before) and not _agree(as_read(run.config), before):
+        return False
+    for path in resumed_configs(version):
+        now = _config(path)
+        if now and not _is_of_a_study(now) and any(_makes_a_result(one.option) for one in changes(before, now)):
+            return False
+        before = now or before
+    return True
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    return _read(path, path.stat().st_mtime_ns) if path.is_file() else {}
+
+
+@lru_cache(maxsize=1000)
+def _read(path: Path, changed: int) -> Mapping[str, Any]:
+    """A config, which is asked for again and again while a study runs."""
+    return read_config(path)
+
+
+def _is_of_a_study(config: Mapping[str, Any]) -> bool:
+    """Whether a study's command has started or resumed it: it has the callback that tells how far it is."""
+    trainer = config.get("trainer")
+    callbacks = trainer.get("callbacks") if isinstance(trainer, Mapping) else None
+    found = callbacks if isinstance(callbacks, list) else []
+    return any(str(one.get("class_path", "")).endswith("ProgressFile") for one in found if isinstance(one, Mapping))
+
+
+def _makes_a_result(option: str) -> bool:
+    return not says_how(option) and not any(option == name or option.startswith(f"{name}.") for name in NO_RESULT)
+
+
+def _agree(mine: Config, theirs: Config) -> bool:
+    """Whether two configs, of which the second has all defaults, too, have the same numbers where both have them."""
+    one, two = dict(_numbers(mine)), dict(_numbers(theirs))
+    return all(equal(one[path], two[path]) for path in one.keys() & two.keys())
+
+
+def _numbers(config: Config) -> Iterator[tuple[str, Any]]:
+    """Numbers and switches by path, seeds, and the method's name: names of other classes may be written in two ways."""
+    for name in COMPARED:
+        value: Any = config
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        for path, found in flatten(name, value).items():
+            if isinstance(found, int | float) or (path == "model.method" and isinstance(found, str)):
+                yield path, found
+    seeds = find_seeds(config.get("data"))
+    yield from ((f"seed {place} of {len(seeds)}", seed) for place, seed in enumerate(seeds))
