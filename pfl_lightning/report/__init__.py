@@ -2,7 +2,7 @@
 
 =======================================  ==========================================================================
 ``runs``                                 from folders to runs: what they say, and the options of their configs
-``rows``, ``grouping``                   runs of one method and setting; which runs belong together, and their names
+``rows``, ``grouping``, ``labels``       runs of one method and setting; which runs belong together; their names
 ``statistics``                           figures over seeds, rounds and bytes to a target accuracy
 ``significance``, ``ranking``            paired tests; ranking of methods over settings
 ``output``                               tables, curves and the page, as files and on a terminal

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.report.labels import Group, row_labels, values_of
 from pfl_lightning.report.rows import MeasuredRow
 from pfl_lightning.report.rows import blocks as blocks_of
-from pfl_lightning.report.runs.options import differing, same_options, short_names, show
+from pfl_lightning.report.runs.options import differing, same_options
 from pfl_lightning.report.runs.run import FinishedRun, Source
 from pfl_lightning.report.runs.study_folder import NO_SETTING
 
@@ -20,8 +20,6 @@ __all__ = ["apart_by_data", "data_options", "group_runs"]
 
 OF_TRAINING = ("batch_size", "eval_batch_size", "augment", "drop_last", "normalize", "mean", "std", "num_workers")
 """Options of data modules under which the clients still hold the same samples."""
-
-Group = list[FinishedRun]
 
 
 def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None) -> list[MeasuredRow]:
@@ -48,7 +46,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
             block = []
             blocks.append(block)
         _add(block, run)
-    found = [(block, name) for block in blocks for name in _labels(block)]
+    found = [(block, name) for block in blocks for name in row_labels(block)]
     names = [name for _, name in found]
     if labels is not None and len(labels) != len(names):
         raise UsageError(f"--labels has {len(labels)} names for {len(names)} configurations: {', '.join(names)}")
@@ -203,7 +201,7 @@ def _data_titles(blocks: Sequence[list[Group]]) -> list[str]:
     options = [{**data_options(run, ""), **data_options(run, "partition")} for run in firsts]
     paths = [path for path in differing(options) if path not in ("data", "data.partition")]
     named = [
-        ", ".join(filter(None, [run.data.name, run.partition.name, *_values(one, paths)])) or "other data"
+        ", ".join(filter(None, [run.data.name, run.partition.name, *values_of(one, paths)])) or "other data"
         for run, one in zip(firsts, options, strict=True)
     ]
     clients = {run.num_clients for run in firsts}
@@ -223,81 +221,3 @@ def _fingerprints(run: FinishedRun) -> str:
         if source.fingerprint
     ]
     return ", ".join(short)
-
-
-def _labels(block: Sequence[Group]) -> list[str]:
-    """Names of the rows of a block."""
-    firsts = [row[0] for row in block]
-    known = [run.options for run in firsts if run.config]  # what a run without a config had is not known
-    everywhere = [path for path in differing(known) if _tells(path)] if known else []
-    labels = []
-    for run in firsts:
-        same = [other for other in firsts if other.method == run.method]
-        shared = [path for path in run.options if all(path in other.options for other in same)]
-        paths = differing([other.options for other in same])
-        if not all(other.config for other in same):
-            paths = [path for path in paths if path in shared]
-        paths = list(dict.fromkeys([*paths, *everywhere]))
-        labels.append(", ".join([run.method, *_values(run.options, paths)]))
-    labels = [given or label for given, label in zip(_study_labels(block), labels, strict=True)]
-    labels = [label if run.finished else f"{label}, unfinished" for label, run in zip(labels, firsts, strict=True)]
-    named = [
-        label if labels.count(label) == 1 else f"{label} ({_folder(run, firsts)})"
-        for label, run in zip(labels, firsts, strict=True)
-    ]
-    for name in {name for name in named if named.count(name) > 1}:
-        places = [place for place, other in enumerate(named) if other == name]
-        for place, folder in zip(places, _differing_folders([firsts[one].path for one in places]), strict=True):
-            named[place] = f"{labels[place]} ({folder})"
-    return named
-
-
-def _differing_folders(paths: Sequence[Path]) -> list[str]:
-    """The last folders in which paths differ; the whole paths where these do not tell them apart."""
-    parts = [path.parts for path in paths]
-    common = next((n for n, last in enumerate(zip(*(one[::-1] for one in parts), strict=False)) if len({*last}) > 1), 0)
-    names = [one[len(one) - 1 - common] for one in parts]
-    return names if len({*names}) == len(names) else [path.as_posix() for path in paths]
-
-
-def _study_labels(block: Sequence[Group]) -> list[str]:
-    """What studies call the rows; empty for other rows.
-
-    The study is added where several have a row of that name, and the options that differ where one has several, as when
-    somebody has made further runs in its folder.
-    """
-    places = [next((run.place for run in row if run.place is not None), None) for row in block]
-    found = []
-    for place in places:
-        if place is None:
-            found.append("")
-            continue
-        named = [other for other in places if other is not None and other.row == place.row]
-        found.append(place.row if len({one.study for one in named}) == 1 else f"{place.row} ({place.study.name})")
-    for name in {name for name in found if name and found.count(name) > 1}:
-        rows = [number for number, other in enumerate(found) if other == name]
-        if len({place.study for number in rows if (place := places[number]) is not None}) > 1:
-            continue  # of one name in different folders
-        options = [block[number][0].options for number in rows]
-        for number, own in zip(rows, options, strict=True):
-            found[number] = ", ".join([name, *_values(own, differing(options))])
-    return found
-
-
-def _tells(path: str) -> bool:
-    """Whether an option of a run names it beside its method: not those of methods, and not those with a column."""
-    return not path.startswith(("model.method", "personalize")) and path != "rounds"
-
-
-def _values(options: Mapping[str, Any], paths: Sequence[str]) -> list[str]:
-    names = short_names(paths)
-    return [f"{names[path]}={show(options[path])}" for path in paths if path in options]
-
-
-def _folder(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
-    """The folder, with its version where others share it."""
-    path = run.path
-    if not path.name.startswith("version_"):
-        return path.name
-    shared = sum(other.path.parent == path.parent for other in runs) > 1
-    return f"{path.parent.name}/{path.name}" if shared else path.parent.name

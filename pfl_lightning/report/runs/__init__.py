@@ -3,7 +3,7 @@
 =======================================  ==========================================================================
 ``reading``                              finds the folders of runs and reads them
 ``run``                                  what a run says: evaluations, history, where it comes from
-``options``                              the options of a run's config, and what differs between runs
+``options``, ``resumed``                 the options of a run's config, with those it went on with; what differs
 ``study_folder``                         what a study calls a run
 =======================================  ==========================================================================
 """
