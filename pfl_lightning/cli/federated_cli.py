@@ -288,6 +288,10 @@ class FederatedCLI(LightningCLI):
             print(f"pfl: stopped by {number.name}.{how}", file=sys.stderr)
             sys.exit(128 + number)
 
+    def before_export(self) -> None:
+        """Take the personalization of the config, if there is one."""
+        self.trainer.exported = self._personalization()  # type: ignore[attr-defined]
+
     def before_personalize(self) -> None:
         """Take the personalization of the config, or else Calibre's."""
         self.trainer.personalization = self._personalization() or Personalization()  # type: ignore[attr-defined]

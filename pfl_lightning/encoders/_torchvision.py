@@ -50,7 +50,7 @@ def remove_classifier(network: nn.Module) -> None:
 def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> None:
     """Load a local file into a network, all but the classifiers: torchvision's state dict, or a client's model.
 
-    Of a model that ``pfl export`` wrote, the encoder is taken.
+    Of a model that ``pfl export`` wrote, the encoder is taken, with its last layer where both have one.
 
     A network for one channel gets the sum of the first convolution's filters over the three colors. Its output for a
     gray image is that of the file's network for the same image in all three channels.
@@ -66,9 +66,13 @@ def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> 
         ValueError: If the file is no state dict, or one of another network; the first differences are named.
     """
     encoder = type(network).__name__
-    state = _encoder_of(_read(path, encoder, known_file), first)
-    loaded = {name: value for name, value in state.items() if not name.startswith(CLASSIFIERS)}
-    own = {name: value for name, value in network.state_dict().items() if not name.startswith(CLASSIFIERS)}
+    read, own_state = _read(path, encoder, known_file), network.state_dict()
+    state = _encoder_of(read, first)
+    # Of torchvision's file ``fc`` is its classifier, of a client's model the layer of features, where it has one.
+    has_features = state is not read and "fc.weight" in state and "fc.weight" in own_state
+    left_out = CLASSIFIERS[1:] if has_features else CLASSIFIERS
+    loaded = {name: value for name, value in state.items() if not name.startswith(left_out)}
+    own = {name: value for name, value in own_state.items() if not name.startswith(left_out)}
     if first in loaded and loaded[first].ndim == 4 and loaded[first].shape[1] == 3 and own[first].shape[1] == 1:
         loaded[first] = loaded[first].sum(dim=1, keepdim=True)
     differences = _differences(own, loaded)

@@ -14,9 +14,10 @@ from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation.evaluation import warn_if_not_finetuned
+from pfl_lightning.federation.personalization import PersonalizationStage
 from pfl_lightning.federation.rounds import FederationRounds
 from pfl_lightning.messages import Broadcast
-from pfl_lightning.phases import Phase
+from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.server import no_broadcast
 from pfl_lightning.state.closures import copy_module
 
@@ -25,6 +26,8 @@ __all__ = ["ClientModels"]
 
 class ClientModels(FederationRounds):
     """Gives the clients' models to evaluations, to exports and to whoever asks."""
+
+    _personalization: Personalization | None
 
     def evaluation_task(self, client: int, *, validation: bool = False, test: bool = False) -> EvaluationTask:
         """Return the client's own model after the last round, and the parts to evaluate it on."""
@@ -47,6 +50,8 @@ class ClientModels(FederationRounds):
     def client_model(self, client: int) -> L.LightningModule:
         """Return a copy of a client's own model, fine-tuned if the method does so before an evaluation.
 
+        Inside of ``personalized`` it is the model of the personalization: its new head, say, on the client's encoder.
+
         It is a :class:`~pfl_lightning.client.FederatedClient`; in a federation of a user's LightningModule, it is of
         that module's class.
 
@@ -59,11 +64,17 @@ class ClientModels(FederationRounds):
         if not 0 <= client < self.num_clients:
             raise IndexError(f"there is no client {client}; clients are 0 to {self.num_clients - 1}")
         model, task = self.clients.model_of(client), self.evaluation_task(client)
+        stage = None
+        if self._personalization is not None:
+            stage = PersonalizationStage(self._personalization, self.clients, self.data, self.environment)
+            model, task = stage.prepare(client, task)
         threads = self.engine.holding_threads(self.clients.models, self.data, self.environment)
         with torch.inference_mode(False), torch.no_grad(), threads:
             warn_if_not_finetuned(self.engine.load_own_model(model, task, self.environment))
         own = copy_module(model)
         forget_preparation(model)
+        if stage is not None:
+            stage.close()
         own.phase = Phase(losses=own.exported_losses)
         return own.exported_module()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +52,17 @@ class PrototypeClient(FederatedClient):
         check_choice("prediction", prediction, ("prototype", "classifier"))
         self.alignment, self.prediction = alignment, prediction
         self.prototypes = ReceivedMeans(num_classes, self.feature_width)
+
+    def exported_names(self) -> list[str]:
+        """The model, without prototypes; a warning says so where it predicts by them."""
+        if self.prediction == "prototype":
+            warnings.warn(
+                f"an exported client of {type(self).__name__} is its encoder and its head, and the federation predicts "
+                'by the nearest prototype: its accuracies are not those of the file; prediction="classifier" evaluates '
+                "the head",
+                stacklevel=3,
+            )
+        return [name for name in super().exported_names() if not name.startswith("prototypes.")]
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the global prototypes."""

@@ -73,10 +73,6 @@ class FedProto(PrototypeClient):
         self.prototypes.assign(update.means, update.classes)
         return FederatedClient.make_update(self, context, before)
 
-    def exported_names(self) -> list[str]:
-        """The model, without prototypes."""
-        return [name for name in super().exported_names() if not name.startswith("prototypes.")]
-
 
 class FedProtoAggregator(Aggregator):
     """Averages prototypes over the clients of the cohort that have the class, by default weighted by samples (6)."""

@@ -121,7 +121,9 @@ def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...], lab
         return build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ValueError) and not label.startswith("of the partner"):
-            raise  # it says what is wrong with the encoder
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(str(error)) from error  # it says what is wrong with the encoder
         reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
         raise ConfigurationError(
             f"the encoder {label} could not be made for inputs of shape {input_shape}: {reason}; an "

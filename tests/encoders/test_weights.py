@@ -1,4 +1,5 @@
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -41,6 +42,15 @@ def test_the_home_directory(state, file, monkeypatch):
     torch.save(state, file)
     monkeypatch.setenv("HOME", str(file.parent))
     assert torch.equal(ResNet18((3, 32, 32), weights="~/weights.pth").bn1.weight, state["bn1.weight"])
+
+
+@pytest.mark.parametrize("encoder", [ShuffleNetV2, GoogLeNet, partial(ResNet18, out_features=32)])
+def test_a_clients_model_has_the_layer_of_features(encoder, file):
+    own = encoder((3, 32, 32))
+    state = {f"encoder.{name}": value for name, value in own.state_dict().items()}
+    torch.save({**state, "head.weight": torch.zeros(10, own.out_features), "head.bias": torch.zeros(10)}, file)
+    loaded = encoder((3, 32, 32), weights=str(file))
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in own.state_dict().items())
 
 
 def test_weights_of_another_network(file):

@@ -155,9 +155,18 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
     finally:
         if known is None and folder is not None:
             with suppress(OSError):  # not empty
+                _remove_empty_logs(folder)
                 folder.rmdir()
                 if first:
                     runs.base.rmdir()
+
+
+def _remove_empty_logs(folder: Path) -> None:
+    """Remove what a logger has made for a run that was refused, where there is nothing else."""
+    logs = [*folder.glob("events.out.tfevents.*"), *folder.glob("hparams.yaml")]
+    if set(folder.iterdir()) == set(logs):
+        for path in logs:
+            path.unlink()
 
 
 def _remove_half_written(folder: Path) -> None:

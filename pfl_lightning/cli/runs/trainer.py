@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli.runs.changes import in_words, newest_config, read_config, record_changes
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
+from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.checkpoints.export import export_clients
@@ -60,6 +62,8 @@ class FederatedTrainer(L.Trainer):
     ) -> None:
         """Write every client's own model as a plain state_dict, which loads without this package.
 
+        With a personalization (--personalize, or one in the config) it is the personalized model.
+
         Args:
             model: The federation.
             datamodule: The data.
@@ -68,11 +72,23 @@ class FederatedTrainer(L.Trainer):
             ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
             weights_only: Whether nothing but tensors and plain values is loaded.
         """
+        assert output is not None
+        make_folder(Path(output), "--output")
+        chosen = None if clients is None else list(dict.fromkeys(clients))
+        unknown = [client for client in chosen or () if not 0 <= client < datamodule.num_clients]
+        if unknown or chosen == []:
+            got = f"there is no client {unknown[0]}" if unknown else "no client is named"
+            raise UsageError(f"--clients: {got}; clients are 0 to {datamodule.num_clients - 1}")
         self.limit_val_batches = 0  # the checkpoint is loaded, and nothing is evaluated
         self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only, verbose=False)
-        assert output is not None
-        written = export_clients(model, output, clients)
-        print(f"Saved {len(written)} models in {output}")
+        settings = self.exported
+        with nullcontext() if settings is None else model.personalized(settings):
+            written = export_clients(model, output, chosen)
+        how = "" if settings is None else f", personalized ({settings.train})"
+        print(f"Saved {len(written)} models in {output}{how}")
+
+    exported: Personalization | None = None
+    """What clients adapt before they are exported."""
 
     personalization = Personalization()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -13,6 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 __all__ = ["BestRound"]
+
+USUAL = "accuracy/mean"
+"""What the best round is chosen by, unless told otherwise; it is missing where no client has a validation part."""
 
 LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
 
@@ -31,6 +35,7 @@ class BestRound(ModelCheckpoint):
     """
 
     _superseded: tuple[str, ...] = ()
+    _has_warned = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save if the round was validated."""
@@ -41,6 +46,13 @@ class BestRound(ModelCheckpoint):
         """Save if the round was validated."""
         if self.monitor in trainer.callback_metrics:
             super().on_validation_end(trainer, pl_module)
+        elif self.monitor != USUAL and trainer.callback_metrics and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the checkpoint of the best round watches {self.monitor!r}, which is not among the values of an "
+                f"evaluation, so that there will be none: {', '.join(sorted(trainer.callback_metrics))}",
+                stacklevel=2,
+            )
 
     def _monitor_candidates(self, trainer: L.Trainer) -> dict[str, Tensor]:
         return {**super()._monitor_candidates(trainer), "round": torch.tensor(trainer.current_epoch + 1)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
+from pfl_lightning.datamodules import Partitioner
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
@@ -37,13 +39,14 @@ def exported_clients(federation: Federation, clients: Iterable[int] | None) -> I
 def export_clients(federation: Federation, folder: str | Path, clients: Iterable[int] | None = None) -> list[Path]:
     """Write every client's model as a plain state_dict, with a description next to it.
 
-    A client's model is the one it is evaluated with, fine-tuned if the method does so before an evaluation. It is
-    written to ``client_<number>.pt``, which ``torch.load(path, weights_only=True)`` reads; ``client_<number>.json``
-    names the method, the round, the client and the class of the model, ``mean`` and ``std`` by which each channel of
-    its inputs is normalized (of values in [0, 1] where the data are unsigned bytes; ``null`` for none), and the
-    ``classes`` in the order of the outputs (``null`` where they are not known). In a federation of a user-defined
-    LightningModule the names are those of the module, so that its ``load_state_dict`` takes them. Otherwise they are
-    ``encoder.*``, ``head.*`` and those of further modules that the method predicts with.
+    A client's model is the one it is evaluated with, fine-tuned if the method does so before an evaluation, and
+    personalized inside of ``federation.personalized(...)``. It is written to ``client_<number>.pt``, which
+    ``torch.load(path, weights_only=True)`` reads; ``client_<number>.json`` names the method, the round, the client and
+    the class of the model, ``mean`` and ``std`` by which each channel of its inputs is normalized (of values in [0, 1]
+    where the data are unsigned bytes; ``null`` for none), and the ``classes`` in the order of the outputs (``null``
+    where they are not known, or no head was trained). In a federation of a user-defined LightningModule the names are
+    those of the module, so that its ``load_state_dict`` takes them. Otherwise they are ``encoder.*``, ``head.*`` and
+    those of further modules that the method predicts with.
 
     Args:
         federation: A federation that has been fitted, or has loaded a checkpoint.
@@ -62,6 +65,13 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
         model = federation.client_model(client)
         own = model if isinstance(model, FederatedClient) else federation.clients.model_of(client)
         names, label = own.exported_names(), own.exported_label
+        has_head = not own.uses_knn_evaluation()
+        if not has_head:
+            warnings.warn(
+                f"{federation.method_name} trains no head: head.* in the exported models is as it was drawn, and "
+                "encoder.* is what was trained; export personalized clients for models that predict (--personalize)",
+                stacklevel=2,
+            )
         state = model.state_dict()
         path = target / f"{name}.pt"
         with replace_file(path) as temporary, temporary.open("wb") as file:
@@ -71,7 +81,7 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
             "round": federation.round + 1 if federation.has_trained else 0,
             "client": client,
             "model": label or federation.clients.labels[federation.clients.architecture_of[client]],
-            **_about_data(federation.data),
+            **_about_data(federation.data, client, has_head),
         }
         with replace_file(path.with_suffix(".json")) as temporary:
             temporary.write_text(json.dumps(about, indent=2) + "\n")
@@ -79,11 +89,16 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
     return written
 
 
-def _about_data(data: FederatedData) -> dict[str, list[float] | list[str] | None]:
+def _about_data(data: FederatedData, client: int, has_head: bool) -> dict[str, list[float] | list[str] | None]:
     """How inputs are normalized and what outputs stand for: who loads the file elsewhere has no data module."""
     transform = getattr(data, "transform", None)  # a user-defined data module may have none
     mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
-    names = getattr(data, "class_names", None) if data.num_classes else None
+    names = getattr(data, "class_names", None) if data.num_classes and has_head else None
+    rule = getattr(data, "partition", None)
+    view = rule.client_view(client, data.num_classes) if names is not None and isinstance(rule, Partitioner) else None
+    if view is not None and view.label_map is not None:  # the client's outputs are in an order of its own
+        own = dict(zip(view.label_map, names or (), strict=True))
+        names = [own[number] for number in sorted(own)]
     return {
         "mean": None if mean is None else list(mean),
         "std": None if std is None else list(std),

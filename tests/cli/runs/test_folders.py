@@ -253,6 +253,17 @@ def test_a_run_that_is_refused_leaves_no_folder_behind(monkeypatch, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_run_that_is_refused_once_its_logger_is_there_leaves_no_folder_either(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit):
+        fit(monkeypatch, tmp_path, "--model.encoder=googlenet")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_best_round_by_a_value_that_is_not_there_is_told(monkeypatch, tmp_path):
+    with pytest.warns(UserWarning, match=r"watches 'accuracy/men', which is not among .*accuracy/mean"):
+        fit(monkeypatch, tmp_path, "--checkpoint.monitor=accuracy/men")
+
+
 def test_a_run_is_locked_while_it_is_trained_and_can_be_evaluated_meanwhile(monkeypatch, tmp_path):
     fit(monkeypatch, tmp_path, rounds=1)
     run = tmp_path / "runs" / "version_0"

@@ -15,10 +15,11 @@ from torch import nn
 from pfl_lightning import Federation, export_clients, federate
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
-from pfl_lightning.datamodules import IID, Digits
+from pfl_lightning.datamodules import IID, ConceptShift, Digits
 from pfl_lightning.encoders import build_encoder
 from pfl_lightning.errors import FederationError
-from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedRep
+from pfl_lightning.methods import Calibre, Ditto, FedAvg, FedPer, FedRep
+from pfl_lightning.phases import Personalization
 
 NAMES = ("method", "round", "client", "model")
 CONFIG = Path(__file__).parents[3] / "configs" / "fedper_digits.yaml"
@@ -53,6 +54,45 @@ def test_what_a_fine_tuning_makes_of_it_is_written(tmp_path):
     state, _ = read(path)
     assert_same(state, dict(federation.client_model(2).state_dict()))
     assert not torch.equal(state["head.weight"], federation.server.weights.as_state()["head.weight"])
+
+
+@pytest.mark.parametrize("train", ["linear", "linear+encoder", "head", "all"])
+def test_personalized_clients_are_written_inside_of_a_personalization(tmp_path, train):
+    federation, data, settings = run(FedAvg, 1), Toy(), Personalization(train, epochs=3, lr=0.1, batch_size=5)
+    before = dict(federation.client_model(0).state_dict())
+    with federation.personalized(settings):
+        quiet_trainer(1).test(federation, data, verbose=False)
+        written = export_clients(federation, tmp_path)
+    plain = nn.ModuleDict({"encoder": tiny_encoder((6,)), "head": nn.Linear(4, 5)}).eval()
+    for client, path in enumerate(written):
+        plain.load_state_dict(read(path)[0])
+        inputs, targets = data.tensors(client, "test")
+        loss = nn.functional.cross_entropy(plain["head"](plain["encoder"](inputs)), targets)
+        assert loss.item() == pytest.approx(federation.test_scores[client].loss, abs=1e-6)
+    assert_same(dict(federation.client_model(0).state_dict()), before)
+
+
+def test_outputs_have_the_names_that_a_client_gives_them(tmp_path):
+    data = Digits(ConceptShift(IID(4), 2))
+    federation = Federation(partial(FedAvg, epochs=1), encoder="mlp")
+    quiet_trainer(1, FederatedLoop()).fit(federation, datamodule=data)
+    for client, path in enumerate(export_clients(federation, tmp_path)):
+        order = data.partition.client_view(client, 10).label_map or range(10)
+        classes = read(path)[1]["classes"]
+        assert [classes[output] for output in order] == [str(number) for number in range(10)]
+    assert read(tmp_path / "client_0.pt")[1]["classes"] != read(tmp_path / "client_3.pt")[1]["classes"]
+
+
+def test_a_head_that_nothing_has_trained_has_no_classes(tmp_path):
+    federation = Federation(partial(Calibre, epochs=1), encoder="mlp")
+    data = Digits(IID(4), batch_size=100, augment=True)
+    quiet_trainer(1, FederatedLoop()).fit(federation, datamodule=data)
+    with pytest.warns(UserWarning, match="Calibre trains no head.*export personalized clients"):
+        [path] = export_clients(federation, tmp_path, [0])
+    assert read(path)[1]["classes"] is None
+    with federation.personalized(Personalization(epochs=1)):
+        [path] = export_clients(federation, tmp_path, [0])
+    assert read(path)[1]["classes"] == [str(number) for number in range(10)]
 
 
 def test_dittos_global_model_is_left_out(tmp_path):
@@ -129,9 +169,19 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
         for name, value in state.items():
             if name.startswith("encoder."):  # FedPer's is the server's
                 assert torch.equal(value, checkpoint["state_dict"][f"server.weights.{name.replace('.', '/')}"]), name
-    main(["export", *options, "--ckpt_path", "last", "--clients", "[1]"])
+    main(["export", *options, "--ckpt_path", "last", "--clients", "[1,1]"])
     names = sorted(path.name for path in (tmp_path / "runs" / "version_0" / "clients").iterdir())
     assert names == ["client_1.json", "client_1.pt"]
+    for words, said in (
+        (["--clients", "[3]"], "there is no client 3; clients are 0 to 2"),
+        (["--clients", "[]"], "no client is named"),
+        (["--output", str(CONFIG)], "--output"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["export", *options, "--ckpt_path", "last", *words])
+        assert said in capsys.readouterr().err
+    main(["export", *options, "--ckpt_path", "last", "--output", str(tmp_path / "own"), "--personalize.train", "head"])
+    assert "personalized (head)" in capsys.readouterr().out
     with pytest.warns(UserWarning, match="pfl export without --ckpt_path exports a model that was not trained"):
         main(["export", *options, "--output", str(tmp_path / "untrained"), "--clients", "[0]"])
 
