@@ -17,7 +17,7 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
 from pfl_lightning.datamodules import IID, ConceptShift, Digits
 from pfl_lightning.encoders import build_encoder
-from pfl_lightning.errors import FederationError
+from pfl_lightning.errors import FederationError, UsageError
 from pfl_lightning.methods import Calibre, Ditto, FedAvg, FedPer, FedRep
 from pfl_lightning.phases import Personalization
 
@@ -177,9 +177,8 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
         (["--clients", "[]"], "no client is named"),
         (["--output", str(CONFIG)], "--output"),
     ):
-        with pytest.raises(SystemExit):
+        with pytest.raises((UsageError, OSError), match=said):
             main(["export", *options, "--ckpt_path", "last", *words])
-        assert said in capsys.readouterr().err
     main(["export", *options, "--ckpt_path", "last", "--output", str(tmp_path / "own"), "--personalize.train", "head"])
     assert "personalized (head)" in capsys.readouterr().out
     with pytest.warns(UserWarning, match="pfl export without --ckpt_path exports a model that was not trained"):
