@@ -52,6 +52,9 @@ def _answer(words: list[str]) -> bool:
     elif not words:
         sys.stderr.write(f"{help_text()}\n")
         sys.exit(2)
+    elif first.partition("=")[0].endswith(".help") or _is_an_option(first):
+        sys.stderr.write(f"pfl: options follow a subcommand\ndid you mean pfl fit {' '.join(words)}\n")
+        sys.exit(2)
     elif first.startswith("-") or first in TRAINER_COMMANDS or first in OTHER_COMMANDS:
         return False
     else:
@@ -61,6 +64,14 @@ def _answer(words: list[str]) -> bool:
         sys.exit(2)
     return True
 
+
+def _is_an_option(word: str) -> bool:
+    """Whether a word is an option of a subcommand, such as ``--data.batch_size=10``."""
+    return word.startswith("--") and word.partition("=")[0].partition(".")[0] in GROUPS
+
+
+GROUPS = ("--model", "--data", "--trainer", "--loop", "--personalize", "--checkpoint", "--results")
+"""How options of subcommands begin."""
 
 HELP_OF_GROUPS = ("--trainer.help", "--model.help", "--loop.help", "--results.help", "--checkpoint.help")
 """Groups of options that are no class of their own, so that the parser has no such option for them."""
@@ -72,6 +83,8 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", module="lightning.pytorch.utilities._pytree")
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # pfl methods --config
+    # Of a default of the package's own, a tuple, which YAML writes as a list.
+    warnings.filterwarnings("ignore", r"\s*Dump of a value that does not round-trip")
     # A run's folder is its own: it is not empty where the run goes on.
     warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_tip)

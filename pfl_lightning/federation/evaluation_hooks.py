@@ -69,6 +69,8 @@ class EvaluationHooks(EngineHooks, ClientModels):
         summary = self.evaluation.summary
         # During a fit the loop logs them against the round; Lightning would count local fits.
         outside = self.trainer.state.fn != TrainerFn.FITTING
+        if outside and self.has_trained:  # Lightning logs against this, which it does not know of a loaded model
+            self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.round
         scores = (*self.evaluation.validation_scores.values(), *self.evaluation.test_scores.values())
         shown = {name for score in scores for name in score.shown}
         for name, value in summary.items():  # names may have the number of a loader already

@@ -49,7 +49,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
     found = [(block, name) for block in blocks for name in row_labels(block)]
     names = [name for _, name in found]
     if labels is not None and len(labels) != len(names):
-        raise UsageError(f"--labels has {len(labels)} names for {len(names)} configurations: {', '.join(names)}")
+        raise UsageError(f"--labels has {len(labels)} names for {len(names)} configurations: {'; '.join(names)}")
     settings = [title for title, block in zip(_titles(blocks), blocks, strict=True) for _ in block]
     for (label, setting), times in Counter(zip(labels or names, settings, strict=True)).items():
         if times > 1:

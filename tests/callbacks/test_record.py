@@ -1,5 +1,6 @@
 """The record of a fit: what evaluations, interrupted rounds, slow evaluations and other fits must leave alone."""
 
+import csv
 import time
 from functools import partial
 
@@ -8,6 +9,7 @@ import pytest
 from _helpers.results import valid
 from _helpers.toy import WEIGHTS_ONLY, Toy, quiet_trainer, run, tiny_encoder
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter, results_table
@@ -60,6 +62,18 @@ def test_a_model_that_another_trainer_has_trained(tmp_path, counts):
     found = valid(tmp_path / "test.json")
     assert found["accuracy"]["last"]["round"] == 3
     assert [found["rounds"], found["seconds"], found["bytes"]["up"], found["bytes"]["down"]] == [None] * 4
+
+
+def test_an_evaluation_is_logged_against_the_round_of_its_model(tmp_path):
+    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    quiet_trainer(3, FederatedLoop(), saver, enable_checkpointing=True).fit(federation(), datamodule=Toy())
+    logger = CSVLogger(tmp_path, name="", version="")
+    options = {"ckpt_path": str(tmp_path / "epoch=1.ckpt"), "verbose": False, **WEIGHTS_ONLY}
+    [found] = quiet_trainer(1, FederatedLoop(), logger=logger).test(federation(), datamodule=Toy(), **options)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    assert [(row["step"], float(row["test_accuracy/mean"])) for row in rows] == [
+        ("1", pytest.approx(found["test_accuracy/mean"]))
+    ]
 
 
 class _Interrupts(L.Callback):

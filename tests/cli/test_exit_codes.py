@@ -7,6 +7,10 @@ from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
 
 MISTAKES = {
+    "--data.help": "options follow a subcommand",
+    "--model.method.help FedPAC": "options follow a subcommand",
+    "--trainer.max_epochs 3": "options follow a subcommand",
+    "fit --model.encoder.help small_cnn": "--model.encoder.help: Expected a dot import path string: small_cnn",
     "compare runs --target-accuracy much": "argument --target-accuracy: must be above 0 and at most 1 (0.8 is 80 %)",
     "compare runs --choice newest": "argument --choice: invalid choice: 'newest'",
     "compare": "the following arguments are required: RUN",

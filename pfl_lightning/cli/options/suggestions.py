@@ -141,6 +141,8 @@ def _class(short: str) -> str:
     kind, names = known_names().get(option, lambda: ("", ()))()
     given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
     near = nearest(given[1].rpartition(".")[2], names) if given else ""
+    if asked and given and near == given[1]:
+        return f"{near!r} is an encoder whose options are set; a class, such as ResNet18, lists its own"
     if "No module named '" in short:
         return "modules are found in the folder where pfl runs, and among the installed packages"
     if option == "trainer.callbacks":  # there are too many to list
