@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, Subset
 from pfl_lightning.data import TwoViews
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 
-__all__ = ["ItemLoader", "ItemSplit"]
+__all__ = ["ItemLoader", "ItemSplit", "LoaderEpoch"]
 
 _NO_TENSORS = (
     "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
@@ -146,19 +146,30 @@ def own_items(split: ItemSplit) -> Any:
     return OwnItems(whole, split.indices.tolist())
 
 
-class _Epoch:
-    """What a Trainer tells the sampler of a loader's batch sampler: its epoch."""
+class LoaderEpoch:
+    """What a Trainer tells the sampler of a loader's batch sampler: its epoch.
 
-    epoch: int | None = None
+    Attributes:
+        told: The epoch; ``None`` if nobody counts them.
+        before: Epochs that came before the Trainer's first, which begins at 0 in every local fit.
+    """
+
+    told: int | None = None
+    before = 0
 
     @property
-    def sampler(self) -> _Epoch:
+    def sampler(self) -> LoaderEpoch:
         """Where a Trainer looks."""
         return self
 
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the next pass."""
+        return None if self.told is None else self.told + self.before
+
     def set_epoch(self, epoch: int) -> None:
         """Keep the number for the next pass."""
-        self.epoch = epoch
+        self.told = epoch
 
 
 class ItemLoader:
@@ -191,7 +202,7 @@ class ItemLoader:
         self.dataset = own_items(split)
         self._split, self._device, self._generator, self._drop_last = split, device, generator, drop_last
         self._draws = generator
-        self.batch_sampler = _Epoch()  # where a Trainer looks for what to tell its epoch; a sampler would be examined
+        self.batch_sampler = LoaderEpoch()  # to which a Trainer tells its epoch; a sampler would be examined
 
     def __len__(self) -> int:
         """Number of batches.

@@ -88,8 +88,11 @@ def _own_names(dataset: Any) -> Any:
     """Names that a data set, or the one of which it is a part, has for the classes of its items."""
     while isinstance(dataset, Subset) and not hasattr(dataset, "classes"):
         dataset = dataset.dataset
-    # Classes that a transform makes of others have other names.
-    return None if _transform_of_targets(dataset) is not None else getattr(dataset, "classes", None)
+    if _transform_of_targets(dataset) is not None and _says_classes(dataset):
+        made, own = _made_of_targets(dataset), _whole_numbers(dataset.targets)
+        if made is not None and (own is None or (made != own).any()):
+            return None  # classes that are made of others have other names
+    return getattr(dataset, "classes", None)
 
 
 def _transform_of_targets(dataset: Any) -> Callable[[Any], Any] | None:
@@ -147,8 +150,15 @@ def _without_reading(dataset: Any) -> Ints | None:
         return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
     if not _says_classes(dataset):
         return None
-    transform = _transform_of_targets(dataset)
-    return _whole_numbers(dataset.targets if transform is None else [transform(one) for one in dataset.targets])
+    return _made_of_targets(dataset) if _transform_of_targets(dataset) is not None else _whole_numbers(dataset.targets)
+
+
+def _made_of_targets(dataset: Any) -> Ints | None:
+    """Classes that a transform makes; those of ``targets`` where it makes something else of them, such as vectors."""
+    transform: Any = _transform_of_targets(dataset)
+    values = dataset.targets.tolist() if isinstance(dataset.targets, Tensor | np.ndarray) else dataset.targets
+    made = _whole_numbers([transform(value) for value in values])
+    return _whole_numbers(dataset.targets) if made is None else made
 
 
 def _from_items(dataset: Dataset[Any]) -> Ints | None:

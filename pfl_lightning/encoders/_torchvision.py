@@ -50,7 +50,8 @@ def remove_classifier(network: nn.Module) -> None:
 def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> None:
     """Load a local file into a network, all but the classifiers: torchvision's state dict, or a client's model.
 
-    Of a model that ``pfl export`` wrote, the encoder is taken, with its last layer where both have one.
+    Of a model that ``pfl export`` wrote, the encoder is taken, with its last layer where both have one of the
+    same shape.
 
     A network for one channel gets the sum of the first convolution's filters over the three colors. Its output for a
     gray image is that of the file's network for the same image in all three channels.
@@ -69,7 +70,8 @@ def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> 
     read, own_state = _read(path, encoder, known_file), network.state_dict()
     state = _encoder_of(read, first)
     # Of torchvision's file ``fc`` is its classifier, of a client's model the layer of features, where it has one.
-    has_features = state is not read and "fc.weight" in state and "fc.weight" in own_state
+    shapes = [found["fc.weight"].shape for found in (state, own_state) if state is not read and "fc.weight" in found]
+    has_features = len(shapes) == 2 and shapes[0] == shapes[1]
     left_out = CLASSIFIERS[1:] if has_features else CLASSIFIERS
     loaded = {name: value for name, value in state.items() if not name.startswith(left_out)}
     own = {name: value for name, value in own_state.items() if not name.startswith(left_out)}

@@ -110,12 +110,13 @@ def validates_within_rounds(trainer: Any) -> str | None:
     """What is wrong with a ``val_check_interval``: the server has not aggregated what would be evaluated."""
     interval = getattr(trainer, "val_check_interval", 1.0)
     seconds = getattr(trainer, "_val_check_time_interval", None)
-    if seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0)):
+    usual = seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0))
+    if usual or trainer.limit_val_batches == 0:
         return None
     given = interval if seconds is None else f"{seconds} s"
     return (
-        f"Trainer(val_check_interval={given}) would validate in the middle of a round, before the server has "
-        "aggregated: use check_val_every_n_epoch, which counts rounds"
+        f"Trainer(val_check_interval={given}) would validate in the middle of a round, of which it counts "
+        "the clients, before the server has aggregated: use check_val_every_n_epoch, which counts rounds"
     )
 
 

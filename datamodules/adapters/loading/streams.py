@@ -159,7 +159,8 @@ class _KeptLoader(ItemLoader):
             if epoch is None and self._draws is not None:  # nobody counts them: each pass has another
                 epoch = int(torch.randint(2**31, (), generator=self._draws))
             own.tell_epoch(epoch or 0)
-        return (move_data_to_device(batch, self._device) for batch in own)
+        for batch in own:
+            yield move_data_to_device(batch, self._device)
 
 
 def iterates_by_itself(loader: DataLoader[Any]) -> bool:

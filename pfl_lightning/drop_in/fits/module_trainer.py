@@ -19,6 +19,7 @@ from torchmetrics import Metric
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
+from pfl_lightning.datamodules.adapters.items import LoaderEpoch
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.continuity import CourseCallback
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
@@ -164,6 +165,20 @@ def _loader_for_trainer(context: FitContext, generator: torch.Generator) -> Batc
     return data.loader(generator)
 
 
+def _begin_at(loader: Any, epoch: int, before: int) -> None:
+    """Let loaders begin at an epoch: a Trainer asks for the first batch before it tells them which it is.
+
+    Args:
+        loader: The loader, or several as one.
+        epoch: The Trainer's first epoch.
+        before: Epochs that came before it, where every local fit begins at epoch 0.
+    """
+    for each in getattr(loader, "flattened", [loader]):
+        told = getattr(each, "batch_sampler", None)
+        if isinstance(told, LoaderEpoch):
+            told.told, told.before = epoch, before
+
+
 def fit_module(
     client: ModuleClient, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
 ) -> dict[str, float]:
@@ -178,6 +193,12 @@ def fit_module(
         course, validation = client.course, LocalValidation(trainer, client.step_module, context, record.names)
         trainer.callbacks.append(validation)
         kept = KeptModes(course.changed if course is not None else {})
+        goes_on = course is not None and course.settings.continues
+        _begin_at(
+            loader,
+            course.counts.epochs if course is not None else 0,
+            0 if goes_on else context.round * trainer.max_epochs,
+        )
         if course is not None and course.settings.continues:
             trainer.callbacks.append(CourseCallback(trainer, course.counts, context.facts.num_rounds))
             trainer.callbacks.insert(0, kept)  # before hooks that change more

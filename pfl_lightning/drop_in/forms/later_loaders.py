@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,7 @@ def _splits(data: FromLoaders, source: ItemSource, loader: Any) -> list[ItemSpli
         held = [np.zeros_like(part) for part in held]
     if data.evaluates_on_all:
         return [ItemSplit(source, torch.arange(len(classes)), torch.from_numpy(classes))] * len(clients)
-    # Not the rule's own: the test items of a file are those of the loader that it was written for.
-    found = Partitioner.partition_test(rule, classes, held, data.test_samples_per_client)
+    # The test items that a file lists are those of the loader that it was written for.
+    divide = partial(Partitioner.partition_test, rule) if rule.fixed_test else rule.partition_test
+    found = divide(classes, held, data.test_samples_per_client)
     return [ItemSplit(source, torch.from_numpy(part), torch.from_numpy(classes)) for part in found]

@@ -28,8 +28,8 @@ def resumed_with(folder: Path) -> dict[str, str]:
     for entry in entries if isinstance(entries, list) else ():
         changes = entry.get("changes") if isinstance(entry, Mapping) else None
         for change in changes if isinstance(changes, list) else ():
-            option = str(change.get("option"))
-            if _makes_a_result(option):
+            option, values = str(change.get("option")), (change.get("before"), change.get("now"))
+            if None not in values and _makes_a_result(option):  # else a later version may have added the option
                 text = f"{_short(change.get('before'))} -> {_short(change.get('now'))} from round {entry['from_round']}"
                 found.setdefault(f"resumed.{option.replace('.init_args', '')}", []).append(text)
     return {option: ", ".join(texts) for option, texts in found.items()}

@@ -46,7 +46,7 @@ class BestRound(ModelCheckpoint):
         """Save if the round was validated."""
         if self.monitor in trainer.callback_metrics:
             super().on_validation_end(trainer, pl_module)
-        elif self.monitor != USUAL and trainer.callback_metrics and not self._has_warned:
+        elif self.monitor != USUAL and not trainer.sanity_checking and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"the checkpoint of the best round watches {self.monitor!r}, which is not among the values of an "

@@ -23,6 +23,7 @@ from pfl_lightning.study.runs.state import (
     last_checkpoint,
     state_of,
 )
+from pfl_lightning.study.runs.versions import own_versions
 from pfl_lightning.study.signals import noted_signals
 
 __all__ = ["Outcome", "Runner", "Watcher", "how_it_ended", "run_command", "start_over"]
@@ -254,8 +255,8 @@ def run_command(run: Run, threads: int) -> Command:
 
 
 def start_over(run: Run) -> None:
-    """Move aside what is there of a run."""
-    for version in RunFolder(run.folder).versions():
+    """Move aside what is there of a run; not what somebody has made in its folder with other options."""
+    for version in own_versions(run):
         number = 0
         while (aside := version.with_name(f"set_aside_{number}")).exists():
             number += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from pfl_lightning.cli.runs.changes import changes, first_config, read_config, resumed_configs, says_how
 from pfl_lightning.cli.runs.folders import RunFolder
-from pfl_lightning.report.runs.options import SETTINGS, equal, find_seeds, flatten
+from pfl_lightning.report.runs.options import SETTINGS, find_seeds, flatten
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import as_read
@@ -25,8 +25,8 @@ COMPARED = (*SETTINGS, "trainer.max_epochs", "seed_everything", "model.seed")
 def own_versions(run: Run) -> list[Path]:
     """The versions that count as the run, the oldest first.
 
-    One that a study's command has made does, and one that was made by hand with the run's options; not one of other
-    options, nor one that went on with other options by hand.
+    One that was made with the run's options does, by the study's command or by hand; not one of other options, nor one
+    that went on with other options.
     """
     return [version for version in RunFolder(run.folder).versions() if _is_own(run, version)]
 
@@ -39,11 +39,13 @@ def others_versions(run: Run) -> list[Path]:
 
 def _is_own(run: Run, version: Path) -> bool:
     before = _config(first_config(version))
-    if before and not _is_of_a_study(before) and not _agree(as_read(run.config), before):
+    wanted = as_read(run.config)
+    if before and not _agree(wanted, before):
         return False
     for path in resumed_configs(version):
         now = _config(path)
-        if now and not _is_of_a_study(now) and any(_makes_a_result(one.option) for one in changes(before, now)):
+        by_the_study = _is_of_a_study(now) and _agree(wanted, now)
+        if now and not by_the_study and any(_makes_a_result(one.option) for one in changes(before, now)):
             return False
         before = now or before
     return True
@@ -60,7 +62,7 @@ def _read(path: Path, changed: int) -> Mapping[str, Any]:
 
 
 def _is_of_a_study(config: Mapping[str, Any]) -> bool:
-    """Whether a study's command has started or resumed it: it has the callback that tells how far it is."""
+    """Whether it has the callback that tells a study how far it is; so has what is made of such a config by hand."""
     trainer = config.get("trainer")
     callbacks = trainer.get("callbacks") if isinstance(trainer, Mapping) else None
     found = callbacks if isinstance(callbacks, list) else []
@@ -74,7 +76,8 @@ def _makes_a_result(option: str) -> bool:
 def _agree(mine: Config, theirs: Config) -> bool:
     """Whether two configs, of which the second has all defaults, too, have the same numbers where both have them."""
     one, two = dict(_numbers(mine)), dict(_numbers(theirs))
-    return all(equal(one[path], two[path]) for path in one.keys() & two.keys())
+    # A rate of 1 is saved as 1.0.
+    return all(one[path] == two[path] or one[path] != one[path] for path in one.keys() & two.keys())
 
 
 def _numbers(config: Config) -> Iterator[tuple[str, Any]]:

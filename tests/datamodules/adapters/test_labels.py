@@ -121,6 +121,24 @@ def test_classes_are_those_that_a_transform_makes():
     assert names_of_classes(None, dataset, [classes_of(dataset)]) == ("0", "1")
 
 
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_a_transform_gets_numbers_as_torchvision_hands_them(kind):
+    class Mapped(Unread):
+        target_transform = staticmethod({0: 3, 1: 2, 2: 1, 3: 0}.__getitem__)
+
+    assert classes_of(Mapped(kind([0, 1, 2, 3])), read=False).tolist() == [3, 2, 1, 0]
+
+
+def test_vectors_of_classes_leave_the_classes_as_they_are():
+    class OneHot(Unread):
+        classes = ("bird", "car", "cat", "ship")
+        target_transform = staticmethod(lambda number: torch.eye(4)[number])
+
+    dataset = OneHot([0, 1, 2, 3])
+    assert classes_of(dataset, read=False).tolist() == [0, 1, 2, 3]
+    assert names_of_classes(None, dataset, [classes_of(dataset)]) == OneHot.classes
+
+
 def test_names_of_a_part_are_those_of_the_whole():
     whole = Unread([0, 1, 2, 3])
     whole.classes = ("bird", "car", "cat", "ship")

@@ -68,6 +68,19 @@ def test_what_somebody_has_tried_with_a_runs_config_is_not_the_studys(runs, othe
     assert finished_folder(run) == same
 
 
+def test_a_config_that_a_study_has_saved_and_somebody_has_changed_is_not_the_studys(runs):
+    """It has the callback of a study, too."""
+    run = replace(runs[0], config=with_option(runs[0].config, "model.method.init_args.lr", 1))
+    saved = as_saved(run, model__method__init_args__lr=1.0)  # as the command line writes a rate of 1
+    own = made(run, 0, saved)
+    tried = made(run, 1, with_option(saved, "model.method.init_args.lr", 0.5))
+    shorter = made(run, 2, with_option(saved, "trainer.max_epochs", 1))
+    assert finished_folder(run) == own
+    assert others_versions(run) == [tried, shorter]
+    assert made(run, 0, saved, with_option(saved, "model.method.init_args.lr", 0.5)) == own
+    assert finished_folder(run) is None
+
+
 def test_a_run_that_went_on_by_hand_with_other_options_is_not_the_studys(runs):
     saved = as_saved(runs[0])
     by_hand = with_option(saved, "trainer.callbacks", None)
