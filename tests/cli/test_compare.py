@@ -126,7 +126,7 @@ def test_labels_name_the_rows_in_their_order(runs, tmp_path, capsys):
     assert rows == [("personal", "FedPer"), ("global", "FedAvg")]
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["compare", str(runs / "fedper"), str(runs / "fedavg"), "--labels", "one"])
-    assert "--labels has 1 names for 2 configurations: FedPer, FedAvg" in capsys.readouterr().err
+    assert "--labels has 1 names for 2 configurations: FedPer; FedAvg" in capsys.readouterr().err
 
 
 def test_a_personalization_has_columns_of_its_own(tmp_path, capsys):

@@ -11,7 +11,6 @@ import torch
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules import Partitioner
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
@@ -94,8 +93,8 @@ def _about_data(data: FederatedData, client: int, has_head: bool) -> dict[str, l
     transform = getattr(data, "transform", None)  # a user-defined data module may have none
     mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
     names = getattr(data, "class_names", None) if data.num_classes and has_head else None
-    rule = getattr(data, "partition", None)
-    view = rule.client_view(client, data.num_classes) if names is not None and isinstance(rule, Partitioner) else None
+    seen_by = getattr(getattr(data, "partition", None), "client_view", None)  # of a rule of the package's
+    view = seen_by(client, data.num_classes) if names is not None and seen_by is not None else None
     if view is not None and view.label_map is not None:  # the client's outputs are in an order of its own
         own = dict(zip(view.label_map, names or (), strict=True))
         names = [own[number] for number in sorted(own)]
