@@ -163,7 +163,7 @@ def test_a_partition_from_a_file_is_the_same_if_its_content_is(tmp_path):
 def test_labels_replace_the_names(tmp_path):
     paths = [write_run(tmp_path / name, name) for name in ("FedAvg", "FedPer")]
     assert [label for _, label, _ in group(paths, ["a", "b"])] == ["a", "b"]
-    with pytest.raises(ConfigurationError, match="--labels has 1 names for 2 configurations: FedAvg, FedPer"):
+    with pytest.raises(ConfigurationError, match="--labels has 1 names for 2 configurations: FedAvg; FedPer"):
         group(paths, ["a"])
 
 
