@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import lightning as L
 import torch
@@ -28,6 +29,7 @@ class ClientModels(FederationRounds):
     """Gives the clients' models to evaluations, to exports and to whoever asks."""
 
     _personalization: Personalization | None
+    _stage: PersonalizationStage | None
 
     def evaluation_task(self, client: int, *, validation: bool = False, test: bool = False) -> EvaluationTask:
         """Return the client's own model after the last round, and the parts to evaluate it on."""
@@ -64,19 +66,28 @@ class ClientModels(FederationRounds):
         if not 0 <= client < self.num_clients:
             raise IndexError(f"there is no client {client}; clients are 0 to {self.num_clients - 1}")
         model, task = self.clients.model_of(client), self.evaluation_task(client)
-        stage = None
-        if self._personalization is not None:
-            stage = PersonalizationStage(self._personalization, self.clients, self.data, self.environment)
-            model, task = stage.prepare(client, task)
         threads = self.engine.holding_threads(self.clients.models, self.data, self.environment)
-        with torch.inference_mode(False), torch.no_grad(), threads:
+        with torch.inference_mode(False), torch.no_grad(), threads, self._open_stage() as stage:
+            if stage is not None:
+                model, task = stage.prepare(client, task)
             warn_if_not_finetuned(self.engine.load_own_model(model, task, self.environment))
         own = copy_module(model)
         forget_preparation(model)
-        if stage is not None:
-            stage.close()
         own.phase = Phase(losses=own.exported_losses)
         return own.exported_module()
+
+    @contextmanager
+    def _open_stage(self) -> Iterator[PersonalizationStage | None]:
+        """The stage of the test under way, or one for this time; ``None`` without a personalization."""
+        if self._stage is not None or self._personalization is None:
+            yield self._stage
+            return
+        convert = self.trainer.precision_plugin.convert_module
+        stage = PersonalizationStage(self._personalization, self.clients, self.data, self.environment, convert)
+        try:
+            yield stage
+        finally:
+            stage.close()
 
     def client_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
         """Yield the model that each client is evaluated with, before any fine-tuning, for inspection.

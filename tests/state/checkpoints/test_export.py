@@ -6,6 +6,7 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
@@ -70,6 +71,26 @@ def test_personalized_clients_are_written_inside_of_a_personalization(tmp_path, 
         loss = nn.functional.cross_entropy(plain["head"](plain["encoder"](inputs)), targets)
         assert loss.item() == pytest.approx(federation.test_scores[client].loss, abs=1e-6)
     assert_same(dict(federation.client_model(0).state_dict()), before)
+
+
+def test_a_personalized_client_in_double_precision_and_within_a_test(tmp_path):
+    """Asking for a client's model disturbs no test under way."""
+    settings = Personalization("head", epochs=3, lr=0.1, batch_size=5)
+    federation, data = run(FedAvg, 1, precision="64-true"), Toy()
+
+    class Asks(L.Callback):
+        def on_test_batch_end(self, trainer, pl_module, *args):
+            pl_module.client_model(0)
+
+    found = []
+    for callbacks in ((), (Asks(),)):
+        with federation.personalized(settings):
+            quiet_trainer(1, *callbacks, precision="64-true").test(federation, data, verbose=False)
+        found.append({client: score.loss for client, score in federation.test_scores.items()})
+    assert found[0] == found[1]
+    with federation.personalized(Personalization("linear", epochs=1)):
+        [path] = export_clients(federation, tmp_path, [0])
+    assert read(path)[0]["head.weight"].dtype == torch.float64
 
 
 def test_outputs_have_the_names_that_a_client_gives_them(tmp_path):
