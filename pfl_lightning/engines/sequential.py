@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.feature_cache import is_as_in_evaluation
 from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means, trains, unpack_optimizers
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError
@@ -214,7 +215,7 @@ def frozen_features(client: FederatedClient, context: FitContext) -> Tensor | No
         and not trains(client.encoder)
         and client.steps_on_features()
         and not is_overridden("on_after_batch_transfer", client)
-        and _is_as_in_evaluation(client.encoder, context)
+        and is_as_in_evaluation(client.encoder, context)
     )
     return data.features(client.encoder)[0] if usable else None
 
@@ -227,20 +228,6 @@ def passed_through(client: FederatedClient) -> Iterator[None]:
         yield
     finally:
         client.encoder = encoder
-
-
-@torch.no_grad()
-def _is_as_in_evaluation(encoder: nn.Module, context: FitContext) -> bool:
-    """Whether the encoder gives now what it gives in evaluation mode: no dropout, no batch statistics, no noise."""
-    modes = {module: module.training for module in encoder.modules()}
-    sample = context.data.convert_input(context.data.tensors()[0][:16])
-    devices = [sample.device] if sample.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), context.data.forward_context():
-        now = encoder(sample)
-        evaluated = encoder.eval()(sample)
-    for module, mode in modes.items():
-        module.training = mode
-    return torch.equal(now, evaluated)
 
 
 class _Features(nn.Identity):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import SplitSource
@@ -115,8 +116,9 @@ class FitResult:
     shown: frozenset[str] = frozenset()
 
     def with_own_state(self) -> FitResult:
-        """Return the result with a copy of the personal state, which stays valid when the next client is fitted."""
-        return replace(self, personal={name: value.clone() for name, value in self.personal.items()})
+        """Return the result with copies of its tensors, which stay valid when the next client is fitted."""
+        update = self.update.with_tensors(Tensor.clone) if isinstance(self.update, ClientUpdate) else self.update
+        return replace(self, update=update, personal={name: value.clone() for name, value in self.personal.items()})
 
 
 @dataclass(frozen=True)

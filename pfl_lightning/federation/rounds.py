@@ -13,6 +13,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, FitEnvironment
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.facts import RunFacts
+from pfl_lightning.federation.progress_bar import name_round
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import ArchitectureSummary
@@ -111,6 +112,8 @@ class FederationRounds(L.LightningModule):
         """Fit the clients of the batch and pass their updates on to the server."""
         if self._current_round is None:
             raise FederationError("no round has begun: a FederatedLoop must be among the Trainer's callbacks")
+        if batch_idx == 0 and self.trainer.progress_bar_callback is not None:
+            name_round(self.trainer)
         for client in batch.tolist():
             result = self._current_round.fit_next(client)
             self.round, self.has_trained = result.round, True

@@ -25,6 +25,7 @@ from pfl_lightning.methods import (
     FedEMA,
     FedETF,
     FedMD,
+    FedProto,
     FedTGP,
     KNNPer,
     KTpFL,
@@ -186,6 +187,8 @@ def for_toy(method: type, **options: Any) -> Any:
         fitting = {**fitting, "alternations": 0}  # one or the other
     if options.get("fine_tune") == "all" and issubclass(method, KNNPer):
         options = {**options, "fine_tune": "head"}  # its neighbors are those of the received encoder
+    if options.get("fine_tune") == "head" and issubclass(method, FedProto | FedTGP):
+        fitting = {**fitting, "prediction": "classifier"}  # a head does not change the nearest prototype
     return partial(method, **{**fitting, **options})
 
 

@@ -85,6 +85,9 @@ def test_a_terminal_has_a_table_above_the_bar(monkeypatch, capsys, bar):
     assert out.count("validation, %") == 1
     assert [len(re.findall(rf"(?m)^\s+{number}/2\s+[\d.]+ ", out)) for number in (1, 2)] == [1, 1]
     assert "MB up," not in out
+    assert [f"Round {number}/2" in out for number in (1, 2, 3)] == [bool(bars), bool(bars), False]
+    for line in re.findall(r"(?m)^Epoch .*$", out):  # Lightning's own words stand before the first client alone
+        assert not re.search(r"[1-9]\d*/3\b", line)
 
 
 class _Regression(L.LightningModule):

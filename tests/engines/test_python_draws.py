@@ -46,3 +46,30 @@ def test_a_resumed_run_draws_the_same(make_engine, monkeypatch, tmp_path):
     resumed = fitted(make_engine(monkeypatch), 3, 2, path=str(tmp_path / "one.ckpt"))
     assert_same(resumed[0], whole[0], atol=0)
     assert resumed[1] == whole[1]
+
+
+class DrawsTwice(FedAvg):
+    """Draws before its fit, and again for its update."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.register_buffer("drawn", torch.zeros(2, 3))
+
+    def _draw(self):
+        return torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])  # noqa: NPY002
+
+    def before_fit(self, context):
+        return self._draw()
+
+    def make_update(self, context, before):
+        self.drawn.copy_(torch.stack([before, self._draw()]))
+        return super().make_update(context, before)
+
+
+@pytest.mark.parametrize("forward", ["vmap", "loop"])
+def test_an_update_goes_on_with_the_draws_before_the_fit(forward):
+    got, want = (run(DrawsTwice, engine=engine) for engine in (VectorizedEngine(forward=forward), SequentialEngine()))
+    for client in range(5):
+        drawn = got.personal.get(client)["drawn"]
+        assert torch.equal(drawn, want.personal.get(client)["drawn"])
+        assert not (drawn[0] == drawn[1]).any()

@@ -89,8 +89,8 @@ class StackedBatches:
         self._environment, self._by_index, self._stacked = environment, by_index, stacked
         self._pool: Batch | None = None
         self._common: int | None = None  # number of samples whose inputs are the same tensor for all clients
-        if stacked and all(stream.pooled for stream in streams):
-            parts = [stream.tensors() for stream in streams]
+        parts = [stream.tensors() for stream in streams] if stacked and all(s.pooled for s in streams) else []
+        if len({tuple((column.shape[1:], column.dtype) for column in part) for part in parts}) == 1:
             offset = 0
             for stream, part in zip(streams, parts, strict=True):
                 stream.offset = offset

@@ -283,7 +283,7 @@ class VectorizedEngine(VectorizedEvaluation):
                 client.train()
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
             with local_fit(environment), torch_seed(seed, python=True):
-                torch.set_rng_state(member.random_state)
+                member.random_state.restore(environment.device)
                 context = replace(context, num_steps=member.num_steps)
                 update, personal = conclude(client, context, member.before)
         except ClientError as error:

@@ -132,7 +132,8 @@ class VectorizedEvaluation(Engine):
     def _goes_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
     ) -> bool:
-        own = client.step_module is client  # a user-defined LightningModule is evaluated by its own steps
+        # A user-defined LightningModule is evaluated by its own steps, and a method may have its own evaluation.
+        own = client.step_module is client and type(client).evaluate is FederatedClient.evaluate
         if len(group) == 1 or not own or client in self._evaluated_alone or client.uses_knn_evaluation():
             return False
         if client.personalization_phases():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from pfl_lightning.engines.vectorized.optimizer_state import (
     own,
     split,
 )
+from pfl_lightning.engines.vectorized.stack import put_state
+from pfl_lightning.messages import State
 
-__all__ = ["StackedOptimizer"]
+__all__ = ["StackedOptimizer", "check_same_settings"]
 
 Settings = list[dict[str, Any]]
 Tensors = Mapping[str, Tensor]
@@ -195,6 +197,38 @@ class _Schedule:
 
 def _count(tensors: Tensors) -> int:
     return len(next(iter(tensors.values())))
+
+
+def check_same_settings(client: FederatedClient, states: Iterable[State]) -> None:
+    """Refuse clients whose own ``configure_optimizers`` gives them different settings, from a buffer of theirs.
+
+    Args:
+        client: The module, in the current phase; afterwards it holds the first state.
+        states: The clients' full states.
+
+    Raises:
+        CannotVectorizeError: They differ.
+    """
+    if type(client).configure_optimizers is FederatedClient.configure_optimizers:
+        return
+    first: tuple[State, Settings, list[str]] | None = None
+    for state in states:
+        put_state(client, state)
+        optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
+        found = _settings_of(optimizer), [_facts_of(entry) for entry in schedulers]
+        first = first or (state, *found)
+        if found != first[1:]:
+            raise CannotVectorizeError(
+                f"{type(client).__name__}.configure_optimizers gives its clients different settings"
+            )
+    if first is not None:
+        put_state(client, first[0])
+
+
+def _facts_of(entry: Scheduler) -> str:
+    """The plain values of a schedule, to be compared."""
+    plain = (bool, int, float, str, list, tuple)
+    return repr({name: value for name, value in entry.scheduler.state_dict().items() if isinstance(value, plain)})
 
 
 def _settings_of(optimizer: Optimizer) -> Settings:

@@ -16,7 +16,7 @@ from pfl_lightning.engines.vectorized.computation.factory import ComputationFact
 from pfl_lightning.engines.vectorized.gradients import LossScaling, clip_per_client
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
 from pfl_lightning.engines.vectorized.loss_table import LossTable
-from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
+from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_same_settings
 from pfl_lightning.engines.vectorized.stack import Stack
 from pfl_lightning.engines.vectorized.step import LoopedStep, StackedStep, VectorizedStep
 from pfl_lightning.errors import NonFiniteLossError
@@ -54,6 +54,7 @@ def run_stacked_phase(
         vectorize: Whether the forward pass is vectorized, or runs client by client.
         computations: Factory of the computation of a vectorized step; by default it is neither compiled nor captured.
     """
+    check_same_settings(client, (stack.row(member) for member in stack.members))
     optimizer = StackedOptimizer(client, len(stack.members))  # of the client as it is, with its encoder
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
     on_features = stack.members[0].features is not None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.engines.lifecycle import begin, enter_phase, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
@@ -32,7 +33,7 @@ class Member:
         before: Return value of ``before_fit``.
         state: All parameters and buffers: at the start until they are stacked, and again after the training, then as
             views of the stack.
-        random_state: State of torch's CPU generator after ``before_fit``, with which ``make_update`` continues.
+        random_state: States of the generators after ``before_fit``, with which ``make_update`` continues.
         features: Features of all samples at the received encoder, if the first phase may run on them.
         losses: Means of the loss terms, one for each phase that had the term.
         num_steps: Number of optimizer steps taken, without those that float16 skipped.
@@ -44,7 +45,7 @@ class Member:
     phases: tuple[Phase, ...] = ()
     before: Any = None
     state: State = field(default_factory=dict)
-    random_state: Tensor | None = None
+    random_state: GeneratorStates | None = None
     features: Tensor | None = None
     losses: dict[str, list[float]] = field(default_factory=dict)
     num_steps: int = 0
@@ -81,7 +82,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
         seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
         with local_fit(environment), torch_seed(seed, python=True):
             member.before = client.before_fit(context)
-            member.random_state = torch.get_rng_state()
+            member.random_state = GeneratorStates.read(environment.device)
             member.phases = tuple(client.phases())
             if cache_features and member.phases:
                 enter_phase(client, member.phases[0])

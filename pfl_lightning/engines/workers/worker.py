@@ -28,6 +28,9 @@ from pfl_lightning.messages import Broadcast, State
 
 __all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
 
+DENORMAL = 1e-40
+"""Below the normal numbers of single precision."""
+
 
 @dataclass(frozen=True)
 class TorchSwitches:
@@ -38,6 +41,9 @@ class TorchSwitches:
     matmul: str
     anomaly: bool
     benchmark: bool
+    cudnn_deterministic: bool
+    default_dtype: torch.dtype
+    flush_denormal: bool
 
     @classmethod
     def read(cls) -> TorchSwitches:
@@ -48,6 +54,9 @@ class TorchSwitches:
             torch.get_float32_matmul_precision(),
             torch.is_anomaly_enabled(),
             torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+            torch.get_default_dtype(),
+            bool(torch.tensor(DENORMAL, dtype=torch.float32).mul(1) == 0),  # torch has no getter
         )
 
     def throw(self) -> None:
@@ -56,6 +65,9 @@ class TorchSwitches:
         torch.set_float32_matmul_precision(self.matmul)
         torch.autograd.set_detect_anomaly(self.anomaly)
         torch.backends.cudnn.benchmark = self.benchmark
+        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        torch.set_default_dtype(self.default_dtype)
+        torch.set_flush_denormal(self.flush_denormal)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class BestRound(ModelCheckpoint):
         pattern = self._pattern()
         if pattern is None or not self.best_k_models or Path(trainer.ckpt_path or "").name != LAST:
             return
+        if any(self._may_write_such(other) for other in trainer.checkpoint_callbacks):
+            return
         known = {Path(path).name for path in (*self.best_k_models, self.best_model_path)}
         for path in Path(self.dirpath or "").iterdir():
             if pattern.fullmatch(path.name) and path.name not in known:
@@ -86,8 +88,16 @@ class BestRound(ModelCheckpoint):
         parts = list(Formatter().parse(self.filename or ""))
         if not parts or not parts[0][0]:
             return None
-        name = "".join(re.escape(text) + (".+" if field is not None else "") for text, field, _, _ in parts)
+        number = r"([^-]*=)?(-?\d+(\.\d+)?(e[+-]?\d+)?|nan|-?inf)"
+        name = "".join(re.escape(text) + (number if field is not None else "") for text, field, _, _ in parts)
         return re.compile(rf"{name}(-v\d+)?{re.escape(self.FILE_EXTENSION)}|\.{name}.*\.tmp")
+
+    def _may_write_such(self, other: Any) -> bool:
+        """Whether another callback writes files into the same folder that begin as those of this one."""
+        if other is self or not isinstance(other, ModelCheckpoint) or str(other.dirpath) != str(self.dirpath):
+            return False
+        begin, others = ((one.filename or "").split("{")[0] for one in (self, other))
+        return begin.startswith(others) or others.startswith(begin)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best rounds, also where the run's folder has another path by now."""

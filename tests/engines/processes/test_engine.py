@@ -26,7 +26,7 @@ from pfl_lightning.methods import FedAvg, FedProto
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs Linux or macOS")
 
-FIT = partial(FedProto, lr=0.05, epochs=1, fine_tune="head")
+FIT = partial(FedProto, lr=0.05, epochs=1, fine_tune="all")
 ENCODERS = [tiny_encoder, linear_encoder]
 HELPERS = Path(__file__).parents[2]
 

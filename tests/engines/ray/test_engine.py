@@ -30,7 +30,7 @@ from pfl_lightning.methods import FedProto
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-FIT = partial(FedProto, lr=0.05, epochs=1, fine_tune="head")
+FIT = partial(FedProto, lr=0.05, epochs=1, fine_tune="all")
 LONG = partial(FedProto, lr=0.01, epochs=30)
 ENCODERS = [tiny_encoder, linear_encoder]
 HELPERS = Path(__file__).parents[2]

@@ -1,5 +1,6 @@
 """Every client of a stack sees its own batches, in the order of every other engine."""
 
+import copy
 import dataclasses
 from functools import partial
 
@@ -68,3 +69,36 @@ def test_positions_are_those_of_the_batches(views, drop_last):
             for (batch, own), index in zip(batches, positions, strict=True):
                 assert torch.equal(batch, inputs[index])
                 assert torch.equal(own, labels[index if views == 1 else index[:, 0]])
+
+
+class Widths(Toy):
+    """Samples whose width differs between clients."""
+
+    def client_data(self, client):
+        data = super().client_data(client)
+        parts = {name: copy.copy(getattr(data, name)) for name in ("train", "validation", "test")}
+        for part in parts.values():
+            part._inputs = part._inputs[:, : 3 + client % 3]
+        return dataclasses.replace(data, **parts)
+
+
+class AnyWidth(nn.Module):
+    """Takes samples of any width."""
+
+    out_features = FEATURES
+
+    def __init__(self, input_shape):
+        super().__init__()
+        self.layer = nn.Linear(1, FEATURES)
+
+    def forward(self, inputs):
+        return torch.tanh(self.layer(inputs.mean(1, keepdim=True)))
+
+
+@pytest.mark.parametrize("forward", ["vmap", "loop"])
+def test_clients_whose_samples_have_other_shapes_agree(forward):
+    def go(engine):
+        options = {"data": Widths(), "encoder": AnyWidth, "precision": "64-true"}
+        return run(partial(FedAvg, lr=0.05, epochs=2), 2, engine=engine, **options)
+
+    assert_same(whole_state(go(VectorizedEngine(forward=forward))), whole_state(go(SequentialEngine())), atol=1e-9)

@@ -3,12 +3,15 @@
 from functools import partial
 
 import pytest
+import torch
 from _helpers.engines import FORWARDS, assert_agree
-from _helpers.toy import FEATURES, Toy, tiny_encoder
+from _helpers.toy import FEATURES, Toy, linear_encoder, tiny_encoder
 from torch import nn
 
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, python_state, refuse_changes
+from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods import FedAvg
+from pfl_lightning.state.tensors import select_state
 
 # ---------------------------------------------------------------------- Python attributes
 
@@ -151,3 +154,84 @@ def test_parameters_and_terms_of_some_clients_only(method, reason, forward):
 def test_a_parameter_of_every_second_step_of_all_clients_is_vectorized(forward):
     data = Toy([[0, 1] * 4, [1, 2] * 4, [0, 2] * 4])
     assert assert_agree(partial(Alternates, weight_decay=0.1, epochs=3), forward, cohorts=[range(3)], data=data) == ""
+
+
+# ---------------------------------------------------------------------- settings of the optimizer
+
+
+class OwnRate(FedAvg):
+    """Has the learning rate in a buffer, as the page on own methods says of what differs between clients."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.register_buffer("rate", torch.tensor(0.1), persistent=False)
+
+    def before_fit(self, context):
+        self.rate = torch.tensor(0.01 * (1 + context.client))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=float(self.rate))
+
+
+class OwnSchedule(OwnRate):
+    """The same rate for all, and a decay that differs."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=1 - float(self.rate))]
+
+
+class SameRate(OwnRate):
+    """Its own optimizer, with the same settings for all."""
+
+    def before_fit(self, context):
+        return None
+
+
+@FORWARDS
+@pytest.mark.parametrize("method", [OwnRate, OwnSchedule])
+def test_clients_with_other_settings_are_trained_one_by_one(method, forward):
+    said = assert_agree(partial(method, epochs=2), forward)
+    assert f"{method.__name__}.configure_optimizers gives its clients different settings" in said
+
+
+@FORWARDS
+def test_clients_with_equal_settings_of_their_own_stay_together(forward):
+    assert not assert_agree(partial(SameRate, epochs=2), forward)
+
+
+# ---------------------------------------------------------------------- further outputs
+
+
+class Logits(FedAvg):
+    """Returns its scores beside the loss, which nobody logs."""
+
+    def training_step(self, batch, batch_idx):
+        scores = self(batch[0])
+        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores.detach()}
+
+
+@FORWARDS
+def test_tensors_beside_the_loss_are_left_out(forward):
+    assert not assert_agree(partial(Logits, epochs=1), forward)
+
+
+# ---------------------------------------------------------------------- updates
+
+
+class View(FedAvg):
+    """Sends its weights themselves, without a copy."""
+
+    def make_update(self, context, before):
+        weights = select_state(self, self.shared_names(), clone=False)
+        context_of = {"client": context.client, "round": context.round, "num_samples": context.data.num_samples}
+        return ClientUpdate(**context_of, weights=weights)
+
+
+class ViewOfHead(View):
+    shared = ("head.*",)
+
+
+@FORWARDS
+def test_an_update_that_is_a_view_stays_with_clients_of_two_architectures(forward):
+    assert not assert_agree(partial(ViewOfHead, epochs=1), forward, rounds=2, encoder=[tiny_encoder, linear_encoder])

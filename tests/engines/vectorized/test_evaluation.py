@@ -11,6 +11,7 @@ from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, normed_encoder, 
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.methods import FedAvg, FedBABU, FedClassAvg, FedFomo, FedProto, KNNPer, LGFedAvg, LocalOnly
+from pfl_lightning.metrics import EvalMetrics
 
 # On encoders that have none.
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
@@ -129,3 +130,15 @@ def test_clients_with_banks_of_other_sizes_go_together(stacked, said):
     for client, wanted in expected.test_scores.items():
         assert got.test_scores[client].accuracy == wanted.accuracy
         assert got.test_scores[client].loss == pytest.approx(wanted.loss, abs=1e-5)
+
+
+class OwnScore(FedAvg):
+    """Evaluates by a rule of its own."""
+
+    def evaluate(self, part, stage, data, environment, make_trainer):
+        return EvalMetrics(0.125, 0.5, len(part))
+
+
+def test_an_evaluation_of_the_methods_own_is_used():
+    score = run(OwnScore, engine=VectorizedEngine(forward="vmap")).test_scores[0]
+    assert (score.accuracy, score.loss) == (0.125, 0.5)

@@ -238,7 +238,7 @@ def test_precisions(precision, monkeypatch):
 
 
 def test_torchs_switches_reach_the_workers():
-    switches = TorchSwitches(True, True, "medium", True, True)
+    switches = TorchSwitches(True, True, "medium", True, True, True, torch.float64, True)
     before = TorchSwitches.read()
     try:
         unpack(pack(switches)).throw()

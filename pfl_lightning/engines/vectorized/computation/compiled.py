@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pfl_lightning.engines.generators import host_generators
 from pfl_lightning.engines.vectorized.computation.eager import Computation, StepInputs, StepOutputs
 from pfl_lightning.engines.vectorized.limits import PythonState
-from pfl_lightning.engines.vectorized.randomness import host_generators
 
 __all__ = ["CompiledComputation", "CompiledSteps"]
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from pfl_lightning.engines.generators import device_generators, host_generators
 from pfl_lightning.engines.vectorized.computation.eager import Computation, StepInputs, StepOutputs
-from pfl_lightning.engines.vectorized.randomness import device_generators, host_generators
 
 __all__ = ["CudaGraph", "GraphedComputation", "Recorder"]
 

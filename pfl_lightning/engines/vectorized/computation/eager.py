@@ -152,15 +152,18 @@ class EagerComputation:
 
 
 def mean_terms(client: FederatedClient, output: Any) -> Terms:
-    """Scalar loss terms by name, from the output of ``training_step``.
+    """Scalar loss terms by name, from the output of ``training_step``; other tensors in it are left out.
 
     Raises:
-        CannotVectorizeError: The output is ``None``.
+        CannotVectorizeError: The output is ``None``, or its loss is not a single number.
     """
     if output is None:
         raise CannotVectorizeError(f"{type(client).__name__}.training_step returned None to skip a batch")
     terms = output if isinstance(output, dict) else {"loss": output}
-    return {name: term if term.ndim == 0 else term.mean() for name, term in terms.items()}
+    found = {name: t.reshape(()) for name, t in terms.items() if isinstance(t, Tensor) and t.numel() == 1}
+    if "loss" not in found:
+        raise CannotVectorizeError(f"{type(client).__name__}.training_step returned no single number as the loss")
+    return found
 
 
 class _TrainingStep(nn.Module):
