@@ -11,6 +11,7 @@ from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import (
     APFL,
+    FML,
     GPFL,
     MOON,
     SCAFFOLD,
@@ -23,6 +24,7 @@ from pfl_lightning.methods import (
     FedEM,
     FedEMA,
     FedFomo,
+    FedKD,
     FedMD,
     FedPAC,
     FedPer,
@@ -123,3 +125,29 @@ def test_statistics_that_move_travel():
     federation = run(FedAvg, encoder=partly, data=Toy(batch_size=9), limit_val_batches=0)
     assert {"encoder.1.weight", "encoder.1.bias"} == federation.models[0].frozen
     assert "encoder.1.running_mean" in federation.models[0].shared_names()
+
+
+@pytest.mark.parametrize("method", [Ditto, APFL, FML, FedKD])
+def test_batch_normalization_of_a_second_network_is_frozen_with_it(method):
+    federation = run(partial(method, epochs=2), 2, encoder=wholly_frozen, data=Toy(batch_size=9))
+    for name, value in whole_state(federation).items():
+        if "running_mean" in name or "num_batches" in name:
+            assert not value.any(), name
+    assert not [name for name in federation.models[0].shared_names() if "running" in name]
+
+
+def test_without_its_own_model_apfl_is_fedavg_on_a_frozen_encoder():
+    data = {"encoder": wholly_frozen, "data": Toy(batch_size=9)}
+    got, want = (run(method, 2, **data).server.broadcast(0, 2).weights for method in (partial(APFL, alpha=0.0), FedAvg))
+    assert_same({name.removeprefix("global_model."): value for name, value in got.items()}, dict(want), atol=1e-6)
+
+
+def test_statistics_of_further_components_are_kept_without_weights():
+    def fixed(input_shape):
+        encoder = nn.Sequential(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4), nn.Tanh())
+        encoder[0].running_mean.fill_(3.0)
+        encoder.out_features = 4
+        return encoder.requires_grad_(False)
+
+    client = run(partial(FedEM, components=2, epochs=1), encoder=fixed).client_model(0)
+    assert (client.encoder_1[0].running_mean == 3).all()

@@ -88,7 +88,7 @@ class DeclaredParts(L.LightningModule):
 
         They are those of the parts that do not train; with ``batch_statistics`` only of those that never train.
         """
-        for name, part in self.named_children():
+        for name, part in _networks_of(self):
             parameters = dict(part.named_parameters())
             if any(parameter.requires_grad for parameter in parameters.values()):
                 continue
@@ -137,6 +137,15 @@ class DeclaredParts(L.LightningModule):
     def exported_names(self) -> list[str]:
         """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
         return list(self.state_dict())
+
+
+def _networks_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Children of a client by name; of a network held as a whole (an encoder with its head), those of its parts."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleDict):
+            yield from _networks_of(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
 
 
 class PhaseLosses(L.LightningModule):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.errors import ClientError
+from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import ClassStatistics
 from pfl_lightning.learner import all_finite, warn_of_taken_back
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
@@ -24,6 +26,7 @@ __all__ = [
     "descend",
     "finite_features",
     "finite_or_before",
+    "server_head",
     "spread",
 ]
 
@@ -142,10 +145,39 @@ def spread(rows: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     return result
 
 
+def server_head(client: FederatedClient) -> tuple[Any, list[str]]:
+    """A copy of the head, for a server that trains it on class means, and the names of its parameters that train.
+
+    Raises:
+        ConfigurationError: It has batch normalization, whose statistics the server has no samples for, or none train.
+    """
+    head = client.copy_head()
+    if any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in head.modules()):
+        raise ConfigurationError(
+            f"the server of {type(client).__name__} trains the head on class means, and batch normalization has no "
+            "statistics there: let the head be the last linear layer alone, or use another method, such as FedPAC"
+        )
+    shared = set(client.shared_names())
+    names = [name for name, _ in head.named_parameters() if f"{client.head_prefix}{name}" in shared]
+    if not names:
+        raise ConfigurationError(
+            f"the server of {type(client).__name__} trains the head, and all of it is frozen (requires_grad=False)"
+        )
+    return head, names
+
+
 @torch.enable_grad()
-def descend(head: nn.Module, features: Tensor, labels: Tensor, lr: float) -> None:
-    """One step of gradient descent of a head, in place, on the mean cross entropy of features (N, d)."""
-    parameters = [parameter.requires_grad_() for parameter in head.parameters()]
+def descend(head: nn.Module, features: Tensor, labels: Tensor, lr: float, names: Sequence[str]) -> None:
+    """One step of gradient descent of a head, in place, on the mean cross entropy of features (N, d).
+
+    Args:
+        head: The head, see :func:`server_head`.
+        features: Features (N, d).
+        labels: Their classes, (N,).
+        lr: Learning rate.
+        names: Names of the parameters that train.
+    """
+    parameters = [head.get_parameter(name).requires_grad_() for name in names]
     loss = F.cross_entropy(head(features), labels)
     gradients = torch.autograd.grad(loss, parameters)
     with torch.no_grad():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import alignment_loss
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.methods._class_means import (
@@ -17,6 +18,7 @@ from pfl_lightning.methods._class_means import (
     class_means_update,
 )
 from pfl_lightning.options import ClientOptions, Unpack
+from pfl_lightning.phases import Personalization
 
 __all__ = ["PrototypeClient"]
 
@@ -51,7 +53,21 @@ class PrototypeClient(FederatedClient):
         check_number("alignment (lambda)", alignment)
         check_choice("prediction", prediction, ("prototype", "classifier"))
         self.alignment, self.prediction = alignment, prediction
+        if self.fine_tune == "head":
+            self._check_head_predicts("fine_tune='head'", "fine_tune='all'")
         self.prototypes = ReceivedMeans(num_classes, self.feature_width)
+
+    def check_personalization(self, personalization: Personalization) -> None:
+        """Refuse one that trains the head alone where prototypes predict."""
+        if personalization.train == "head":
+            self._check_head_predicts("a personalization with train='head'", "train='all', or 'linear' for a new head")
+
+    def _check_head_predicts(self, got: str, instead: str) -> None:
+        if self.prediction == "prototype":
+            raise ConfigurationError(
+                f"{type(self).__name__} predicts by the nearest prototype, which a head does not change, got {got}: "
+                f"use {instead}, or prediction='classifier'"
+            )
 
     def exported_names(self) -> list[str]:
         """The model, without prototypes; a warning says so where it predicts by them."""
@@ -93,10 +109,13 @@ class PrototypeClient(FederatedClient):
         scores = self.classify(features)
         if self.prediction == "classifier":
             return scores
-        # In single precision at least: half-precision distances tie.
+        # In single precision at least: half-precision distances tie. Around the mean prototype: the product of matrices
+        # by which distances are computed loses small ones far from the origin.
         prototypes, present = self.prototypes.means, self.prototypes.present
         precise = torch.promote_types(prototypes.dtype, torch.float32)
-        nearness = -torch.cdist(features.to(precise), prototypes.to(precise))
+        prototypes = prototypes.to(precise)
+        center = (prototypes * present[:, None]).sum(0) / present.sum().clamp(min=1)
+        nearness = -torch.cdist(features.to(precise) - center, prototypes - center)
         # A class without a prototype comes after the farthest of the others.
         last = nearness.masked_fill(~present, torch.inf).amin(dim=1, keepdim=True) - 1
         nearness = torch.where(present, nearness, last)

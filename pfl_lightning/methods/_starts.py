@@ -63,7 +63,8 @@ def reset_layers(network: nn.Module, keep: Collection[str] = ()) -> None:
         (None, False)
     """
     for prefix, layer in network.named_modules():
-        own = {f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters()}
+        held = (*layer.named_parameters(), *layer.named_buffers())
+        own = {f"{prefix}.{name}" if prefix else name for name, _ in held}
         reset = getattr(layer, "reset_parameters", None)
         if callable(reset) and not own.intersection(keep):
             reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.checks import check_choice, check_learning_rate, check_number
-from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
+from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import loss_and_gradients, scores_at
 from pfl_lightning.messages import Broadcast
@@ -86,7 +87,8 @@ class APFL(FederatedClient):
             received = self.global_model.state_dict()
             for part in ("encoder", "head"):
                 for name, own in getattr(self, part).state_dict().items():
-                    own.copy_(received[f"{part}.{name}"])
+                    if f"{part}.{name}" not in self.frozen:
+                        own.copy_(received[f"{part}.{name}"])
 
     def before_fit(self, context: FitContext) -> None:
         """From now on v is the client's own, and the next batch is the first of a fit."""
@@ -99,6 +101,11 @@ class APFL(FederatedClient):
         if self.mixing == "parameters" and self.personalization_phases():
             load_state(self, self._mixed_parameters(self.alpha))
             self.alpha.fill_(1)
+
+    def personalization_phases(self) -> tuple[Phase, ...]:
+        """Phases that the options ask for, of v: w stays as it is."""
+        phases = super().personalization_phases()
+        return tuple(replace(p, train=("encoder.*", "head.*")) if p.train == ("*",) else p for p in phases)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """F(w) + F(v_bar): the first has no gradient in v, the second none in w."""

@@ -22,6 +22,7 @@ from pfl_lightning.methods._class_means import (
     class_statistics,
     descend,
     finite_or_before,
+    server_head,
     spread,
 )
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
@@ -181,7 +182,7 @@ class DCPFLAggregator(Aggregator):
         self.epochs, self.batch_size = client.calibration_epochs, client.calibration_batch_size
         self.uses_factors = self.virtual_features > 0 and client.factors
         self.uses_matrices = self.virtual_features > 0 and not client.factors
-        self.head = client.copy_head()
+        self.head, self._names = server_head(client)
         self._prefix = client.head_prefix
         self.means: Tensor
         self.present: Tensor
@@ -197,7 +198,7 @@ class DCPFLAggregator(Aggregator):
 
     def broadcast(self, client: int, round: int) -> ClassMeansBroadcast:
         """The global head and class means, the same for every client."""
-        own = select_state(self.head, self.head.state_dict())
+        own = select_state(self.head, self._names)
         weights = {f"{self._prefix}{name}": value for name, value in own.items()}
         classes = self.present.nonzero().flatten()
         means = self.means[classes]
@@ -211,7 +212,8 @@ class DCPFLAggregator(Aggregator):
             self._next = (copy.deepcopy(self.head),)
         weight = next(self.head.parameters())
         with torch.autocast(weight.device.type, enabled=False):
-            descend(self._next[0], update.means.to(weight), update.classes.to(weight.device), self.lr)  # (8), (9)
+            means, classes = update.means.to(weight), update.classes.to(weight.device)
+            descend(self._next[0], means, classes, self.lr, self._names)  # (8), (9)
         self._pooled.merge(statistics)  # (10), (11)
         self._round = update.round
 
@@ -266,4 +268,4 @@ class DCPFLAggregator(Aggregator):
             for _ in range(self.epochs):
                 order = torch.randperm(len(labels), generator=generator).to(weight.device)
                 for batch in order.split(self.batch_size):
-                    descend(self.head, features[batch], labels[batch], self.lr)  # (12)
+                    descend(self.head, features[batch], labels[batch], self.lr, self._names)  # (12)

@@ -103,6 +103,12 @@ class FedClassAvg(FederatedClient):
         weight_decay: float = 0.0,
         **options: Unpack[EvaluationOptions],
     ) -> None:
+        momentum = {**options}.get("momentum")
+        if momentum and optimizer is None:
+            raise ConfigurationError(
+                f"FedClassAvg's optimizer is Adam, which takes no momentum, got momentum={momentum}: leave it out, or "
+                "give another optimizer"
+            )
         make = optimizer or partial(torch.optim.Adam, lr=lr, betas=BETAS, weight_decay=weight_decay)
         super().__init__(
             encoder,
@@ -184,7 +190,9 @@ class FedClassAvg(FederatedClient):
     def _distance(self) -> Tensor:
         """||w_head - w_global_head||_2 (5), or means of the squares."""
         received = self.received_head.as_state()
-        head = {f"{self.head_prefix}{name}": parameter for name, parameter in self.head.named_parameters()}
+        own = {f"{self.head_prefix}{name}": parameter for name, parameter in self.head.named_parameters()}
+        head = {name: parameter for name, parameter in own.items() if name in received}  # not what is frozen, or stays
+        received = {name: received[name] for name in head}
         if self.squared_proximal == "published":
             means = [proximal_term([p], [received[name]]) / p.numel() for name, p in head.items()]
             return torch.stack(means).sum() / 2

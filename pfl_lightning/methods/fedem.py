@@ -87,7 +87,7 @@ class FedEM(FederatedClient):
 
         Before a fine-tuning, every client gets the responsibilities of its samples.
         """
-        novel = bool((self.mixture == self.mixture[0]).all())  # as it was at first
+        novel = not context.stored
         if novel or self.personalization_phases():
             before = self.mixture.clone()
             self._expect(context.data)

@@ -15,6 +15,7 @@ from pfl_lightning.methods._class_means import (
     class_means_update,
     descend,
     finite_or_before,
+    server_head,
 )
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
@@ -75,7 +76,7 @@ class FedGHAggregator(Aggregator):
     def __init__(self, client: FedGH, num_clients: int) -> None:
         super().__init__(client, num_clients)
         self.expected_weights = {}  # clients upload class means, and not the head
-        self.head = client.copy_head()
+        self.head, self._names = server_head(client)
         self._prefix = client.head_prefix
         self.lr, self.by_class = client.server_lr, client.server_steps == "class"
         self._round = 0
@@ -83,7 +84,7 @@ class FedGHAggregator(Aggregator):
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The global head, the same for every client."""
-        own = select_state(self.head, self.head.state_dict())
+        own = select_state(self.head, self._names)
         weights = {f"{self._prefix}{name}": value for name, value in own.items()}
         return Broadcast(client=client, round=round, weights=weights)
 
@@ -97,7 +98,7 @@ class FedGHAggregator(Aggregator):
         size = 1 if self.by_class else max(len(classes), 1)
         with torch.autocast(weight.device.type, enabled=False):
             for rows, labels in zip(means.split(size), classes.split(size), strict=True):
-                descend(self._next[0], rows, labels, self.lr)
+                descend(self._next[0], rows, labels, self.lr, self._names)
 
     def aggregate(self) -> None:
         """Take over the trained head."""

@@ -26,6 +26,7 @@ class FedProx(FederatedClient):
     model_agnostic = True
     batch_norm = "shared"
     loss_names = ("cross_entropy", "proximal")
+    personalization_losses = ("cross_entropy",)
 
     def __init__(
         self, encoder: nn.Module, num_classes: int, *, mu: float = 0.01, **options: Unpack[ClientOptions]

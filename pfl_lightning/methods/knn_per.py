@@ -114,6 +114,11 @@ class KNNPer(FederatedClient):
     def before_evaluation(self, context: FitContext) -> None:
         """Store (f(x_i), y_i) of the own training samples, and choose lambda."""
         features, labels = self.features_of(context.data)
+        usable = features.isfinite().all(dim=1)
+        features, labels = features[usable], labels[usable]
+        if not len(labels):  # the model alone
+            self.datastore.assign({})
+            return
         count = self._stored_of(len(labels))
         if count < len(labels):
             kept = torch.randperm(len(labels))[:count].sort().values.to(labels.device)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field, weight_field
 from pfl_lightning.methods._class_means import finite_features
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
@@ -169,7 +170,9 @@ class SphereFed(FederatedClient):
         update = SphereFedUpdate(**vars(super().make_update(context, None)))
         if before is None:
             return update
-        gram, products = (statistics.to(self.statistics_like()) for statistics in before)
+        # In half precision the server could not tell small eigenvalues from rounding, and would drop most of them.
+        like = at_least_single(self.statistics_like())
+        gram, products = (statistics.to(like) for statistics in before)
         return replace(update, weights={}, gram=gram, products=products)
 
 

@@ -222,3 +222,20 @@ def test_a_new_head_is_fitted_on_the_mixtures_encoder():
 def test_arguments_without_meaning_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         APFL(tiny_encoder((6,)), 5, **options)
+
+
+def test_a_fine_tuning_of_mixed_outputs_leaves_the_global_model():
+    seen = []
+
+    class Watched(APFL):
+        def evaluate(self, *args, **options):
+            seen.append({name: value.clone() for name, value in self.global_model.state_dict().items()})
+            return super().evaluate(*args, **options)
+
+    def go(**options):
+        seen.clear()
+        run(partial(Watched, mixing="outputs", **options), encoder=normed_encoder, data=Toy(batch_size=9))
+        return seen[-1]
+
+    tuned, plain = go(fine_tune="all", fine_tune_epochs=3), go()
+    assert all(torch.equal(tuned[name], plain[name]) for name in plain)

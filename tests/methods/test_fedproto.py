@@ -10,6 +10,7 @@ from _helpers.toy import (
     CLASSES,
     CLIENTS,
     FEATURES,
+    INPUTS,
     SEED,
     GivenCohorts,
     Toy,
@@ -21,7 +22,9 @@ from _helpers.toy import (
 from torch import Tensor
 from torch.nn import functional as F
 
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedProto
+from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import derive_seed
 
 EPOCHS, LR = 2, 0.05
@@ -233,3 +236,25 @@ def test_local_prototypes_are_stored_and_nothing_travels():
     assert stored["prototypes.present"].tolist() == [c in Toy().labels[3] for c in range(CLASSES)]
     with pytest.warns(UserWarning, match="predicts by the nearest prototype"):
         assert not any(name.startswith("prototypes.") for name in federation.client_model(3).exported_names())
+
+
+def test_a_head_alone_is_not_tuned_where_prototypes_predict():
+    with pytest.raises(ConfigurationError, match="a head does not change, got fine_tune='head': use fine_tune='all'"):
+        FedProto(tiny_encoder((INPUTS,)), CLASSES, fine_tune="head")
+    FedProto(tiny_encoder((INPUTS,)), CLASSES, fine_tune="head", prediction="classifier")
+    client = FedProto(tiny_encoder((INPUTS,)), CLASSES)
+    client.check_personalization(Personalization("linear"))
+    with pytest.raises(ConfigurationError, match="got a personalization with train='head': use train='all', or"):
+        client.check_personalization(Personalization("head"))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_a_prediction_does_not_depend_on_the_batch(offset):
+    encoder, generator = torch.nn.Identity(), torch.Generator().manual_seed(0)
+    encoder.out_features = 128
+    client, prototypes = FedProto(encoder, 10).eval(), offset + 0.3 * torch.randn(9, 128, generator=generator)
+    client.prototypes.assign(prototypes, torch.arange(9))
+    inputs = prototypes.repeat(20, 1) + 0.2 * torch.randn(180, 128, generator=generator)
+    exact = (inputs.double()[:, None] - prototypes.double()).square().sum(2).argmin(1)
+    assert torch.equal(client(inputs).argmax(1), exact)
+    assert torch.equal(torch.cat([client(piece) for piece in inputs.split(20)]).argmax(1), exact)

@@ -199,3 +199,15 @@ def test_lambda_is_chosen_in_mixed_precision(engine):
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         run(partial(FIT, **options))
+
+
+@pytest.mark.parametrize("rows", [1, 11], ids=["one", "all"])
+def test_samples_whose_features_are_not_finite_are_not_stored(rows):
+    def broken(inputs, labels):
+        inputs[:rows] = math.nan
+
+    fit = {"data": Toy(change=broken), "cohorts": [range(1, CLIENTS)]}
+    got, plain = (run(partial(method, lr=0.05), 2, **fit) for method in (partial(KNNPer, k=3, weight=0.5), FedAvg))
+    score = got.test_scores[0]
+    assert math.isfinite(score.loss)
+    assert (score.loss == pytest.approx(plain.test_scores[0].loss)) == (rows == 11)

@@ -243,3 +243,18 @@ def test_a_calibration_needs_to_know_the_last_round():
         SphereFed(wide_encoder((INPUTS,)), CLASSES, calibrate=True, eval_model="trained")
     with pytest.raises(ValueError, match="projection must be at least 1"):
         SphereFed(wide_encoder((INPUTS,)), CLASSES, projection=0)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_a_calibration_in_half_precision_keeps_small_eigenvalues(precision):
+    def encoder(input_shape):
+        made = nn.Sequential(nn.Linear(input_shape[0], 128), nn.Tanh())
+        made.out_features = 128
+        return made
+
+    fit = partial(SphereFed, calibrate=True, lr=1.0)
+    half, single = (run(fit, 3, encoder=encoder, precision=of) for of in (precision, "32-true"))
+    norms = [float(found.server.head.float().norm()) for found in (half, single)]
+    assert norms[0] == pytest.approx(norms[1], rel=0.2)
+    accuracies = [sum(score.accuracy for score in found.test_scores.values()) / CLIENTS for found in (half, single)]
+    assert accuracies[0] > accuracies[1] - 0.1
