@@ -12,7 +12,7 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.report.labels import Group, row_labels, values_of
 from pfl_lightning.report.rows import MeasuredRow
 from pfl_lightning.report.rows import blocks as blocks_of
-from pfl_lightning.report.runs.options import differing, same_options
+from pfl_lightning.report.runs.options import differing, equal, same_options
 from pfl_lightning.report.runs.run import FinishedRun, Source
 from pfl_lightning.report.runs.study_folder import NO_SETTING
 
@@ -56,7 +56,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
             raise UsageError(f"--labels: {times} rows would be called {label!r}{f' in {setting}' if setting else ''}")
     rows = [tuple(row) for block in blocks for row in block]
     return [
-        MeasuredRow(label, setting, row, planned=len(row))
+        MeasuredRow(label, setting, row, planned=len(row), trials=None)
         for label, setting, row in zip(labels or names, settings, rows, strict=True)
     ]
 
@@ -64,7 +64,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
 def apart_by_data(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
     """Rows of a study, of which those with other data, or another partition, get a block of their own.
 
-    A row without runs, whose data is not known, stays in a block of its setting.
+    Rows without runs, whose data are not known, have a block of their own beside several others.
 
     Args:
         rows: Rows, by setting.
@@ -73,8 +73,7 @@ def apart_by_data(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
     for setting, some in blocks_of(rows).items():
         groups: list[list[MeasuredRow]] = []
         for row in some:
-            fitting = (group for group in groups if not row.runs or _of_one_rule(group[0].runs[0], row.runs[0]))
-            group = next(fitting, None)
+            group = next((g for g in groups if row.runs and _of_one_rule(g[0].runs[0], row.runs[0])), None)
             if group is not None:
                 group.append(row)
             elif row.runs:
@@ -82,18 +81,24 @@ def apart_by_data(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
         if len(groups) < 2:
             found += some
             continue
-        titles = _titles([[list(row.runs) for row in group if row.runs] for group in groups])
-        for title, group in zip(titles, groups, strict=True):
-            found += [replace(row, setting=": ".join(filter(None, [setting, title]))) for row in group]
-        placed = {id(row) for group in groups for row in group}
-        found += [replace(row, setting=found[-1].setting) for row in some if id(row) not in placed]
+        titles = _numbered(_data_titles([[list(row.runs) for row in group] for group in groups]))
+        without = [row for row in some if not row.runs]
+        for title, group in zip([*titles, "no finished run"], [*groups, without], strict=True):
+            block = ": ".join(filter(None, [setting, title]))
+            found += [replace(row, setting=block, of_setting=setting) for row in group]
     return found
 
 
 def _of_one_rule(run: FinishedRun, other: FinishedRun) -> bool:
     """Whether the options of two runs say the same data and partition, whatever their seeds and fingerprints."""
     known = run.num_clients == other.num_clients and run.data.name == other.data.name
-    return known and all(data_options(run, part) == data_options(other, part) for part in ("", "partition"))
+    return known and all(_same_data_options(run, other, part) for part in ("", "partition"))
+
+
+def _same_data_options(run: FinishedRun, other: FinishedRun, part: str) -> bool:
+    """Whether options are equal; one that is missing, as before a version of the package that has it, is null."""
+    one, another = data_options(run, part), data_options(other, part)
+    return all(equal(one.get(path), another.get(path)) for path in {*one, *another})
 
 
 def _add(block: list[Group], run: FinishedRun) -> None:
@@ -140,7 +145,7 @@ def _same_data(run: FinishedRun, other: FinishedRun) -> bool:
     """Whether two runs are of the same data, divided by the same rule; what is not known does not tell them apart."""
     if run.num_clients != other.num_clients or not _same_source(run.data, other.data):
         return False
-    if run.config and other.config and data_options(run, "") != data_options(other, ""):
+    if run.config and other.config and not _same_data_options(run, other, ""):
         return False
     if run.partition.fingerprint and run.partition.fingerprint == other.partition.fingerprint:
         return True  # by whatever rule
@@ -148,7 +153,7 @@ def _same_data(run: FinishedRun, other: FinishedRun) -> bool:
         return False
     named = run.partition.name == other.partition.name or not (run.partition.name and other.partition.name)
     both = bool(run.config and other.config)
-    return named and (not both or data_options(run, "partition") == data_options(other, "partition"))
+    return named and (not both or _same_data_options(run, other, "partition"))
 
 
 def _same_source(one: Source, other: Source) -> bool:
@@ -187,7 +192,11 @@ def _titles(blocks: Sequence[list[Group]]) -> list[str]:
     if all(names) and len({*names}) == len(names):
         return names
     data = _data_titles(blocks)
-    titles = [": ".join(filter(None, [name, title])) for name, title in zip(names, data, strict=True)]
+    return _numbered([": ".join(filter(None, [name, title])) for name, title in zip(names, data, strict=True)])
+
+
+def _numbered(titles: Sequence[str]) -> list[str]:
+    """Titles, of which equal ones get numbers."""
     seen = Counter(titles)
     return [
         title if seen[title] == 1 else f"{title} ({titles[:place].count(title) + 1})"

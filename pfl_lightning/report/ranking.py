@@ -35,8 +35,8 @@ class Ranking:
 def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
     """Rank methods by their mean over seeds; ``None`` where fewer than two settings or methods can be ranked.
 
-    Methods that a setting lacks are left out, and so are those whose scores are of another kind than the first one's;
-    :func:`not_ranked` says which.
+    A setting with rows of several data sets counts with the largest block of equal data. Methods that a setting lacks
+    are left out, and so are those whose scores are of another kind than the first one's; :func:`not_ranked` says which.
 
     Args:
         rows: The rows of all settings.
@@ -74,8 +74,23 @@ def _means(rows: Sequence[MeasuredRow], figure: str) -> dict[str, dict[str, floa
             for row in some
             if row.score(figure) == score and not math.isnan(mean := row.headline(figure).mean)
         }
-        for setting, some in blocks(rows).items()
+        for setting, some in _settings_of(rows).items()
     }
+
+
+def _settings_of(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
+    """Rows by the study's setting; where its rows have other data, those of the largest block of equal data."""
+    found: dict[str, list[MeasuredRow]] = {}
+    for some in blocks(rows).values():
+        setting = _setting(some[0])
+        if sum(bool(row.runs) for row in some) > sum(bool(row.runs) for row in found.get(setting, [])):
+            found[setting] = some
+        found.setdefault(setting, some)
+    return found
+
+
+def _setting(row: MeasuredRow) -> str:
+    return row.setting if row.of_setting is None else row.of_setting
 
 
 def not_ranked(rows: Sequence[MeasuredRow], figure: str) -> list[str]:
@@ -91,13 +106,16 @@ def not_ranked(rows: Sequence[MeasuredRow], figure: str) -> list[str]:
     empty = [setting for setting, found in means.items() if not found]
     found = [f"the setting {setting} (it has no such figures)" for setting in empty]
     by_label: dict[str, dict[str, MeasuredRow]] = {}
-    for row in rows:
-        by_label.setdefault(row.label, {})[row.setting] = row
+    ranked = {id(row) for some in _settings_of(rows).values() for row in some}
+    for row in sorted(rows, key=lambda row: id(row) in ranked):  # of several, the one that could be ranked
+        by_label.setdefault(row.label, {})[_setting(row)] = row
     for label, of_label in by_label.items():
         lacking = [setting for setting in means if label not in means[setting] and setting not in empty]
         reasons: dict[str, list[str]] = {}
         for setting in lacking:
-            reasons.setdefault(_reason(of_label.get(setting), figure, score), []).append(setting)
+            mine = of_label.get(setting)
+            other = mine is not None and mine.runs and id(mine) not in ranked
+            reasons.setdefault("other data" if other else _reason(mine, figure, score), []).append(setting)
         said = ", ".join(f"{reason} in {' and '.join(names)}" for reason, names in reasons.items())
         found += [f"{label} ({said})"] if said else []
     return found

@@ -83,8 +83,10 @@ class MeasuredRow:
         runs: Its finished runs, one for each seed.
         planned: Number of runs that it is to have.
         published: The paper's figure in %, if any.
-        trials: Number of trials of the search by which its options were chosen; 0 for options that were given.
+        trials: Number of trials of the search by which its options were chosen; 0 for options that were given, ``None``
+            where nobody knows.
         without: Number of finished runs that are left out, because they do not have the headline's results.
+        of_setting: The study's setting, where the block has a part of its rows; otherwise ``None``.
     """
 
     label: str
@@ -92,8 +94,9 @@ class MeasuredRow:
     runs: tuple[FinishedRun, ...]
     planned: int
     published: float | None = None
-    trials: int = 0
+    trials: int | None = 0
     without: int = 0
+    of_setting: str | None = None
 
     def over_seeds(self, figure: Callable[[FinishedRun], float]) -> OverSeeds:
         """Mean and standard deviation over seeds of a figure of a run."""

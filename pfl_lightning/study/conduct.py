@@ -20,6 +20,7 @@ from pfl_lightning.study.display import Display
 from pfl_lightning.study.runs.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runs.runner import Outcome, Runner
 from pfl_lightning.study.search.report import bound_notes
+from pfl_lightning.study.search.searches import NoTrialError, search_folder
 from pfl_lightning.study.selection.agenda import Agenda
 from pfl_lightning.study.selection.changed import counted, move_aside, refusal
 from pfl_lightning.study.signals import StoppedError, stopping_signals
@@ -53,6 +54,7 @@ class Conductor:
         self.words = words
         self.console = console
         self.agenda = Agenda(study, output, arguments)
+        self._failed_searches: list[Path] = []  # their folders
 
     # ------------------------------------------------------------------ what can be asked for
 
@@ -63,7 +65,9 @@ class Conductor:
             failed: Why runs have just failed, by name.
         """
         runs, waiting = self.agenda.table_runs()
-        print_tables(self.study, runs, self.output, self.console, waiting, failed)
+        searched = {run.name: run for run in waiting if search_folder(self.output, run.cell) in self._failed_searches}
+        reasons = {**dict.fromkeys(searched, "no trial of its search succeeded"), **(failed or {})}
+        print_tables(self.study, runs, self.output, self.console, waiting, reasons)
         if left_out := self.agenda.rows_left_out():
             self._say(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
 
@@ -176,14 +180,19 @@ class Conductor:
     def _search_cell(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
         from pfl_lightning.study.search.tuner import search_options
 
-        found: Mapping[str, Any] = search_options(
-            search,
-            config,
-            folder,
-            choice=self.study.choice,
-            processes=self._search_processes,
-            threads=self.arguments.threads,
-        )
+        try:
+            found: Mapping[str, Any] = search_options(
+                search,
+                config,
+                folder,
+                choice=self.study.choice,
+                processes=self._search_processes,
+                threads=self.arguments.threads,
+            )
+        except NoTrialError as error:
+            self._failed_searches.append(folder)
+            self._say(f"pfl: {folder.relative_to(self.output / 'search')}: {error}")
+            raise
         said = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
         self._say(f"{folder.relative_to(self.output / 'search')}: the search took {said}")
         for note in bound_notes(found, search.space):
@@ -238,7 +247,7 @@ class Conductor:
 
     def _exit_code(self, outcome: Outcome) -> int:
         if not outcome.failed:
-            return 0
+            return 1 if self._failed_searches else 0
         names = "; ".join(run.name for run in outcome.failed)
         one = len(outcome.failed) == 1
         hint = ". Fewer --processes need less memory" * any("memory" in why for why in outcome.reasons.values())

@@ -100,7 +100,7 @@ def _settings(
     missing: dict[tuple[str, str], list[int]] = {}
     for run in [*runs, *waiting]:
         if run.name not in folders:
-            why = _why_waiting(study, run) if run in waiting else failed.get(run.name) or _why(run)
+            why = failed.get(run.name) or (_why_waiting(study, run) if run in waiting else _why(run))
             missing.setdefault((run.cell.name, why), []).append(run.seed)
     said = [f"{name}, {_seeds(seeds)}{f' ({why})' if why else ''}" for (name, why), seeds in missing.items()]
     others = [str(version) for run in runs for version in others_versions(run)]

@@ -7,7 +7,8 @@ import pytest
 from _helpers.finished import write_run
 from scipy import stats
 
-from pfl_lightning.report import ReportSettings, Row
+from pfl_lightning.report import ReportSettings, Row, read_run
+from pfl_lightning.report.grouping import apart_by_data, group_runs
 from pfl_lightning.report.ranking import not_ranked, rank_rows
 from pfl_lightning.report.rows import measure
 
@@ -67,3 +68,37 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path):
         "n (nearest-neighbor scores in x, no row in y and z)",
     ]
     assert not_ranked(found[:3], "test") == []  # one setting needs no ranking
+
+
+def test_a_row_of_other_data_is_not_ranked_and_the_others_are(tmp_path):
+    found = []
+    for setting, values in {"x": (0.5, 0.4, 0.9), "y": (0.5, 0.6, 0.9)}.items():
+        for label, value in zip("abk", values, strict=True):
+            config = {"data": {"class_path": "Digits", "init_args": {"public": 3000 if label == "k" else None}}}
+            folder = write_run(tmp_path / setting / label, label, [value], config=config)
+            found.append(Row(label, setting, (folder,)))
+    found.append(Row("n", "y", (), planned=1))
+    apart = apart_by_data(measure(found, ReportSettings("title")))
+    assert [(row.setting, row.label) for row in apart] == [
+        ("x: Digits, Dirichlet, public=null", "a"),
+        ("x: Digits, Dirichlet, public=null", "b"),
+        ("x: Digits, Dirichlet, public=3000", "k"),
+        ("y: Digits, Dirichlet, public=null", "a"),
+        ("y: Digits, Dirichlet, public=null", "b"),
+        ("y: Digits, Dirichlet, public=3000", "k"),
+        ("y: no finished run", "n"),
+    ]
+    ranking = rank_rows(apart, "test")
+    assert (ranking.settings, ranking.labels, ranking.averages) == (("x", "y"), ("a", "b"), (1.5, 1.5))
+    assert not_ranked(apart, "test") == [
+        "k (other data in x and y)",
+        "n (no row in x, no finished run in y)",
+    ]
+
+
+def test_an_option_that_one_config_lacks_is_null(tmp_path):
+    configs = ({"data": {"init_args": {"public": None}}}, {"data": {"init_args": {}}})
+    folders = [write_run(tmp_path / f"{n}", f"m{n}", config=config) for n, config in enumerate(configs)]
+    found = measure([Row(f"m{n}", "", (folder,)) for n, folder in enumerate(folders)], ReportSettings("title"))
+    assert [row.setting for row in apart_by_data(found)] == ["", ""]
+    assert [row.setting for row in group_runs(map(read_run, folders))] == ["", ""]

@@ -24,6 +24,7 @@ from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.child import _end_with_parent
 from pfl_lightning.study.runs.processes import Command, environment, last_lines
 from pfl_lightning.study.runs.progress import Progress
+from pfl_lightning.study.search.searches import NoTrialError
 from pfl_lightning.study.timing import estimate
 
 
@@ -598,6 +599,20 @@ def test_a_search_that_has_changed_is_refused_before_its_first_trial(tmp_path, p
     before.write_text(text)
     play(before, "--restart")
     assert len(asked) == 2  # what the first search found is still known
+
+
+def test_a_search_that_fails_does_not_end_the_others(tmp_path, play, monkeypatch, capsys):
+    def find(search, config, folder, **options):
+        if folder.name == "FedAvg":
+            raise NoTrialError("no trial of the search succeeded: NaN")
+        return {"model.method.init_args.lr": 0.05}
+
+    monkeypatch.setattr("pfl_lightning.study.search.tuner.search_options", find)
+    code, commands = play(write_study(tmp_path, search={**SEARCH, "methods": ["FedAvg", "FedPer"]}))
+    assert (code, len(commands)) == (1, 1)
+    assert "pfl: all/FedAvg: no trial of the search succeeded: NaN" in capsys.readouterr().out
+    table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())
+    assert table[1] == "Missing: FedAvg, seed 0 (no trial of its search succeeded)."
 
 
 def test_a_folder_of_the_trainer_moves_no_run(tmp_path, play):

@@ -39,7 +39,7 @@ def rows_csv(
         first = row.runs[0] if row.runs else None
         evaluation = first.evaluation(settings.figure) if first else None
         line: list[Any] = [row.setting, row.label, first.method if first else ""]
-        line += [len(row.runs), row.planned, row.trials]
+        line += [len(row.runs), row.planned, "" if row.trials is None else row.trials]
         line += [first.rounds, first.num_clients] if first else ["", ""]
         line += [evaluation.score, evaluation.model] if evaluation else ["", ""]
         figures = [column.over_seeds(row) for column in columns]

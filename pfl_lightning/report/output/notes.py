@@ -63,7 +63,7 @@ def without_note(rows: Sequence[MeasuredRow], what: str) -> str:
 def search_note(rows: Sequence[MeasuredRow]) -> str:
     """Which rows had their options searched; empty where none had."""
     trials: dict[int, list[str]] = {}
-    for label, number in dict.fromkeys((row.label, row.trials) for row in rows):
+    for label, number in dict.fromkeys((row.label, row.trials or 0) for row in rows):
         trials.setdefault(number, []).append(label)
     given = trials.pop(0, [])
     if not trials:

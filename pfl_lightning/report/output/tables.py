@@ -99,7 +99,7 @@ def _seeds(row: MeasuredRow) -> str:
 
 def _fact(row: MeasuredRow, name: str, figure: str) -> Cell:
     if name == "search trials":
-        return Cell(str(row.trials))
+        return Cell(str(row.trials or 0))
     values = {
         "rounds": [str(run.rounds) for run in row.runs],
         "clients": [str(run.num_clients) for run in row.runs],

@@ -21,8 +21,9 @@ def merge(below: Any, above: Any) -> Any:
     """One config laid over another: mappings are merged key by key, all else is replaced.
 
     A mapping with another ``class_path`` replaces the class below with its arguments; a class is the same under its
-    name alone and under its import path, and one of this package or of torch under each of its import paths. Arguments
-    below without a class are those of any class. A mapping over the name of a class gives that class arguments.
+    name alone and under its import path, and one of this package or of torch under each of its import paths. The name
+    of the class below alone, without a mapping, leaves it its arguments. Arguments below without a class are those of
+    any class. A mapping over the name of a class gives that class arguments.
 
     Args:
         below: The config that is changed; it is left as it is.
@@ -37,6 +38,8 @@ def merge(below: Any, above: Any) -> Any:
     """
     if isinstance(above, str) and isinstance(below, Mapping) and below and set(below) <= set(_OF_A_CLASS[1:]):
         above = {"class_path": above}
+    if isinstance(above, str) and _is_class(below) and not _is_other_class(below, {"class_path": above}):
+        return dict(below)  # the same class by its name alone
     if not isinstance(above, Mapping):
         return above
     if isinstance(below, str) and above and set(above) <= set(_OF_A_CLASS):
@@ -47,6 +50,10 @@ def merge(below: Any, above: Any) -> Any:
     for key, value in above.items():
         merged[key] = merge(merged.get(key), value)
     return merged
+
+
+def _is_class(config: Any) -> bool:
+    return isinstance(config, Mapping) and "class_path" in config and set(config) <= set(_OF_A_CLASS)
 
 
 def _is_other_class(below: Config, above: Config) -> bool:

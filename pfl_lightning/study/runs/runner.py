@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections import deque
@@ -27,6 +28,8 @@ from pfl_lightning.study.runs.versions import own_versions
 from pfl_lightning.study.signals import noted_signals
 
 __all__ = ["Outcome", "Runner", "Watcher", "how_it_ended", "run_command", "start_over"]
+
+PROGRESS_FILE = "pfl_lightning.study.runs.progress_file.ProgressFile"
 
 POLL = 0.2
 """Seconds between looks at the processes."""
@@ -248,8 +251,9 @@ def run_command(run: Run, threads: int) -> Command:
         start_over(run)
     write_yaml(run.config_file, dict(run.config))
     words = ["fit", "--config", str(run.config_file)]
-    words += ["--trainer.callbacks+=pfl_lightning.study.runs.progress_file.ProgressFile"]
-    words += [f"--trainer.callbacks.path={run.progress_file}"]
+    # In one word, as JSON: the path alone would be read as YAML, in which it may be a mapping or a list.
+    callback = {"class_path": PROGRESS_FILE, "init_args": {"path": str(run.progress_file)}}
+    words += [f"--trainer.callbacks+={json.dumps(callback)}"]
     words += ["--ckpt_path", str(checkpoint)] if checkpoint is not None else []
     return Command(tuple(words), run.log, threads)
 

@@ -7,17 +7,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report.runs.options import same_options
 from pfl_lightning.study.definition.options import Config, with_option, with_options
 from pfl_lightning.study.definition.plan import Cell, seeded
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.definition.yaml_file import read_yaml, write_yaml
+from pfl_lightning.study.definition.yaml_file import as_read, read_yaml, write_yaml
 from pfl_lightning.study.runs.state import flat_options
 
-__all__ = ["has_answer", "search_folder", "search_of", "searched_cells", "with_some_values"]
+__all__ = ["NoTrialError", "has_answer", "search_folder", "search_of", "searched_cells", "with_some_values"]
 
 BEST = "best.yaml"
 """The options that the newest search of a cell has found, with what was searched."""
+
+
+class NoTrialError(ConfigurationError):
+    """A search of which no trial succeeded, so that its row stays without options."""
+
 
 SearchCell = Callable[[Search, Config, Path], Mapping[str, Any]]
 """From a search, the config of a cell and a folder to the best options, by path."""
@@ -51,7 +57,8 @@ def searched_cells(
         study: The study.
         cells: Its cells.
         output: Its folder.
-        search: Searches a cell that was not searched yet; ``None`` leaves it.
+        search: Searches a cell that was not searched yet; ``None`` leaves it. A search without a trial that succeeded
+            leaves its own cell alone.
         now: Whether a cell is to be searched now.
 
     Returns:
@@ -66,14 +73,20 @@ def searched_cells(
             continue
         folder = search_folder(output, cell)
         config = seeded(cell.config, study.seeds[0], study.seed_options)
-        asked = {"search": _plain_search(asked_for), "choice": study.choice, "config": plain(config)}
+        # As it is read again: a number in quotes, say, is written without them.
+        asked = as_read({"search": _plain_search(asked_for), "choice": study.choice, "config": plain(config)})
         known = _answer(folder, asked, study)
         if known is None:
             if search is None or not now(cell):
                 waiting.append(cell)
                 continue
-            known = {"options": dict(search(asked_for, config, folder)), **asked}
-            _keep(folder, known)
+            try:
+                known = {"options": dict(search(asked_for, config, folder)), **asked}
+            except NoTrialError:
+                waiting.append(cell)
+                continue
+            if _answer(folder, asked, study) is None:  # not if another command searched beside this one
+                _keep(folder, known)
         found.append(replace(cell, config=with_options(cell.config, known["options"].items())))
     return found, waiting
 

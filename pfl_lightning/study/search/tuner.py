@@ -22,6 +22,7 @@ from pfl_lightning.study.runs.processes import last_lines
 from pfl_lightning.study.runs.state import flat_options
 from pfl_lightning.study.search.processes import TrialStarter, without_tests
 from pfl_lightning.study.search.report import TriedOptions, write_json, write_table
+from pfl_lightning.study.search.searches import NoTrialError
 from pfl_lightning.study.search.trials import run_trial
 
 if TYPE_CHECKING:
@@ -238,11 +239,13 @@ class _Searcher:
             TriedOptions(one.number, one.state.name.lower(), one.value, self._options(one.params), _rounds(one))
             for one in trials
         ]
-        complete = [row for row in rows if row.accuracy is not None and row.state == "complete"]
+        # As many as are asked for, where more were tried before.
+        counted = [row for row in rows if row.state in ("complete", "pruned")][: self.search.trials]
+        complete = [row for row in counted if row.accuracy is not None and row.state == "complete"]
         if not complete:
             newest = max((row.number for row in rows if row.state == "fail"), default=0)
             log = self._folder_of(newest) / "log.txt"
-            raise ConfigurationError(
+            raise NoTrialError(
                 f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nMend the cause and give the same "
                 "command again"
             )

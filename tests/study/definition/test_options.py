@@ -51,6 +51,15 @@ def test_arguments_over_the_name_of_a_class():
     assert merge({"class_path": "mlp"}, "small_cnn") == "small_cnn"
 
 
+def test_the_name_of_the_same_class_leaves_it_its_arguments():
+    method = {"class_path": "FedAvg", "init_args": {"lr": 0.05}}
+    for name in ("FedAvg", "pfl_lightning.methods.FedAvg"):
+        assert merge({"method": method}, {"method": name}) == {"method": method}
+    assert merge({"method": method}, {"method": "FedProx"}) == {"method": "FedProx"}
+    assert with_option({"model": {"method": method}}, "model.method", "FedAvg") == {"model": {"method": method}}
+    assert merge({"class_path": "FedAvg", "lr": 1}, "FedAvg") == "FedAvg"  # no class with arguments
+
+
 def test_options_are_read_and_set_with_and_without_init_args():
     config = {"data": {"class_path": "Digits", "init_args": {"batch_size": 10}}}
     assert option_of(config, "data.init_args.batch_size") == option_of(config, "data.batch_size") == 10

@@ -4,8 +4,10 @@ import os
 import signal
 from dataclasses import replace
 
+import lightning as L
 import pytest
 from _helpers.studies import Notes, PretendedStarter, finish, write_study
+from jsonargparse import ArgumentParser
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.run_lock import RunLock
@@ -13,7 +15,7 @@ from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
 from pfl_lightning.study.definition.yaml_file import write_yaml
 from pfl_lightning.study.runs import runner
-from pfl_lightning.study.runs.runner import Runner
+from pfl_lightning.study.runs.runner import Runner, run_command
 from pfl_lightning.study.runs.state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
 from pfl_lightning.study.selection.changed import changes
 from pfl_lightning.study.timing.estimate import probe
@@ -216,3 +218,13 @@ def test_rounds_are_timed_again_with_other_options(runs, tmp_path):
         probe([run], tmp_path / "out", Times(), starter, processes=1, threads=1)
         assert len(starter.commands) == 1
         assert "--ckpt_path" not in starter.commands[0]
+
+
+def test_the_command_of_a_run_has_its_folder_whatever_its_name(tmp_path):
+    study = read_study(write_study(tmp_path))
+    for name in ("one: two", "{1} #, [x]"):
+        run = plan_runs(study, plan_cells(study), tmp_path / name)[0]
+        words = [word for word in run_command(run, 1).words if "callbacks" in word]
+        parser = ArgumentParser()  # as that of the command line
+        parser.add_argument("--trainer.callbacks", type=list[L.Callback])
+        assert parser.parse_args(words).trainer.callbacks[0].init_args.path == str(run.progress_file)

@@ -13,7 +13,7 @@ from pfl_lightning.study.definition.study import Dimension, Search
 from pfl_lightning.study.runs.progress import read_progress
 from pfl_lightning.study.runs.progress_file import ProgressFile
 from pfl_lightning.study.search import trials
-from pfl_lightning.study.search.searches import searched_cells
+from pfl_lightning.study.search.searches import NoTrialError, searched_cells
 from pfl_lightning.study.search.tuner import _digest
 
 CONFIG = {"trainer": {"max_epochs": 2}}
@@ -148,3 +148,31 @@ def test_the_name_of_a_search_in_its_folder():
     assert name == _digest(Search(3, space), with_option(config, "data.init_args.root", "elsewhere"), "last")
     assert name != _digest(Search(2, space), with_option(config, "data.init_args.root_of", "x"), "last")
     assert name != _digest(Search(2, space), config, "best_test")
+
+
+def test_a_number_in_quotes_is_searched_once(tmp_path):
+    search = {"trials": 1, "space": {"model.method.lr": {"choices": ["1e-3", "1e-2"]}}, "methods": ["FedPer"]}
+    study, calls = read_study(write_study(tmp_path, search=search)), []
+
+    def find(asked, config, folder):
+        calls.append(asked)
+        return {"model.method.lr": "1e-3"}
+
+    for _ in range(2):
+        ready, waiting = searched_cells(study, plan_cells(study), tmp_path / "out", find)
+    assert (len(calls), len(ready), waiting) == (1, 2, [])
+    assert len(list((tmp_path / "out" / "search").rglob("best*.yaml"))) == 1
+
+
+def test_a_search_without_a_trial_that_succeeded_leaves_its_row_alone(tmp_path):
+    study = read_study(
+        write_study(tmp_path, search={"trials": 1, "space": {"model.method.lr": {"choices": [0.1, 0.2]}}})
+    )
+
+    def find(asked, config, folder):
+        if folder.name == "FedAvg":
+            raise NoTrialError("no trial of the search succeeded")
+        return {"model.method.lr": 0.2}
+
+    ready, waiting = searched_cells(study, plan_cells(study), tmp_path / "out", find)
+    assert ([cell.label for cell in ready], [cell.label for cell in waiting]) == (["FedPer"], ["FedAvg"])

@@ -161,3 +161,13 @@ def test_a_search_whose_trials_all_failed_is_repeated(tmp_path, monkeypatch):
     trials = Trials(monkeypatch)
     assert search_options(search, config, tmp_path / "search")
     assert [name for name, *_ in trials.played] == ["2", "3"]
+
+
+def test_fewer_trials_choose_among_the_first_of_more(tmp_path, monkeypatch):
+    Trials(monkeypatch)
+    config, folder = config_of(tmp_path), tmp_path / "search"
+    search_options(Search(9, SPACE, prune=False), config, folder)
+    tried = json.loads((folder / "search.json").read_text())["trials"]
+    few = max(tried[:2], key=lambda trial: trial["accuracy"])
+    assert few["accuracy"] < max(trial["accuracy"] for trial in tried)
+    assert search_options(Search(2, SPACE, prune=False), config, folder) == few["options"]
