@@ -55,7 +55,8 @@ class VectorizedEngine(VectorizedEvaluation):
     A client that cannot be vectorized runs as under ``SequentialEngine``, and the reason is logged once: it overrides
     hooks, optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
-    the batches that are computed together, or returns a loss term in some steps, only. So does a client alone in its
+    the batches that are computed together, returns a loss term in some steps, only, or has settings of its own for the
+    optimizer, from a buffer that ``configure_optimizers`` reads. So does a client alone in its
     group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
     ``make_update``, evaluation and the fine-tuning before it go client by client. Under precision ``16-mixed`` every
     client has a loss scale of its own, and skips steps of its own.
