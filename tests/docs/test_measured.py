@@ -142,8 +142,8 @@ def test_the_readme_has_the_figures_of_the_kept_results():
     folders = ["fedpac-table1-paper"]
     assert {method for method, *_ in shown} == {run.parent.name for run in RUNS if run.parts[-5] in folders}
     for method, mean, paper in shown:
-        (run,) = kept(folders, method)
-        assert float(mean) == pytest.approx(100 * statistics.fmean(accuracies(run)), abs=0.0501)
+        means = [statistics.fmean(accuracies(run)) for run in kept(folders, method)]
+        assert float(mean) == pytest.approx(100 * statistics.fmean(means), abs=0.0501)
         assert float(paper) == pytest.approx(figures[method], abs=0.0501)
 
 
