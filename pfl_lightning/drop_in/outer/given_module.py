@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.fits.added_layers import put_layer
+from pfl_lightning.drop_in.outer.late_layers import take_layers
 from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.errors import FederationError
 from pfl_lightning.state.tensors import load_state
@@ -88,16 +88,9 @@ class HoldsGivenModule(LogsOverClients):
             load_state(module, own)
 
     def fill_given_module(self) -> None:
-        """Load the global model into the module that was given."""
+        """Load the global model into the module that was given, with layers that ``setup`` has made."""
         model, given = self.global_model(), self._given.module
         for name in self.local.added:
             put_layer(given, name, copy.deepcopy(model.get_submodule(name)))
-        state = model.state_dict()
-        if state.keys() != given.state_dict().keys():
-            warnings.warn(
-                f"{type(given).__name__} makes its layers in setup or configure_model, so that it cannot be given the "
-                "global model: federation.global_model() has it",
-                stacklevel=2,
-            )
-            return
-        load_state(given, state)
+        take_layers(given, model)
+        load_state(given, model.state_dict())

@@ -137,13 +137,13 @@ def test_layers_that_are_made_in_setup_are_made_once():
             assert self.trainer.datamodule.toy is not None
 
     module = Late()
-    with pytest.warns(UserWarning, match="makes its layers in setup"):
-        federation, _ = run_project(FedPer, 2, module=module, head="fc")
+    federation, _ = run_project(FedPer, 2, module=module, head="fc")
     assert setups == ["fit"]
     one, two = federation.client_model(0), federation.client_model(1)
     assert torch.equal(one.body.weight, two.body.weight)
     assert not torch.equal(one.fc.weight, two.fc.weight)
     assert torch.equal(federation.global_model().body.weight, one.body.weight)
+    assert_same(dict(module.state_dict()), dict(federation.global_model().state_dict()))
 
 
 def test_before_a_fit_there_is_no_global_model():

@@ -99,7 +99,6 @@ class Late(L.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
 
-@pytest.mark.filterwarnings("ignore:.*makes its layers in setup.*")
 def test_layers_that_are_made_again_hold_what_was_trained():
     federation, data = federate(Late(), Data(), FedAvg, num_clients=2, seed=1, head=())
     trainer = quiet_trainer(2)

@@ -1,0 +1,117 @@
+"""Layers that a module makes in ``setup`` or ``configure_model`` are there after a fit, as in a plain run."""
+
+from typing import Any
+
+import pytest
+import torch
+from _helpers.project import Data, Net
+from _helpers.toy import CLASSES, FEATURES, quiet_trainer
+from torch import nn
+
+from pfl_lightning import FederatedLoop
+from pfl_lightning.drop_in.outer.late_layers import take_layers
+from pfl_lightning.methods import FedAvg
+
+
+class Late(Net):
+    """Has a head whose size the data module knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = None  # type: ignore[assignment]
+
+    def setup(self, stage: str) -> None:
+        if self.fc is None:
+            self.fc = nn.Linear(FEATURES, len(self.trainer.datamodule.toy.load().class_names))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0])
+
+
+class Configured(Net):
+    """Makes its head in ``configure_model``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = None  # type: ignore[assignment]
+
+    def configure_model(self) -> None:
+        if self.fc is None:
+            self.fc = nn.Linear(FEATURES, CLASSES)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0])
+
+
+@pytest.mark.parametrize("kind", [Late, Configured])
+@pytest.mark.filterwarnings("error:.*changes made")
+def test_predictions_are_those_of_the_global_model(kind):
+    module, loop, data = kind(), FederatedLoop(method=FedAvg, num_clients=2, seed=0), Data()
+    trainer = quiet_trainer(1, loop)
+    trainer.fit(module, data)
+    assert isinstance(module.fc, nn.Linear)
+    loader = data.test_dataloader()
+    model = loop.federation.global_model().eval()
+    found = trainer.predict(module, loader)
+    assert torch.allclose(torch.cat(found), model(loader.dataset.tensors[0]))
+    head = module.fc
+    quiet_trainer(1, loop).fit(module, data)
+    assert module.fc is head
+    assert torch.equal(head.weight, loop.federation.global_model().fc.weight)
+
+
+class Parts(nn.Module):
+    """A layer that may be made later, with a parameter and buffers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.scale, self.table = nn.Linear(2, 2), None, None, None
+        self.blocks = nn.Sequential(nn.Linear(2, 2))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def make(self) -> "Parts":
+        self.head = nn.ModuleDict({"first": self.body, "last": nn.Linear(2, 2)})
+        self.head["last"].weight = self.body.weight
+        self.scale = nn.Parameter(torch.ones(2), requires_grad=False)
+        del self.table
+        self.register_buffer("table", torch.ones(3), persistent=False)
+        self.blocks.append(nn.Linear(2, 1))
+        self.steps = torch.zeros(4)
+        return self
+
+
+def test_ties_references_and_places_are_kept():
+    given, model = Parts(), Parts().make()
+    body, first = given.body, given.blocks[0]
+    take_layers(given, model)
+    assert given.state_dict().keys() == model.state_dict().keys()
+    assert given.body is given.head["first"] is body
+    assert given.head["last"].weight is body.weight
+    assert given.blocks[0] is first
+    assert len(given.blocks) == 2
+    assert not given.scale.requires_grad
+    assert given.scale is not model.scale
+    assert "table" in dict(given.named_buffers())
+    assert given.steps.shape == (4,)
+
+
+def test_what_is_whole_is_left_alone_and_other_layers_are_replaced():
+    given, model = Parts(), Parts()
+    layers = list(given.modules())
+    take_layers(given, model)
+    assert all(one is other for one, other in zip(given.modules(), layers, strict=True))
+    model.body = nn.Sequential(nn.Linear(2, 2))
+    take_layers(given, model.double())
+    assert isinstance(given.body, nn.Sequential)
+    assert given.body[0].weight.dtype == torch.float32  # as the rest of it
+
+
+def test_a_layer_that_cannot_be_copied_is_moved():
+    class Locked(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("locked")
+
+    given, model = Parts(), Parts()
+    model.head = Locked(2, 2)
+    take_layers(given, model)
+    assert given.head is model.head
