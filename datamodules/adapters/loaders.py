@@ -15,6 +15,7 @@ from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, Item
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
+from pfl_lightning.datamodules.adapters.loading.growth import warn_of_other_items
 from pfl_lightning.datamodules.adapters.loading.loader_classes import find_classes
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.sources import source_of
@@ -109,6 +110,7 @@ class FromLoaders(ItemDataModule):
         self._labeled, self.holds_out, self.shared_evaluation = True, True, False
         self._stages: dict[str, StageLoaders] = {}
         self._sources: dict[str, tuple[ItemSource, ...]] = {}
+        self._items: list[int] = []
         self._held: ItemSource | None = None
         self._others: dict[str, list[IndexLists]] = {}
         self._validation: IndexLists | None = None
@@ -139,15 +141,18 @@ class FromLoaders(ItemDataModule):
         self.datamodule.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Set up the wrapped data module and divide its data sets among the clients; a second call does nothing.
+        """Set up the wrapped data module and divide its data sets among the clients, once.
 
         Args:
-            stage: Not used, since every stage has the same data.
+            stage: In a later call for ``"fit"`` a warning says so if the data module has another number of items.
 
         Raises:
             PartitionError: If the partition cannot be met, or its rule changes images or classes.
         """
         if self._ready is not None:
+            if stage == "fit":
+                divided = [source.dataset for source in self._sources["train"]]
+                warn_of_other_items(self.datamodule, divided, self._items, self.trainer)
             return
         super().setup(stage)
         if any(not view.is_identity for view in self._loaded.views):
@@ -231,6 +236,7 @@ class FromLoaders(ItemDataModule):
         self._sources = {
             name: tuple(source_of(loader, own, name) for loader in found.loaders) for name, found in loaders.items()
         }
+        self._items = [len(source.dataset) for source in self._sources["train"]]
         train, sizes = loaders["train"].first, self._sources["train"][0].batches
         assert sizes is not None
         held = source_of(train, own, "train")  # with workers of its own: it may be read while clients train

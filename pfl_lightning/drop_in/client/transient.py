@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
-__all__ = ["Transient"]
+__all__ = ["Transient", "own_attributes"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,10 @@ class Transient:
         self._buffers = {n: b.detach().clone() for n, b in module.named_buffers() if n not in kept}
         for name, layer in module.named_modules():
             if _is_the_authors(layer):
-                self._attributes[name], self._names[name] = _copies(_own(layer), memo), set(_own(layer))
+                self._attributes[name], self._names[name] = (
+                    _copies(own_attributes(layer), memo),
+                    set(own_attributes(layer)),
+                )
         self._said = False
 
     @property
@@ -61,7 +64,7 @@ class Transient:
         memo = dict(known)
         for name, first in self._attributes.items():
             layer = module.get_submodule(name)
-            for added in _own(layer).keys() - self._names[name]:
+            for added in own_attributes(layer).keys() - self._names[name]:
                 delattr(layer, added)
             for attribute, value in _copies(first, memo).items():
                 vars(layer)[attribute] = _in_place(vars(layer).get(attribute), value)
@@ -75,7 +78,7 @@ class Transient:
         """Warn once of an object that has followed the weights in a local fit, such as an average of them."""
         forms = Counter(p.shape for p in module.parameters() if p.requires_grad)
         for name, first in self._attributes.items():
-            for attribute, value in _own(module.get_submodule(name)).items():
+            for attribute, value in own_attributes(module.get_submodule(name)).items():
                 now = [t for t in _tensors(value) if id(t) not in known]
                 if len(now) < max(2, forms.total()) or forms - Counter(t.shape for t in now):
                     continue
@@ -114,7 +117,8 @@ def _is_the_authors(layer: nn.Module) -> bool:
     return not isinstance(layer, Metric) and not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
 
 
-def _own(layer: nn.Module) -> dict[str, Any]:
+def own_attributes(layer: nn.Module) -> dict[str, Any]:
+    """The Python attributes of a layer that are its author's, without data."""
     return {
         name: value for name, value in vars(layer).items() if name not in _LIGHTNINGS and not isinstance(value, _DATA)
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -108,7 +109,9 @@ class CallbackForm:
         """Leave the module where it is: it has the global model after a fit, and gets that of a checkpoint."""
         if trainer.lightning_module is not module:
             put_in_place(trainer, module, given.datamodule, **given.loaders)
-        self._predicting = GlobalWeights(module, lambda: self._federation_of(trainer, module, given), given, trainer)
+        changes = self.federation.changes if self.federation is not None and module is self._module else None
+        made = partial(self._federation_of, trainer, module, given)
+        self._predicting = GlobalWeights(module, made, given, trainer, changes)
 
     def _federation_of(self, trainer: L.Trainer, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
         if module is not self._module:

@@ -9,6 +9,7 @@ import lightning as L
 
 from pfl_lightning.drop_in.forms.loaded_module import restore
 from pfl_lightning.drop_in.forms.trainer_data import GivenData
+from pfl_lightning.drop_in.outer.changes import Changes
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["GlobalWeights"]
@@ -24,6 +25,7 @@ class GlobalWeights:
         federation: Gives the federation of the module and its data.
         given: What the Trainer was given.
         trainer: The Trainer.
+        changes: What knows the module as the last fit left it; ``None`` where none did.
     """
 
     def __init__(
@@ -32,8 +34,10 @@ class GlobalWeights:
         federation: Callable[[], tuple[Any, Any]],
         given: GivenData,
         trainer: L.Trainer,
+        changes: Changes | None = None,
     ) -> None:
         self._module, self._federation, self._given, self._trainer = module, federation, given, trainer
+        self._changes = changes if changes is not None and changes.begin(module) else None
         self._before = vars(module).get("on_load_checkpoint")
         vars(module)["on_load_checkpoint"] = self._load
 
@@ -42,6 +46,8 @@ class GlobalWeights:
         vars(self._module).pop("on_load_checkpoint", None)
         if self._before is not None:
             vars(self._module)["on_load_checkpoint"] = self._before
+        if self._changes is not None:  # the module has run, and its own hooks may have changed it
+            self._changes.end(self._module)
 
     def _load(self, checkpoint: dict[str, Any]) -> None:
         self.leave()

@@ -22,6 +22,7 @@ from pfl_lightning.drop_in.fits.continuity import Continuity
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
 from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
+from pfl_lightning.drop_in.outer.changes import Changes
 from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
@@ -98,6 +99,7 @@ class ModuleFederation(HoldsGivenModule):
         self.take_hparams(made.__name__)
         check_local(local_callbacks, self.has_inner_trainers)
         self.local, self.handed = LocalHooks(local_callbacks), HandedOptions()
+        self.changes = Changes()
         self._continuity = Continuity(schedule, optimizer_state)
         self._best: dict[str, float] = {}
 
@@ -118,6 +120,7 @@ class ModuleFederation(HoldsGivenModule):
         except ConfigurationError:
             self.handed.give_back()
             raise
+        self.look_for_changes()
         given = self._given.module.configure_callbacks()
         own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *self.missing_callbacks(own)]

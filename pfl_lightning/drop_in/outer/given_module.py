@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import lightning as L
-from torch import nn
+from torch import Tensor, nn
 
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.frozen import frozen_parameters
@@ -15,6 +15,7 @@ from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.fits.added_layers import put_layer
+from pfl_lightning.drop_in.outer.changes import Changes
 from pfl_lightning.drop_in.outer.late_layers import take_layers
 from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.errors import FederationError
@@ -46,6 +47,9 @@ class HoldsGivenModule(LogsOverClients):
     """Copies the module that was given, and gives it the global model."""
 
     _given: Given
+
+    changes: Changes
+    """What the author changes in the module between calls of a Trainer."""
 
     @property
     def given_module(self) -> L.LightningModule:
@@ -94,3 +98,19 @@ class HoldsGivenModule(LogsOverClients):
             put_layer(given, name, copy.deepcopy(model.get_submodule(name)))
         take_layers(given, model)
         load_state(given, model.state_dict())
+        self.changes.end(given)
+
+    def look_for_changes(self) -> None:
+        """A call of the Trainer begins: warn of what the module's author has changed since the last one."""
+        given = self._given.module
+        self.changes.begin(given, lambda: _stored_tensors(self.global_model()) if self.is_set_up else {})
+        self.changes.warn(type(given).__name__, self.stage_name == "fit")
+
+
+def _stored_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers."""
+    found: dict[str, Tensor] = dict(module.named_parameters())
+    for name, layer in module.named_modules():
+        kept = [n for n in layer._buffers if n not in layer._non_persistent_buffers_set]
+        found |= {f"{name}.{n}".removeprefix("."): b for n in kept if (b := layer._buffers[n]) is not None}
+    return found
