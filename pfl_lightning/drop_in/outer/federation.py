@@ -33,7 +33,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.carried import CarriedStates
-from pfl_lightning.state.checkpoints.module import plain
 
 __all__ = ["ModuleFederation"]
 
@@ -129,6 +128,12 @@ class ModuleFederation(HoldsGivenModule):
         """The loop that was given to :func:`federate`'s federation."""
         return self.loop
 
+    def setup(self, stage: str) -> None:
+        """Build the clients, and let loggers get the hyper-parameters of the project's data module, too."""
+        super().setup(stage)
+        own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
+        self.log_hparams(self._given.parts.client_type.__name__, own)
+
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
         module = self._first_once_more()
@@ -164,12 +169,6 @@ class ModuleFederation(HoldsGivenModule):
             self._best.clear()
             if self.clients.carried is not None:
                 self.clients.carried.clear()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the method's name out of the module's hyper-parameters: ``load_from_checkpoint`` takes these."""
-        super().on_save_checkpoint(checkpoint)
-        if not plain(self.given_module.hparams.get("method", plain)):  # else it is the module's own
-            checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}).pop("method", None)
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:

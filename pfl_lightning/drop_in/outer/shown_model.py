@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.utilities.parsing import AttributeDict
 from torch import Tensor, nn
 
+from pfl_lightning.drop_in.outer.logged_hparams import logged_hparams
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.checkpoints.module import plain
 
@@ -150,21 +151,30 @@ class ShowsGlobalModel(Federation):
         return name in vars(module) or hasattr(type(module), name) or (searches and hasattr(module, name))
 
     def take_hparams(self, method: str) -> None:
-        """Have the module's own hyper-parameters, and the name of the method; loggers and checkpoints get plain values.
+        """Have the module's own hyper-parameters, and the name of the method.
 
         Args:
             method: Name of the method.
         """
-        own = self.given_module
-        if own._log_hyperparams:
-            kept = {n: v for n, v in own.hparams.items() if isinstance(v, bool | int | float | str | None)}
-            self.save_hyperparameters({"method": method, **kept})
-        self._hparams = AttributeDict({"method": method, **own.hparams})
+        self._hparams = AttributeDict({"method": method, **self.given_module.hparams})
+
+    def log_hparams(self, method: str, datamodule: Any) -> None:
+        """Let loggers get what is plain of the project's hyper-parameters, before the Trainer asks for them.
+
+        Args:
+            method: Name of the method.
+            datamodule: The project's data module; ``None`` for none.
+        """
+        self._hparams_initial = AttributeDict(logged_hparams(method, self.given_module, datamodule))
+        self._log_hyperparams = bool(self._hparams_initial)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what can be read without the project's classes, where ``load_from_checkpoint`` looks for it."""
+        """Keep what can be read without the project's classes, where ``load_from_checkpoint`` looks for it.
+
+        The method's name is left out: ``load_from_checkpoint`` takes these for arguments of the module.
+        """
         own: Any = self.given_module
-        kept = {**self.hparams_initial, **{n: v for n, v in own.hparams.items() if plain(n) and plain(v)}}
+        kept = {n: v for n, v in own.hparams.items() if plain(n) and plain(v)}
         for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, self.CHECKPOINT_HYPER_PARAMS_NAME):
             checkpoint.pop(key, None)
         if kept:

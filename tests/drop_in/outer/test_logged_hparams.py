@@ -1,0 +1,73 @@
+"""Loggers get the hyper-parameters of a project as in a plain run, and the name of the method."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from _helpers.project import Data, Net
+from _helpers.toy import quiet_trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.parsing import AttributeDict
+
+from pfl_lightning import FederatedLoop
+from pfl_lightning.drop_in.outer.logged_hparams import logged_hparams
+from pfl_lightning.methods import FedAvg
+
+
+class Nested(Net):
+    def __init__(self, optimizer: dict[str, Any], layers: list[int], name: str = "a") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class Counted(Data):
+    def __init__(self, classes: list[int], method: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters(*(["classes"] if method is None else []))
+
+
+def written(folder: Path, module: Any, data: Any, *callbacks: Any) -> Any:
+    logger = CSVLogger(folder)
+    trainer = quiet_trainer(1, *callbacks, logger=logger, enable_checkpointing=bool(callbacks))
+    trainer.fit(module, data)
+    return yaml.safe_load(Path(logger.log_dir, "hparams.yaml").read_text())
+
+
+def loop() -> FederatedLoop:
+    return FederatedLoop(method=FedAvg, num_clients=2, seed=0)
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_what_is_logged_is_that_of_a_plain_run(tmp_path, has_own):
+    module = (lambda: Nested({"lr": [0.1, {"warm": 3}]}, [3, 4])) if has_own else Net
+    plain = written(tmp_path / "plain", module(), Counted([1, 2]))
+    found = written(tmp_path / "federated", module(), Counted([1, 2]), loop())
+    assert found == ({"method": "FedAvg", **plain} if has_own else plain)
+    assert found["classes"] == [1, 2]
+
+
+def test_names_that_both_have_are_the_data_module_s(tmp_path):
+    assert written(tmp_path, Nested({}, []), Counted([1], method="mine"), loop())["method"] == "mine"
+
+
+def test_the_data_module_s_are_not_in_the_module_s_part_of_checkpoints(tmp_path):
+    saved = ModelCheckpoint(tmp_path)
+    written(tmp_path, Nested({"lr": 1}, [3]), Counted([1]), loop(), saved)
+    found = torch.load(saved.best_model_path, weights_only=True)
+    assert found["hyper_parameters"] == {"optimizer": {"lr": 1}, "layers": [3], "name": "a"}
+    assert Nested.load_from_checkpoint(saved.best_model_path).hparams.layers == [3]
+
+
+def test_containers_of_other_kinds_become_plain_and_objects_are_left_out():
+    class Kind(Enum):
+        SMALL = 1
+
+    module = Net()
+    own = {"a": AttributeDict(b=range(2), c=print), "d": [Kind.SMALL, Path("x")], "e": print, "f": [print], "g": (1, 2)}
+    module.save_hyperparameters(own)
+    wanted = {"method": "FedAvg", "a": {"b": [0, 1]}, "d": ["SMALL", "x"], "g": (1, 2)}
+    assert logged_hparams("FedAvg", module) == wanted
