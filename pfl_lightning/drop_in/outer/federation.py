@@ -23,6 +23,7 @@ from pfl_lightning.drop_in.fits.hooks import LocalHooks
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
 from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
 from pfl_lightning.drop_in.outer.changes import Changes
+from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
@@ -90,7 +91,7 @@ class ModuleFederation(HoldsGivenModule):
         parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
         first = parts.copied(module)
         take_cli_optimizers(module, first)
-        self._given = Given(module, first, parts, module_factory, frozen)
+        self._given = Given(module, first, parts, module_factory, frozen, Gained(module))
         name_followers(module, frozen)
         if module.state_dict():  # otherwise it makes its layers in setup
             parts.try_out(self._first_once_more())
@@ -138,7 +139,7 @@ class ModuleFederation(HoldsGivenModule):
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
         module = self._first_once_more()
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
-            with set_up_by(module, self._trainer):
+            with self._given.gained.handed_to(module, self._given.module), set_up_by(module, self._trainer):
                 if is_overridden("configure_model", module):
                     module.configure_model()
                 if is_overridden("setup", module):

@@ -16,6 +16,7 @@ from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.fits.added_layers import put_layer
 from pfl_lightning.drop_in.outer.changes import Changes
+from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.late_layers import take_layers
 from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.errors import FederationError
@@ -34,6 +35,7 @@ class Given:
         parts: Which of its layers the clients need.
         factory: Makes the module once more.
         frozen: Which of the frozen parameters never change.
+        gained: Knows what the module has gained since it was copied.
     """
 
     module: L.LightningModule
@@ -41,6 +43,7 @@ class Given:
     parts: ClientParts
     factory: Factory | None
     frozen: Sequence[str] | None
+    gained: Gained
 
 
 class HoldsGivenModule(LogsOverClients):
@@ -55,6 +58,11 @@ class HoldsGivenModule(LogsOverClients):
     def given_module(self) -> L.LightningModule:
         """The module that was given."""
         return self._given.module
+
+    @property
+    def _gained(self) -> Gained:
+        """What the module has gained since it was copied."""
+        return self._given.gained
 
     def _first_once_more(self) -> L.LightningModule:
         """A copy of the module as it was when it was given."""

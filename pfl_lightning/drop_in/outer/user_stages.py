@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from functools import wraps
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.datamodules.adapters.loading.stages import attached, brings, gives
+from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
 from pfl_lightning.drop_in.outer.set_up import set_up_by
 from pfl_lightning.errors import ConfigurationError
@@ -68,8 +70,13 @@ class UserStages(OuterHooks):
 
     def prepare_data(self) -> None:
         """Call the module's own."""
-        with attached(self.given_module, self._trainer):
+        with attached(self.given_module, self._trainer), self._gained.preparing(self.given_module):
             self.given_module.prepare_data()
+
+    @property
+    @abstractmethod
+    def _gained(self) -> Gained:
+        """What the module has gained since it was copied."""
 
     def setup(self, stage: str) -> None:
         """Build the clients, or call the module's own ``setup`` for a stage that they have not seen."""

@@ -1,0 +1,118 @@
+"""Attributes that a module gives itself in ``prepare_data`` and where it makes its loaders, for the clients' copies."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import ref
+
+import lightning as L
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from pfl_lightning.drop_in.client.copies import held_tensors
+from pfl_lightning.drop_in.outer.changes import Look
+
+__all__ = ["Gained"]
+
+_log = logging.getLogger(__name__)
+
+
+class Gained:
+    """Knows what the module that was given has gained since it was copied: a Trainer calls these hooks on it alone.
+
+    Layers and weights are not looked at: clients have those of the first copy.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self._look: Look | None = Look(module)
+        self._buffers = {name: ref(buffer) for name, buffer in module.named_buffers()}
+        self._prepared: dict[str, Any] = {}  # as it was before a setup could change it
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without the module's objects, which are others in another process."""
+        return {"_look": None, "_buffers": {}, "_prepared": {}}
+
+    @contextmanager
+    def preparing(self, module: L.LightningModule) -> Iterator[None]:
+        """Inside, the module's ``prepare_data`` is called."""
+        look, data = Look(module), _data_sets(module)
+        yield
+        names = {name for name, value in _data_sets(module).items() if value is not data.get(name)}
+        for name in sorted(names | look.attributes_changed_in(module)):
+            self._prepared[name] = vars(module)[name]
+            with suppress(Exception):  # what cannot be copied is named when it is handed over
+                self._prepared[name] = copy.deepcopy(vars(module)[name], _memo(module, module))
+
+    @contextmanager
+    def handed_to(self, other: L.LightningModule, module: L.LightningModule) -> Iterator[None]:
+        """Hand over what was prepared; inside, the copy is set up; afterwards, hand over the rest.
+
+        What the copy has set itself stays.
+
+        Args:
+            other: The copy.
+            module: The module.
+        """
+        if self._look is None:
+            yield
+            return
+        _hand_over(module, other, self._prepared)
+        before, buffers = Look(other), dict(other.named_buffers())
+        yield
+        # Not earlier: a setup that finds what another setup has made may believe that its layers are there, too.
+        names = self._look.attributes_changed_in(module) - before.attributes_changed_in(other)
+        names |= {name for name in _data_sets(module) if vars(other).get(name) is None}
+        _hand_over(module, other, {name: vars(module)[name] for name in sorted(names)})
+        own = dict(other.named_buffers())
+        for name, buffer in module.named_buffers():
+            known = self._buffers.get(name)
+            if (known is None or known() is not buffer) and own.get(name) is buffers.get(name):
+                _set_buffer(module, other, name)
+
+
+def _data_sets(module: L.LightningModule) -> dict[str, Any]:
+    """Those that all copies may share: a stream is each copy's own."""
+    found = vars(module).items()
+    return {n: v for n, v in found if isinstance(v, Dataset) and not isinstance(v, IterableDataset)}
+
+
+def _hand_over(module: L.LightningModule, other: L.LightningModule, values: Mapping[str, Any]) -> None:
+    memo = _memo(module, other)
+    for name, value in values.items():
+        try:
+            vars(other)[name] = copy.deepcopy(value, memo)
+        except Exception as error:  # whatever an object's own copying may raise: a lock, an open file
+            _log.warning(
+                "%s.%s, which the module made in prepare_data or with its loaders, cannot be copied (%s): clients do "
+                "not have it; make it in setup",
+                type(module).__name__,
+                name,
+                error,
+            )
+
+
+def _memo(module: L.LightningModule, other: L.LightningModule) -> dict[int, Any]:
+    """A memo of ``copy.deepcopy`` in which layers and tensors of a module are those of another one."""
+    memo: dict[int, Any] = held_tensors(module)
+    memo |= _same_places(dict(module.named_modules()), dict(other.named_modules()))
+    memo |= _same_places(dict(module.named_parameters()), dict(other.named_parameters()))
+    return memo | _same_places(dict(module.named_buffers()), dict(other.named_buffers()))
+
+
+def _same_places(own: dict[str, Any], others: dict[str, Any]) -> dict[int, Any]:
+    return {id(one): others[name] for name, one in own.items() if name in others}
+
+
+def _set_buffer(module: nn.Module, other: nn.Module, name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    if parent in dict(other.named_modules()):
+        persistent = last not in module.get_submodule(parent)._non_persistent_buffers_set
+        vars(layer := other.get_submodule(parent)).pop(last, None)
+        layer.register_buffer(last, module.get_buffer(name).detach().clone(), persistent)
