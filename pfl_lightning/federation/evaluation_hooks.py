@@ -73,8 +73,9 @@ class EvaluationHooks(EngineHooks, ClientModels):
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.round
         scores = (*self.evaluation.validation_scores.values(), *self.evaluation.test_scores.values())
         shown = {name for score in scores for name in score.shown}
+        to = None if outside else False  # of True Lightning would warn where there is no logger
         for name, value in summary.items():  # names may have the number of a loader already
-            self.log(name, value, name in shown, logger=outside, batch_size=1, add_dataloader_idx=False)
+            self.log(name, value, name in shown, logger=to, batch_size=1, add_dataloader_idx=False)
         for prefix in () if outside else ("", "novel_", "test_", "novel_test_"):
             mean = summary.get(f"{prefix}accuracy/mean")
             if mean is not None and f"{prefix}accuracy" not in summary:  # which a user's module may log itself

@@ -70,6 +70,15 @@ def test_any_logger():
     assert logger.hyperparameters == []
 
 
+@pytest.mark.filterwarnings("error:.*no logger configured")
+def test_an_evaluation_without_a_logger_says_nothing_of_it():
+    federation, trainer, data = fitted(1, logger=False)
+    (found,) = trainer.validate(federation, datamodule=data, verbose=False)
+    assert "val_loss" in found
+    (found,) = trainer.test(federation, datamodule=data, verbose=False)
+    assert "test_loss" in found
+
+
 def test_hyperparameters_of_the_module_are_logged():
     class Saving(Net):
         def __init__(self, lr: float, width: int = 3, layer: object = None) -> None:
