@@ -66,7 +66,8 @@ def remember_before(client: FederatedClient) -> None:
 
 
 def forget_preparation(client: FederatedClient) -> None:
-    """Give the module back the non-persistent buffers that it had; parameters are loaded before they are next used."""
+    """Give the module back the buffers that it had; parameters and values are loaded before they are next used."""
+    client.restore_buffers()
     before = _before.pop(client, None)
     if before is None:
         return

@@ -12,6 +12,7 @@ from torch import nn
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
+from pfl_lightning.drop_in.client.buffers import say_what_is_left_out
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
@@ -90,6 +91,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
         )
         self._record = self._own_loss = None
         self._transients: list[Transient] = []  # made before the first fit
+        self._said_of_buffers: set[str] = set()
 
     def assemble(self, encoder: nn.Module) -> None:
         """The model is the module."""
@@ -196,10 +198,21 @@ class ModuleClient(NetworkParts, ModuleSteps):
 
     def networks_as_given(self) -> list[L.LightningModule]:
         """The module, and what a method trains beside it, without what clients have left in their attributes."""
+        self.restore_buffers()
         networks = self.networks()
         for transient, network in zip(self._transients, networks, strict=False):  # none before the first fit
             transient.restore(network)
         return networks
+
+    def restore_buffers(self) -> None:
+        """Bring buffers back to the names and shapes that all clients begin with; what has changed is said once."""
+        found = dict[str, str]()
+        for transient, network in zip(self._transients, self.networks(), strict=False):
+            found |= transient.restore_forms(network)
+        new = {name: change for name, change in found.items() if name not in self._said_of_buffers}
+        if new:
+            self._said_of_buffers |= new.keys()
+            say_what_is_left_out(type(self.module).__name__, new)
 
     def forget_given(self) -> None:
         """From now on the attributes are those that all clients begin with."""

@@ -1,4 +1,4 @@
-"""What a module has beside its state_dict, which one client must not leave to the next."""
+"""What a module has beside its state_dict, and the form of its buffers, which one client must not leave to the next."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
+from pfl_lightning.drop_in.client.buffers import BufferForms
+
 __all__ = ["Transient", "own_attributes"]
 
 _log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ _OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *_DATA)
 
 
 class Transient:
-    """The Python attributes and non-persistent buffers of a module and its layers, as they were.
+    """The Python attributes and non-persistent buffers of a module and its layers, and the form of all buffers.
 
     Attributes are kept as copies, in which modules, parameters and buffers stand for themselves, and an object that
     several layers have is one; dictionaries and lists are brought back in place, since functions may hold them, too.
@@ -42,6 +44,7 @@ class Transient:
         memo, kept = _tensors_and_layers(module), set(module.state_dict())
         self._attributes: dict[str, dict[str, Any]] = {}
         self._names: dict[str, set[str]] = {}
+        self._forms = BufferForms(module)
         self._buffers = {n: b.detach().clone() for n, b in module.named_buffers() if n not in kept}
         for name, layer in module.named_modules():
             if _is_the_authors(layer):
@@ -56,8 +59,18 @@ class Transient:
         """Those of each layer, as they were."""
         return list(self._attributes.values())
 
+    def restore_forms(self, module: nn.Module) -> dict[str, str]:
+        """Bring buffers back to their names and shapes.
+
+        Returns:
+            What has changed, of those that are part of the ``state_dict``, by name.
+        """
+        return self._forms.restore(module)
+
     def restore(self, module: nn.Module) -> None:
         """Bring the module back to that."""
+        self.restore_forms(module)
+        self._forms.hold(module)
         known = _tensors_and_layers(module)
         if not self._said:
             self._say_which_weights_are_lost(module, known)
@@ -71,7 +84,7 @@ class Transient:
         buffers = dict(module.named_buffers())
         with torch.no_grad():
             for name, value in self._buffers.items():
-                if name in buffers and buffers[name].shape == value.shape:
+                if name in buffers:
                     buffers[name].copy_(value)
 
     def _say_which_weights_are_lost(self, module: nn.Module, known: dict[int, Any]) -> None:
