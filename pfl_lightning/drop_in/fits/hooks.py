@@ -10,6 +10,7 @@ import lightning as L
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.fits.added_layers import KeepsAdded
 from pfl_lightning.drop_in.fits.loggers import OuterRun
+from pfl_lightning.drop_in.fits.seen_trainer import as_seen
 from pfl_lightning.drop_in.outer.local_callbacks import copies, sees_evaluations
 from pfl_lightning.engines.tasks import MakeTrainer
 
@@ -51,7 +52,7 @@ class LocalHooks:
         own = copies(self.callbacks)
         options |= self.outer.options(client.step_module, own, client.logged_metrics)
         kept = [KeepsAdded(client.step_module, self.added)] if self.added else []
-        return make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options)
+        return as_seen(make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options), self.outer)
 
     def trainer_of_evaluation(
         self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
@@ -60,4 +61,5 @@ class LocalHooks:
         own = copies(filter(sees_evaluations, self.callbacks))
         options |= self.outer.options(module, own, {})
         kept = [KeepsAdded(module, self.added, own)] if own else []
-        return make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options)
+        trainer = make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options)
+        return as_seen(trainer, self.outer, evaluates=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 import lightning as L
@@ -34,8 +33,6 @@ from pfl_lightning.engines.tasks import MakeTrainer
 from pfl_lightning.engines.trainer import silence
 
 __all__ = ["fit_module", "run_steps_under_trainer"]
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -246,22 +243,10 @@ def _optimizers_when_asked_for(module: L.LightningModule) -> Callable[..., Any]:
 
     @wraps(own)
     def optimizers(*args: Any, **kwargs: Any) -> Any:
-        trainer: Any = module.trainer
-        if not trainer.strategy.optimizers:
-            _say_that_optimizers_are_new(type(module).__name__)
-            trainer.strategy.setup_optimizers(trainer)
-        return own(*args, **kwargs)
+        made = module.trainer.optimizers  # which makes those that the strategy gives
+        return own(*args, **kwargs) if made else made
 
     return optimizers
-
-
-@cache
-def _say_that_optimizers_are_new(name: str) -> None:
-    _log.warning(
-        "%s asks for self.optimizers() in an evaluation, where a client has none: it gets new ones of its "
-        "configure_optimizers, with their first rates and without what they have learned",
-        name,
-    )
 
 
 def _standing_in(datamodule: LightningDataModule, loaders: Mapping[str, BatchSource | None]) -> LightningDataModule:

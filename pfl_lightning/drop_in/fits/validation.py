@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from inspect import unwrap
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim.lr_scheduler import LRScheduler
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
@@ -15,12 +17,17 @@ __all__ = ["LocalValidation"]
 
 _log = logging.getLogger(__name__)
 
+_HOOKS = ("on_validation_epoch_start", "on_validation_epoch_end", "on_validation_start", "on_validation_end")
+_STEPPING = {"lr_schedulers", "lr_scheduler_configs", "step"}
+_PACKAGES = ("lightning.", "pytorch_lightning.", "torch.")
+
 
 class LocalValidation(L.Callback):
     """Lets an inner Trainer validate after each epoch if something watches a value that the training does not log.
 
-    Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits. A client without a validation part,
-    and a module without a validation step, train on with such a schedule unstepped, and say so.
+    Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits, and a module with manual
+    optimization that steps its schedulers in a hook of the validation. A client without a validation part, and a module
+    without a validation step, train on with such a schedule unstepped, and say so.
 
     Args:
         trainer: The Trainer, made with the limit of validation batches that holds if it validates.
@@ -48,6 +55,17 @@ class LocalValidation(L.Callback):
             data.eval_batch_size, device="cpu" if data.datamodule is not None else data.device
         )
 
+    def _steps_by_hand(self, trainer: Any, module: L.LightningModule) -> bool:
+        """Whether the module itself steps schedulers by a value of the validation, or in one of its hooks."""
+        if module.automatic_optimization:
+            return False
+        plateau = any(hasattr(config.scheduler, "num_bad_epochs") for config in trainer.lr_scheduler_configs)
+        seen = set[str]()
+        held = any(isinstance(value, LRScheduler) for value in vars(module).values())
+        return plateau or (
+            bool(trainer.lr_scheduler_configs or held) and any(_steps(module, name, seen) for name in _HOOKS)
+        )
+
     def on_train_batch_end(self, trainer: Any, pl_module: L.LightningModule, *args: Any) -> None:
         """Validate after this epoch, if anything asks for it."""
         if trainer.limit_val_batches != 0 or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
@@ -56,10 +74,7 @@ class LocalValidation(L.Callback):
         watched += [each for each in trainer.callbacks if getattr(each, "monitor", None) is not None]
         known = {f"{name}{end}" for name in self._logged for end in ("", "_step", "_epoch")}
         missing = [each for each in watched if each.monitor not in known]
-        by_hand = not pl_module.automatic_optimization and any(
-            hasattr(config.scheduler, "num_bad_epochs") for config in trainer.lr_scheduler_configs
-        )
-        if not (missing or by_hand):
+        if not (missing or self._steps_by_hand(trainer, pl_module)):
             return
         if self._reason is None:
             trainer.limit_val_batches = self._limit
@@ -72,3 +87,15 @@ class LocalValidation(L.Callback):
             self._reason,
             names,
         )
+
+
+def _steps(module: L.LightningModule, name: str, seen: set[str]) -> bool:
+    """Whether the code of a hook, or of methods of the module that it calls, names schedulers or their ``step``."""
+    if name in seen:
+        return False
+    seen.add(name)
+    kinds = [kind for kind in type(module).__mro__ if not f"{kind.__module__}.".startswith(_PACKAGES)]
+    codes = [getattr(unwrap(vars(kind)[name]), "__code__", None) for kind in kinds if callable(vars(kind).get(name))]
+    names = {each for code in codes if code is not None for each in code.co_names}
+    own = [each for each in names if hasattr(type(module), each)]
+    return not names.isdisjoint(_STEPPING) or any(_steps(module, each, seen) for each in own)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, Net, run_project
-from _helpers.toy import assert_same
+from _helpers.toy import assert_same, quiet_trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 
-from pfl_lightning import SequentialEngine, TrainerEngine
+from pfl_lightning import FederatedLoop, SequentialEngine, TrainerEngine
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores
 from pfl_lightning.methods import FedAvg
 
@@ -137,8 +138,84 @@ def test_steps_of_evaluations_that_ask_for_optimizers_get_new_ones(caplog):
     asking, trainer = run_project(FedAvg, module=Asking(), engine=TrainerEngine())
     assert float(trainer.callback_metrics["rate"]) == pytest.approx(0.05)
     assert_same(asking.global_model().state_dict(), expected.global_model().state_dict(), atol=0)
-    said = [message for message in caplog.messages if "Asking asks for self.optimizers() in an evaluation" in message]
+    said = [message for message in caplog.messages if "Asking asks for its optimizers or schedulers" in message]
     assert len(said) == 1
+
+
+def test_hooks_of_evaluations_find_schedulers_and_the_optimizers_of_the_trainer(caplog):
+    class AskingForAll(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.25)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("rate", self.lr_schedulers().get_last_lr()[0])
+
+        def on_test_epoch_end(self) -> None:
+            self.log("test_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+            self.log("test_schedules", float(len(self.trainer.lr_scheduler_configs)))
+
+    _, trainer = run_project(FedAvg, module=AskingForAll(), engine=TrainerEngine())
+    found = {name: float(trainer.callback_metrics[name]) for name in ("rate", "test_rate", "test_schedules")}
+    assert found == {"rate": 0.25, "test_rate": 0.25, "test_schedules": 1.0}
+    assert len([message for message in caplog.messages if "AskingForAll asks for its optimizers" in message]) == 1
+
+
+def test_schedulers_that_an_evaluation_cannot_make_are_none(caplog):
+    class Guarded(Net):
+        def configure_optimizers(self) -> Any:
+            if not self.trainer.training:
+                raise RuntimeError("only in a fit")
+            return super().configure_optimizers()
+
+        def on_validation_epoch_end(self) -> None:
+            assert self.lr_schedulers() is None
+
+    run_project(FedAvg, module=Guarded(), engine=TrainerEngine())
+    (said,) = [message for message in caplog.messages if "cannot make new ones there" in message]
+    assert "RuntimeError: only in a fit" in said
+
+
+def test_the_note_of_an_error_fits_it():
+    class Broken(Net):
+        error = AttributeError("'NoneType' object has no attribute 'x'")
+
+        def on_validation_epoch_end(self) -> None:
+            raise self.error
+
+    for error, expected, other in (
+        (Broken.error, "attribute of self.trainer", "shared_evaluation"),
+        (ValueError("too few"), "If, and only if, they need the whole of a validation", "self.trainer"),
+    ):
+        Broken.error = error
+        with pytest.raises(type(error)) as caught:
+            run_project(FedAvg, module=Broken(), engine=TrainerEngine())
+        notes = " ".join(caught.value.__notes__)
+        assert expected in notes
+        assert other not in notes
+
+
+def test_hooks_find_the_callbacks_of_the_outer_trainer(tmp_path):
+    class Looking(Net):
+        found: ClassVar[set[Any]] = set()
+
+        def on_test_epoch_end(self) -> None:
+            self.found.add(("test", self.trainer.checkpoint_callback, self.trainer.early_stopping_callback))
+
+        def on_train_epoch_start(self) -> None:
+            self.found.add(("fit", self.trainer.checkpoint_callback, self.trainer.early_stopping_callback))
+
+    stopping, saving = EarlyStopping("val_loss", patience=3), ModelCheckpoint(tmp_path)
+    loop = FederatedLoop(method=FedAvg, num_clients=2, seed=0)
+    trainer, module = quiet_trainer(1, stopping, saving, loop, enable_checkpointing=True), Looking()
+    trainer.fit(module, Data())
+    trainer.test(module, Data(), verbose=False)
+    assert Looking.found == {("fit", saving, stopping), ("test", saving, stopping)}
+    inner = EarlyStopping("train_loss", patience=5)
+    Looking.found.clear()
+    run_project(FedAvg, module=Looking(), engine=TrainerEngine(), local_callbacks=[inner])
+    (fit,) = {found[2].monitor for found in Looking.found if found[0] == "fit"}
+    assert fit == "train_loss"
 
 
 def test_that_nothing_is_known_is_said_once():

@@ -94,6 +94,52 @@ def test_early_stopping_inside_local_fits_sees_the_validation(monkeypatch):
     assert Fitting.seen == [0, 1, 2]
 
 
+class SteppedInValidation(ByHand):
+    """Steps its schedule in a hook of the validation, by a function of its own."""
+
+    rates: ClassVar[list[float]] = []
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.2)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    def on_train_epoch_end(self) -> None:
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+
+    def on_validation_epoch_end(self) -> None:
+        self._step_schedule()
+
+    def _step_schedule(self) -> None:
+        if self.trainer.state.fn == "fit":
+            self.lr_schedulers().step()
+
+
+def test_a_schedule_that_is_stepped_in_the_validation_moves(monkeypatch, caplog):
+    monkeypatch.setattr(SteppedInValidation, "rates", [])
+    run_project(FedAvg, 3, module=SteppedInValidation(), cohorts=[[0]] * 3)
+    assert SteppedInValidation.rates == pytest.approx([0.02, 0.002, 0.0002])  # after the validations
+    data = Data(Toy(validation=[0, 5, 5, 5, 5]))
+    run_project(FedAvg, 1, module=SteppedInValidation(), data=data, cohorts=[[0]])
+    assert "client 0 has no validation part: what watches a value of the validation" in caplog.text
+
+
+def test_pictures_made_in_the_validation_step_no_schedule(monkeypatch):
+    class Pictures(ByHand):
+        def on_train_epoch_end(self) -> None:
+            self.lr_schedulers().step()
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("pictures", 1.0)
+            super().on_validation_epoch_end()
+
+        def configure_optimizers(self) -> Any:
+            return SteppedInValidation.configure_optimizers(self)
+
+    monkeypatch.setattr(Plateau, "validated", [])
+    run_project(FedAvg, 1, module=Pictures(), cohorts=[[0]], trainer={"limit_val_batches": 0})
+    assert Plateau.validated == []
+
+
 def test_a_client_without_validation_part_leaves_its_schedule_and_says_so(caplog):
     data = Data(Toy(validation=[0, 5, 5, 5, 5]))
     with caplog.at_level(logging.WARNING, logger="pfl_lightning"):
