@@ -18,6 +18,7 @@ from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
 from pfl_lightning.drop_in.client.module_steps import ModuleSteps
 from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts
+from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
@@ -160,7 +161,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
 
     def exported_names(self) -> list[str]:
         """Names in the module."""
-        return list(self.module.state_dict())
+        return list(plain_state(self.module))
 
     def copy_network(self) -> nn.Module:
         """The module once more; what is frozen is the same, not a copy."""

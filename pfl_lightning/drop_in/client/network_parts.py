@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 from torch import nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.client.frozen import chosen_names
+from pfl_lightning.drop_in.client.plain_state import plain_states
 from pfl_lightning.drop_in.client.roles import Roles
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.phases import Phase
@@ -46,6 +47,11 @@ class NetworkParts(FederatedClient):
         """The module, and the second one of a method that has two."""
         found = (self._modules.get(prefix[:-1]) for prefix in NETWORKS)
         return [cast(L.LightningModule, network) for network in found if network is not None]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """All parameters and persistent buffers; a ``state_dict`` of the author's shapes checkpoints alone."""
+        with plain_states(self, without=self):
+            return super().state_dict(*args, **kwargs)
 
     def part_of(self, name: str) -> str:
         """What a name of the state belongs to: encoder or head of one of the networks, or the method's own."""

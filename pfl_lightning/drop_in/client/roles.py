@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.tracing import Trace
 from pfl_lightning.errors import ConfigurationError
 
@@ -45,7 +46,7 @@ def find_roles(module: nn.Module, head: str | Sequence[str]) -> Roles:
         ConfigurationError: A pattern fits nothing, the patterns fit everything, or a parameter is in both parts.
     """
     check_layers(module)
-    names = list(module.state_dict())
+    names = list(plain_state(module))
     roles = Roles(_fitting(names, [head] if isinstance(head, str) else head))
     if roles and _is_everything(module, roles.head):
         raise ConfigurationError(
@@ -67,7 +68,7 @@ def check_layers(module: nn.Module) -> None:
     Raises:
         ConfigurationError: It has no parameters and buffers.
     """
-    if not module.state_dict():
+    if not plain_state(module):
         raise ConfigurationError(
             f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
             "before the module is federated"
@@ -92,7 +93,7 @@ def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
 def likely_head(module: nn.Module) -> Roles:
     """The last linear layer in the order in which layers are declared: where it is not known which is called last."""
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
-    found = [name for name in module.state_dict() if linear and name.startswith(f"{linear[-1]}.")]
+    found = [name for name in plain_state(module) if linear and name.startswith(f"{linear[-1]}.")]
     return Roles([] if not found or _is_everything(module, found) or _tied_across(module, found) else found)
 
 
@@ -108,7 +109,7 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
         ConfigurationError: It is not known which layer that is, or it cannot be set apart.
     """
     layers = (*trace.last, *trace.norms)  # or parameters of the module itself
-    found = [n for n in module.state_dict() if n in layers or n.startswith(tuple(f"{layer}." for layer in layers))]
+    found = [n for n in plain_state(module) if n in layers or n.startswith(tuple(f"{layer}." for layer in layers))]
     problem = trace.problem
     if problem is None and not trace.is_sure:
         problem = f"it depends on {len(trace.last)} last layers at once"

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 from pfl_lightning.drop_in.client.buffers import BufferForms
+from pfl_lightning.drop_in.client.plain_state import plain_state
 
 __all__ = ["Transient", "own_attributes"]
 
@@ -41,7 +42,7 @@ class Transient:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        memo, kept = _tensors_and_layers(module), set(module.state_dict())
+        memo, kept = _tensors_and_layers(module), set(plain_state(module))
         self._attributes: dict[str, dict[str, Any]] = {}
         self._names: dict[str, set[str]] = {}
         self._forms = BufferForms(module)

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from pfl_lightning.drop_in.client.copies import Factory, copied
+from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.features.capture import FeatureCapture
 from pfl_lightning.drop_in.features.passes import FeaturePass
@@ -108,7 +109,7 @@ class ModuleEncoder(nn.Module):
             return copied(self.module, self._remaking.factory)
         with isolate_rng():
             other = self._remaking.factory()
-        parameters_to_buffers(other, persistent=bool(self.module.state_dict()))
+        parameters_to_buffers(other, persistent=bool(plain_state(self.module)))
         with torch.no_grad():
             for (_, value), (_, own) in zip(other.named_buffers(), self.module.named_buffers(), strict=True):
                 value.data = own.detach().clone()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.older_package import is_older
@@ -51,7 +52,7 @@ def check_module(module: Any) -> L.LightningModule:
             f"{lazy[0]} of {type(module).__name__} has no shape yet (a lazy layer): pass a batch through the module "
             "first"
         )
-    slashes = [name for name in module.state_dict() if "/" in name]
+    slashes = [name for name in plain_state(module) if "/" in name]
     if slashes:
         raise ConfigurationError(f"the name {slashes[0]!r} in {type(module).__name__} has a slash: rename it")
     return cast(L.LightningModule, module)

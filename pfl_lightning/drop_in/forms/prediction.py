@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 
+from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.forms.loaded_module import restore
 from pfl_lightning.drop_in.forms.trainer_data import GivenData
 from pfl_lightning.drop_in.outer.changes import Changes
@@ -64,8 +65,8 @@ class GlobalWeights:
             if self._given.datamodule is not None:  # whose training data were asked for since
                 self._given.datamodule.trainer = trainer
                 self._given.datamodule.setup("predict")
-        state: Mapping[str, Any] = federation.global_model().state_dict()
-        if state.keys() != self._module.state_dict().keys():
+        state: Mapping[str, Any] = plain_state(federation.global_model())
+        if state.keys() != plain_state(self._module).keys():
             raise ConfigurationError(
                 f"{type(self._module).__name__} makes its layers in setup or configure_model, so that it cannot be "
                 "given the global model of a checkpoint: federation.global_model() has it after trainer.test"

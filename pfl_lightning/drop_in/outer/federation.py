@@ -17,6 +17,7 @@ from pfl_lightning.drop_in.client.frozen import apart, name_followers
 from pfl_lightning.drop_in.client.made_class import client_class
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.parts import ClientParts
+from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.fits.added_layers import add_layers
 from pfl_lightning.drop_in.fits.continuity import Continuity
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
@@ -93,7 +94,7 @@ class ModuleFederation(HoldsGivenModule):
         take_cli_optimizers(module, first)
         self._given = Given(module, first, parts, module_factory, frozen, Gained(module))
         name_followers(module, frozen)
-        if module.state_dict():  # otherwise it makes its layers in setup
+        if plain_state(module):  # otherwise it makes its layers in setup
             parts.try_out(self._first_once_more())
         self.loop, self.monitor = loop, monitor
         self.take_hparams(made.__name__)

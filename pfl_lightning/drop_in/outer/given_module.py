@@ -14,13 +14,13 @@ from pfl_lightning.drop_in.client.frozen import frozen_parameters
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.parts import ClientParts
+from pfl_lightning.drop_in.client.plain_state import load_plain_state, plain_state
 from pfl_lightning.drop_in.fits.added_layers import put_layer
 from pfl_lightning.drop_in.outer.changes import Changes
 from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.late_layers import take_layers
 from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.errors import FederationError
-from pfl_lightning.state.tensors import load_state
 
 __all__ = ["Given", "HoldsGivenModule"]
 
@@ -97,7 +97,7 @@ class HoldsGivenModule(LogsOverClients):
         state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
         for prefix in NETWORKS:
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            load_state(module, own)
+            load_plain_state(module, own)
 
     def fill_given_module(self) -> None:
         """Load the global model into the module that was given, with layers that ``setup`` has made."""
@@ -105,7 +105,7 @@ class HoldsGivenModule(LogsOverClients):
         for name in self.local.added:
             put_layer(given, name, copy.deepcopy(model.get_submodule(name)))
         take_layers(given, model)
-        load_state(given, model.state_dict())
+        load_plain_state(given, plain_state(model))
         self.changes.end(given)
 
     def look_for_changes(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
@@ -71,7 +72,7 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
                 "encoder.* is what was trained; export personalized clients for models that predict (--personalize)",
                 stacklevel=2,
             )
-        state = model.state_dict()
+        state = {**model.state_dict(), **_tensors(model)}  # a module's author may let its state_dict leave some out
         path = target / f"{name}.pt"
         with replace_file(path) as temporary, temporary.open("wb") as file:
             torch.save({name: state[name].cpu().clone() for name in names}, file)
@@ -86,6 +87,12 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
             temporary.write_text(json.dumps(about, indent=2) + "\n")
         written.append(path)
     return written
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, by name."""
+    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach() for each in named for name, tensor in each}
 
 
 def _about_data(data: FederatedData, client: int, has_head: bool) -> dict[str, list[float] | list[str] | None]:
