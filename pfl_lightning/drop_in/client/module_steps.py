@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import lightning as L
@@ -82,7 +82,8 @@ class ModuleSteps(GoesOn):
 
     def optimizers_from(self, configure: Callable[[], Any]) -> Any:
         """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
-        configured = self.new_optimizers(configure)
+        with nullcontext() if self.course is None else self.course.as_last_made(self.step_module):
+            configured = self.new_optimizers(configure)
         if self.phase.lr_share is not None:
             if self.course is not None and self.course.settings.continues:
                 raise ConfigurationError(
@@ -91,7 +92,7 @@ class ModuleSteps(GoesOn):
                 )
             configured = share_of_learning_rates(configured, self.phase.lr_share)
         if self.course is not None:
-            self.course.take_over([configured, *held_schedulers(self.step_module, configured)])
+            self.course.take_over([configured, *held_schedulers(self.step_module, configured)], self.step_module)
         return configured
 
     def new_optimizers(self, configure: Callable[[], Any]) -> Any:

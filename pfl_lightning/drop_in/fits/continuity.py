@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.drop_in.fits.counters import Counts
 from pfl_lightning.drop_in.fits.optimizers import flat_objects
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["Continuity", "Course", "CourseCallback", "GoesOn"]
+__all__ = ["Continuity", "Course", "GoesOn"]
 
 
 @dataclass(frozen=True)
@@ -54,25 +57,6 @@ class Continuity:
         return self.continues or self.keeps
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How far a phase has come, over all rounds of a client.
-
-    Attributes:
-        epochs: Local epochs.
-        batches: Batches whose gradients were taken; loggers count them.
-        steps: Steps of optimizers, as in ``global_step``.
-    """
-
-    epochs: int = 0
-    batches: int = 0
-    steps: int = 0
-
-    def after(self, epochs: int) -> Counts:
-        """The counts some epochs later, under an engine that counts no steps."""
-        return replace(self, epochs=self.epochs + epochs)
-
-
 class Course:
     """What the phases of a local fit take over from the client's last one, and hand on to its next.
 
@@ -90,6 +74,7 @@ class Course:
         self._after: list[dict[str, Any]] = []
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[Any] = []
+        self._has_taken_over, self._trained = False, dict[str, bool]()
 
     @property
     def _earlier(self) -> dict[str, Any]:
@@ -107,16 +92,40 @@ class Course:
         """What the current phase has frozen, thawed or set into a mode before this fit."""
         return dict(self._earlier.get("changed", {}))
 
-    def take_over(self, configured: Any) -> None:
+    @contextmanager
+    def as_last_made(self, module: nn.Module) -> Iterator[None]:
+        """While a phase makes its first optimizers, let train what did when the last fit made its last ones.
+
+        They differ where a module thaws a part and sets its optimizers up once more.
+        """
+        wanted: dict[str, bool] = {} if self._has_taken_over else self._earlier.get("trained", {})
+        before = {p: p.requires_grad for name, p in module.named_parameters() if name in wanted}
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(wanted.get(name, parameter.requires_grad))
+        try:
+            yield
+        finally:
+            for parameter, value in before.items():
+                parameter.requires_grad_(value)
+
+    def take_over(self, configured: Any, module: nn.Module) -> None:
         """Let what ``configure_optimizers`` returned go on.
+
+        Only what it returns first in a phase does. A module that sets its optimizers up once more, after it has thawed
+        a part, gets new ones; the client's next fit goes on with these, unless it starts at epoch 0 again.
 
         Raises:
             ConfigurationError: It has other optimizers, groups or schedulers than in the client's last fit.
         """
+        again, self._has_taken_over = self._has_taken_over, True
+        if again and not self.settings.continues:
+            return
         found = list(flat_objects(configured))
         self._optimizers = [each for each in found if isinstance(each, Optimizer)]
         self._schedulers = [each for each in found if not isinstance(each, Optimizer) and hasattr(each, "state_dict")]
-        if not self._earlier:
+        if again:
+            self._trained = {name: p.requires_grad for name, p in module.named_parameters()}
+        if again or not self._earlier:
             return
         optimizers, schedulers = self._earlier["optimizers"], self._earlier["schedulers"]
         try:
@@ -149,9 +158,11 @@ class Course:
                 "optimizers": optimizers,
                 "schedulers": [each.state_dict() for each in self._schedulers] if continues else [],
                 "changed": changed or {} if continues else {},
+                "trained": self._trained or self._earlier.get("trained", {}),
             }
         )
         self._optimizers, self._schedulers = [], []
+        self._has_taken_over, self._trained = False, {}
 
     def encoded(self) -> bytes:
         """What the fit hands on."""
@@ -176,53 +187,6 @@ class GoesOn(FederatedClient):
     def carried(self, content: bytes | None) -> None:
         name = type(self.step_module).__name__
         self.course = None if content is None else Course(self.continuity, content, name)
-
-
-class CourseCallback(L.Callback):
-    """Lets an inner Trainer count on from the client's last fit, and stops it after this fit's epochs.
-
-    ``max_epochs`` and ``max_steps`` become those of all rounds together, by which schedules are laid out.
-
-    Args:
-        trainer: The Trainer, made for one phase of one fit.
-        before: How far the phase had come.
-        rounds: Planned number of rounds; ``None`` where it is unlimited.
-    """
-
-    def __init__(self, trainer: L.Trainer, before: Counts, rounds: int | None) -> None:
-        assert trainer.max_epochs is not None
-        self._epochs, self._steps, self._before = trainer.max_epochs, trainer.max_steps, before
-        fit: Any = trainer.fit_loop
-        steps = fit.epoch_loop
-        # A client is never at its end before its fit: a run may go on for more rounds than were planned.
-        least_epochs, least_steps = before.epochs + self._epochs, before.steps + self._steps
-        fit.max_epochs = -1 if rounds is None else max(rounds * self._epochs, least_epochs)
-        if self._steps != -1:
-            steps.max_steps = -1 if rounds is None else max(rounds * self._steps, least_steps)
-        for progress in (fit.epoch_progress.total, fit.epoch_progress.current):
-            progress.ready = progress.started = progress.processed = progress.completed = before.epochs
-        steps._batches_that_stepped = before.batches
-        for count in (
-            steps.automatic_optimization.optim_progress.optimizer.step.total,
-            steps.manual_optimization.optim_step_progress.total,
-        ):
-            count.ready = count.completed = before.steps
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        """Stop after this fit's steps, where they are limited."""
-        if self._steps != -1 and trainer.global_step - self._before.steps >= self._steps:
-            trainer.should_stop = True
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop after this fit's epochs."""
-        progress: Any = trainer.fit_loop.epoch_progress.current
-        if progress.processed - self._before.epochs >= self._epochs:
-            trainer.should_stop = True
-
-    @staticmethod
-    def counts_of(trainer: L.Trainer) -> Counts:
-        """How far a Trainer has come."""
-        return Counts(trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped, trainer.global_step)
 
 
 def _plain(value: Any) -> Any:

@@ -1,13 +1,81 @@
-"""Warning of a module that asks for counters of a Trainer where there is none."""
+"""Counts of epochs, batches and steps over a client's local fits, and a warning where there are none."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
+from dataclasses import dataclass, replace
+from typing import Any
 
 import lightning as L
 
-__all__ = ["warn_of_counters"]
+__all__ = ["Counts", "CourseCallback", "warn_of_counters"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How far a phase has come, over all rounds of a client.
+
+    Attributes:
+        epochs: Local epochs.
+        batches: Batches whose gradients were taken; loggers count them.
+        steps: Steps of optimizers, as in ``global_step``.
+    """
+
+    epochs: int = 0
+    batches: int = 0
+    steps: int = 0
+
+    def after(self, epochs: int) -> Counts:
+        """The counts some epochs later, under an engine that counts no steps."""
+        return replace(self, epochs=self.epochs + epochs)
+
+
+class CourseCallback(L.Callback):
+    """Lets an inner Trainer count on from the client's last fit, and stops it after this fit's epochs.
+
+    ``max_epochs`` and ``max_steps`` become those of all rounds together, by which schedules are laid out.
+
+    Args:
+        trainer: The Trainer, made for one phase of one fit.
+        before: How far the phase had come.
+        rounds: Planned number of rounds; ``None`` where it is unlimited.
+    """
+
+    def __init__(self, trainer: L.Trainer, before: Counts, rounds: int | None) -> None:
+        assert trainer.max_epochs is not None
+        self._epochs, self._steps, self._before = trainer.max_epochs, trainer.max_steps, before
+        fit: Any = trainer.fit_loop
+        steps = fit.epoch_loop
+        # A client is never at its end before its fit: a run may go on for more rounds than were planned.
+        least_epochs, least_steps = before.epochs + self._epochs, before.steps + self._steps
+        fit.max_epochs = -1 if rounds is None else max(rounds * self._epochs, least_epochs)
+        if self._steps != -1:
+            steps.max_steps = -1 if rounds is None else max(rounds * self._steps, least_steps)
+        for progress in (fit.epoch_progress.total, fit.epoch_progress.current):
+            progress.ready = progress.started = progress.processed = progress.completed = before.epochs
+        steps._batches_that_stepped = before.batches
+        for count in (
+            steps.automatic_optimization.optim_progress.optimizer.step.total,
+            steps.manual_optimization.optim_step_progress.total,
+        ):
+            count.ready = count.completed = before.steps
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Stop after this fit's steps, where they are limited."""
+        if self._steps != -1 and trainer.global_step - self._before.steps >= self._steps:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop after this fit's epochs."""
+        progress: Any = trainer.fit_loop.epoch_progress.current
+        if progress.processed - self._before.epochs >= self._epochs:
+            trainer.should_stop = True
+
+    @staticmethod
+    def counts_of(trainer: L.Trainer) -> Counts:
+        """How far a Trainer has come."""
+        return Counts(trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped, trainer.global_step)
 
 
 def warn_of_counters(module: L.LightningModule) -> None:

@@ -20,7 +20,7 @@ from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.datamodules.adapters.items import LoaderEpoch
 from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.fits.continuity import CourseCallback
+from pfl_lightning.drop_in.fits.counters import CourseCallback
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
 from pfl_lightning.drop_in.fits.kept_modes import KeptModes
 from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place

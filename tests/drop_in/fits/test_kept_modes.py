@@ -60,6 +60,20 @@ class Freezes(Net):
             self.body.requires_grad_(False)
 
 
+class ThawsWithNewOptimizers(ThawsWhatWasFrozen):
+    """Gives optimizers what trains alone, and sets them up once more when the body does."""
+
+    def on_train_epoch_start(self) -> None:
+        super().on_train_epoch_start()
+        if self.current_epoch == 2:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
+    def configure_optimizers(self) -> Any:
+        trained = [p for p in self.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)]
+
+
 class StopsDropping(Net):
     """Has no dropout from its third epoch on."""
 
@@ -80,7 +94,7 @@ def toy() -> Toy:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("made", [Thaws, ThawsAtTheEnd, ThawsWhatWasFrozen, Freezes])
+@pytest.mark.parametrize("made", [Thaws, ThawsAtTheEnd, ThawsWhatWasFrozen, ThawsWithNewOptimizers, Freezes])
 def test_rounds_of_one_client_are_epochs_of_a_plain_run_bit_by_bit(made):
     plain = made()
     before = {name: value.clone() for name, value in named(plain).items()}
@@ -90,6 +104,19 @@ def test_rounds_of_one_client_are_epochs_of_a_plain_run_bit_by_bit(made):
     after = named(federation.global_model())
     assert_same(after, named(plain))
     assert any(not torch.equal(after[name], value) for name, value in before.items() if "body" in name)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{"schedule": "restart"}, {"schedule": "restart", "optimizer_state": "keep"}, {}])
+def test_optimizers_may_be_set_up_once_more_in_each_fit(options):
+    class InEachFit(ThawsWithNewOptimizers):
+        def on_train_epoch_start(self) -> None:
+            if self.trainer.fit_loop.epoch_progress.current.ready % 2 == 0:
+                self.body.requires_grad_(True)
+                self.trainer.strategy.setup_optimizers(self.trainer)
+
+    federation, _ = run_project(FedAvg, 3, module=InEachFit(), epochs=2, frozen=(), cohorts=[[0, 1]] * 3, **options)
+    assert not torch.equal(federation.global_model().body[0].weight, InEachFit().body[0].weight)
 
 
 @pytest.mark.filterwarnings("ignore")
