@@ -43,10 +43,15 @@ class OuterRun:
 
     def __init__(self, clients: int = 1) -> None:
         self.trainer: L.Trainer | None = None
-        self.clients, self._client, self._place = clients, 0, 0
+        self.clients, self._client, self._place, self._every = clients, 0, 0, 1
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "trainer": None}
+        return {**vars(self), "trainer": None, "_every": self.validates_every}
+
+    @property
+    def validates_every(self) -> int:
+        """The outer Trainer's ``check_val_every_n_epoch``, also in another process."""
+        return self._every if self.trainer is None else self.trainer.check_val_every_n_epoch or 1
 
     def turn(self, client: int, place: int) -> None:
         """From now on it is a client's turn.

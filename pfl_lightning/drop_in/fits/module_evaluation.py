@@ -199,17 +199,14 @@ def run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
         return _run_steps_in_loop(task) if found is None else found
     except Exception as error:
         place = f"in the {task.stage} of a client by the module's own steps"
-        if isinstance(error, AttributeError):
-            error.add_note(
-                f"{place}: if it is an attribute of self.trainer or of something that this gives, it is that of a "
-                "Trainer which evaluates one client, and has less than the Trainer of the call"
-            )
-        else:
-            error.add_note(
+        note = f"{place}: if self.trainer lacks something, it is a Trainer that evaluates one client, not the outer one"
+        if not isinstance(error, AttributeError):
+            note = (
                 f"{place}, on the {len(task.part)} items that are the client's. If, and only if, they need the "
                 "whole of a validation or test set: FederatedLoop(..., shared_evaluation=True), or federate(..., "
                 "shared_evaluation=True), gives every client all of it"
             )
+        error.add_note(note)
         raise
 
 

@@ -187,7 +187,8 @@ def fit_module(
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
     with _module_in_fit(client) as (record, callbacks), logged_in_place():
         trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
-        course, validation = client.course, LocalValidation(trainer, client.step_module, context, record.names)
+        course, every = client.course, client.local.outer.validates_every
+        validation = LocalValidation(trainer, client.step_module, context, record.names, every)
         trainer.callbacks.append(validation)
         kept = KeptModes(course.changed if course is not None else {})
         goes_on = course is not None and course.settings.continues

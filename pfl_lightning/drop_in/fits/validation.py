@@ -29,15 +29,21 @@ class LocalValidation(L.Callback):
     optimization that steps its schedulers in a hook of the validation. A client without a validation part, and a module
     without a validation step, train on with such a schedule unstepped, and say so.
 
+    The outer Trainer's ``check_val_every_n_epoch``, which counts its rounds, is what the module reads inside. Where all
+    that asks for a validation are schedules of that frequency, and hooks, local epochs without one are left out, too.
+
     Args:
         trainer: The Trainer, made with the limit of validation batches that holds if it validates.
         module: The module that it fits.
         context: Client and data of the fit.
         logged: Names that the training logs, as they come.
+        every: What the module finds as ``check_val_every_n_epoch``.
     """
 
-    def __init__(self, trainer: Any, module: L.LightningModule, context: FitContext, logged: set[str]) -> None:
-        self._limit, self._context, self._logged = trainer.limit_val_batches, context, logged
+    def __init__(
+        self, trainer: Any, module: L.LightningModule, context: FitContext, logged: set[str], every: int = 1
+    ) -> None:
+        self._limit, self._context, self._logged, self._every = trainer.limit_val_batches, context, logged, every
         trainer.limit_val_batches = 0
         part = context.data.validation
         self._reason = None
@@ -55,29 +61,29 @@ class LocalValidation(L.Callback):
             data.eval_batch_size, device="cpu" if data.datamodule is not None else data.device
         )
 
-    def _steps_by_hand(self, trainer: Any, module: L.LightningModule) -> bool:
-        """Whether the module itself steps schedulers by a value of the validation, or in one of its hooks."""
-        if module.automatic_optimization:
-            return False
-        plateau = any(hasattr(config.scheduler, "num_bad_epochs") for config in trainer.lr_scheduler_configs)
-        seen = set[str]()
-        held = any(isinstance(value, LRScheduler) for value in vars(module).values())
-        return plateau or (
-            bool(trainer.lr_scheduler_configs or held) and any(_steps(module, name, seen) for name in _HOOKS)
-        )
+    def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
+        """Show the number, when callbacks that act by that of their own Trainer have looked at it."""
+        trainer.check_val_every_n_epoch = self._every
+
+    def on_validation_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        """Show it again, after it has let this validation be."""
+        trainer.check_val_every_n_epoch = self._every
 
     def on_train_batch_end(self, trainer: Any, pl_module: L.LightningModule, *args: Any) -> None:
         """Validate after this epoch, if anything asks for it."""
-        if trainer.limit_val_batches != 0 or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return
         watched = [config for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
         watched += [each for each in trainer.callbacks if getattr(each, "monitor", None) is not None]
         known = {f"{name}{end}" for name in self._logged for end in ("", "_step", "_epoch")}
         missing = [each for each in watched if each.monitor not in known]
-        if not (missing or self._steps_by_hand(trainer, pl_module)):
+        plateau = not pl_module.automatic_optimization and _has_plateau(trainer)
+        if not (missing or plateau or _steps_in_validation(trainer, pl_module)):
             return
         if self._reason is None:
             trainer.limit_val_batches = self._limit
+            if plateau or any(getattr(each, "frequency", 1) % self._every for each in missing):
+                trainer.check_val_every_n_epoch = 1
             return
         for each in missing:
             each.strict = False  # it would end the run
@@ -87,6 +93,19 @@ class LocalValidation(L.Callback):
             self._reason,
             names,
         )
+
+
+def _has_plateau(trainer: Any) -> bool:
+    return any(hasattr(config.scheduler, "num_bad_epochs") for config in trainer.lr_scheduler_configs)
+
+
+def _steps_in_validation(trainer: Any, module: L.LightningModule) -> bool:
+    """Whether the module itself steps schedulers in a hook of the validation."""
+    held = any(isinstance(value, LRScheduler) for value in vars(module).values())
+    if module.automatic_optimization or not (trainer.lr_scheduler_configs or held):
+        return False
+    seen = set[str]()
+    return any(_steps(module, name, seen) for name in _HOOKS)
 
 
 def _steps(module: L.LightningModule, name: str, seen: set[str]) -> bool:

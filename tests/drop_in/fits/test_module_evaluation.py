@@ -184,7 +184,7 @@ def test_the_note_of_an_error_fits_it():
             raise self.error
 
     for error, expected, other in (
-        (Broken.error, "attribute of self.trainer", "shared_evaluation"),
+        (Broken.error, "if self.trainer lacks something", "shared_evaluation"),
         (ValueError("too few"), "If, and only if, they need the whole of a validation", "self.trainer"),
     ):
         Broken.error = error

@@ -1,6 +1,7 @@
 """Local fits validate on the client's own validation part where something watches what only a validation logs."""
 
 import logging
+import pickle
 from typing import Any, ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from _helpers.toy import Toy, assert_same, quiet_trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 from pfl_lightning import SequentialEngine, TrainerEngine
+from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, LocalOnly
 
@@ -80,6 +82,49 @@ def test_nothing_is_validated_that_nobody_watches(monkeypatch):
     monkeypatch.setattr(Plateau, "validated", [])
     run_project(FedAvg, 1, module=ByTraining(), trainer={"limit_val_batches": 0})
     assert Plateau.validated == []
+
+
+class Frequent(Plateau):
+    """Lets its schedule have the frequency of the validations, or another one."""
+
+    frequency: ClassVar[int | None] = None
+    rates: ClassVar[list[float]] = []
+
+    def configure_optimizers(self) -> Any:
+        configured = super().configure_optimizers()
+        configured["lr_scheduler"]["scheduler"].threshold = 100.0  # no value is good enough
+        configured["lr_scheduler"]["frequency"] = self.frequency or self.trainer.check_val_every_n_epoch
+        return configured
+
+    def on_train_epoch_start(self) -> None:
+        assert self.trainer.check_val_every_n_epoch == 2
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("frequency", "rates", "times"),
+    [
+        (None, [0.2, 0.2, 0.1, 0.1, 0.05, 0.05], 3),
+        (2, [0.2, 0.2, 0.1, 0.1, 0.05, 0.05], 3),
+        (1, [0.2 / 2**n for n in range(6)], 6),
+    ],
+)
+def test_the_frequency_of_validations_is_that_of_the_outer_trainer(frequency, rates, times, monkeypatch):
+    monkeypatch.setattr(Plateau, "validated", [])
+    monkeypatch.setattr(Frequent, "rates", [])
+    monkeypatch.setattr(Frequent, "frequency", frequency)
+    run_project(FedAvg, 6, module=Frequent(), cohorts=[[0]], trainer={"check_val_every_n_epoch": 2})
+    assert Frequent.rates == pytest.approx(rates)
+    assert Plateau.validated == [5] * times
+
+
+def test_another_process_knows_the_frequency():
+    outer = OuterRun()
+    outer.trainer = quiet_trainer(1, check_val_every_n_epoch=3)
+    sent = pickle.loads(pickle.dumps(outer))
+    assert sent.trainer is None
+    assert sent.validates_every == outer.validates_every == 3
+    assert OuterRun().validates_every == 1
 
 
 def test_early_stopping_inside_local_fits_sees_the_validation(monkeypatch):
