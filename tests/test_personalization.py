@@ -158,7 +158,7 @@ def test_features_are_computed_once():
     rows.clear()
     personalize(federation, Personalization(epochs=10, batch_size=4))
     sizes = [len(own) for own in Toy().labels]
-    looks = sum(2 * min(16, size) for size in sizes)  # whether the encoder is as in evaluation mode
+    looks = sum(3 * min(16, size) for size in sizes)  # whether the encoder is as in evaluation mode
     assert sum(rows) == sum(sizes) + looks + 8 * CLIENTS  # training samples once, test samples once
 
 

@@ -32,6 +32,8 @@ class ClientAccuracy(InspectionCallback):
         dirpath: See :class:`InspectionCallback`.
     """
 
+    of_evaluations = True
+
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
         """Charts of each split: the mean with its band, and the mean, worst decile, worst and best client."""
         found = []

@@ -105,7 +105,10 @@ class UnitAttribution(InspectionCallback):
         )
         if models[0].evaluation != "classifier" or otherwise:
             return f"{federation.method_name} does not classify by a head on the features"
-        return None
+        inputs, _ = self._probe.samples(federation, self._probe.clients[0])
+        if not inputs.is_floating_point():
+            return "inputs are whole numbers, between which there is no line to integrate along"
+        return self._probe.lacks_common(federation)
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
         """Chart of the rank correlation."""

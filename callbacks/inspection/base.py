@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import ClassVar
 
 import lightning as L
 
@@ -29,6 +30,9 @@ class InspectionCallback(L.Callback):
         ConfigurationError: If ``every_n_rounds`` is less than one.
     """
 
+    of_evaluations: ClassVar[bool] = False
+    """Whether :meth:`show` shows scores: it is called after rounds that were evaluated, and after no others."""
+
     def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
         if isinstance(every_n_rounds, bool) or not isinstance(every_n_rounds, int) or every_n_rounds < 1:
             raise ConfigurationError(
@@ -42,6 +46,8 @@ class InspectionCallback(L.Callback):
         self._unavailable: str | None = None
         self._round: int | None = None  # the last finished round of this fit
         self._shown: int | None = None
+        self._evaluated: int | None = None  # the last round of this fit that was evaluated
+        self._is_due = False
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -85,7 +91,8 @@ class InspectionCallback(L.Callback):
                 "train a Federation"
             )
         self._recorder = self._recorder_of(trainer)
-        self._round = self._shown = None
+        self._round = self._shown = self._evaluated = None
+        self._is_due = False
         self._unavailable = self.unavailable(trainer, pl_module)
         if self._unavailable is not None and not self.optional:
             warnings.warn(f"{type(self).__name__} shows nothing: {self._unavailable}", stacklevel=2)
@@ -118,6 +125,7 @@ class InspectionCallback(L.Callback):
         is_known = trainer.state.fn == "fit" and not trainer.sanity_checking and _is_over(trainer)
         if is_known and self._unavailable is None:
             assert isinstance(pl_module, Federation)
+            self._evaluated = trainer.current_epoch
             self.after_evaluation(trainer, pl_module, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -126,7 +134,8 @@ class InspectionCallback(L.Callback):
             assert isinstance(pl_module, Federation)
             self._round = trainer.current_epoch
             self.after_round(trainer, pl_module, self._round)
-            if self._round == 0 or (self._round + 1) % self.every_n_rounds == 0:
+            self._is_due |= self._round == 0 or (self._round + 1) % self.every_n_rounds == 0
+            if self._is_due:
                 self._show(trainer, pl_module, self._round)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -136,8 +145,8 @@ class InspectionCallback(L.Callback):
             self._show(trainer, pl_module, self._round)
 
     def _show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        if self._shown != round:
-            self._shown = round
+        if self._shown != round and (not self.of_evaluations or self._evaluated == round):
+            self._shown, self._is_due = round, False
             self.show(trainer, federation, round)
 
 

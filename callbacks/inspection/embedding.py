@@ -136,7 +136,8 @@ class FeatureEmbedding(InspectionCallback):
         shown = dict.fromkeys(points.clients.tolist())
         small = [thumbnails(self._probe.samples(federation, client)[0]) for client in shown]
         images = [own for own in small if own is not None]
-        return Embedding(points.name, points.values, columns, rows, torch.cat(images) if images else None)
+        of_one_size = len({own.shape[1:] for own in images}) == 1
+        return Embedding(points.name, points.values, columns, rows, torch.cat(images) if of_one_size else None)
 
 
 def gather_points(found: Iterable[Representations]) -> list[Points]:
@@ -206,6 +207,7 @@ def draw_points(points: Points, plane: NDArray[np.float64], class_names: Sequenc
         for kind, color in zip(kinds.tolist(), colors(len(kinds)), strict=True):
             own = plane[values == kind]
             label = str(names[kind]) if names is not None else str(kind)
+            label = f" {label}" if label.startswith("_") else label  # matplotlib leaves such names out of a legend
             axes.scatter(own[:, 0], own[:, 1], s=9, color=color, label=label)
         axes.set(title=f"by {what}", xticks=[], yticks=[])
         if len(kinds) <= MOST_IN_LEGEND:

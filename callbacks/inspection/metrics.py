@@ -33,6 +33,8 @@ class ClientMetrics(InspectionCallback):
         dirpath: See :class:`InspectionCallback`.
     """
 
+    of_evaluations = True
+
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw the bars."""
         for name, values in self._values(federation):

@@ -111,6 +111,14 @@ class Probe:
         part = self.settings.part
         return None if self.clients else f"no client has samples in its {part} split; choose another one by 'part'"
 
+    def lacks_common(self, federation: Federation) -> str | None:
+        """Reason why no sample can be shown to all clients, else None."""
+        shapes = {tuple(self.samples(federation, client)[0].shape[1:]): client for client in self.clients}
+        if len(shapes) < 2:
+            return None
+        said = ", ".join(f"{shape} (client {client})" for shape, client in shapes.items())
+        return f"samples are shown to all clients, and those of clients differ in shape: {said}"
+
     def _split(self, federation: Federation, client: int) -> SplitSource:
         split: SplitSource = getattr(federation.data.client_data(client), self.settings.part)
         return split

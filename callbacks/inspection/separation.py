@@ -58,7 +58,7 @@ class RepresentationMeasures(InspectionCallback):
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """Reason if no client has samples; else None."""
         self._probe = Probe(federation, self.settings)
-        return self._probe.lacks
+        return self._probe.lacks or self._probe.lacks_common(federation)
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
         """Charts of both measures of every representation."""

@@ -176,7 +176,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     def restore_buffers(self) -> None:
         """Bring buffers back to their first names and shapes, which a user's module may change; nothing by default.
 
-        Called before a state is loaded, and after a local fit and an evaluation.
+        Called before a state is loaded, and after a local fit and an evaluation, where ``buffers_change`` is set.
         """
 
     def check_samples(self, samples: Mapping[int, int]) -> None:

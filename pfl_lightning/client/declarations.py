@@ -43,6 +43,9 @@ class DeclaredParts(L.LightningModule):
     client was made. They never change, so that the clients' module holds them once for all clients: they neither
     travel nor are stored."""
 
+    buffers_change: ClassVar[bool] = False
+    """Whether a fit or an evaluation may change names and shapes of buffers, as a user's module may."""
+
     paper_batch_size: ClassVar[int | None] = None
     """Batch size of the paper; with smaller batches a round takes more steps, which may diverge."""
 
@@ -88,7 +91,11 @@ class DeclaredParts(L.LightningModule):
 
         They are those of the parts that do not train; with ``batch_statistics`` only of those that never train.
         """
-        for name, part in _networks_of(self):
+        parts = dict(self.named_children())
+        for name in [name for name, child in parts.items() if isinstance(child, nn.ModuleDict)]:
+            whole = parts.pop(name)  # an encoder with its head
+            parts |= {f"{name}.{own}": part for own, part in whole.named_children()}
+        for name, part in parts.items():
             parameters = dict(part.named_parameters())
             if any(parameter.requires_grad for parameter in parameters.values()):
                 continue
@@ -137,15 +144,6 @@ class DeclaredParts(L.LightningModule):
     def exported_names(self) -> list[str]:
         """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
         return list(self.state_dict())
-
-
-def _networks_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Children of a client by name; of a network held as a whole (an encoder with its head), those of its parts."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.ModuleDict):
-            yield from _networks_of(child, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", child
 
 
 class PhaseLosses(L.LightningModule):

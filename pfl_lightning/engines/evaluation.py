@@ -73,7 +73,8 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
     prepares = prepares_evaluation(client)
     if prepares:
         remember_before(client)
-    client.restore_buffers()
+    if client.buffers_change:
+        client.restore_buffers()
     if not task.trained:
         load_state(client, task.stored)
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))

@@ -111,7 +111,8 @@ def begin(client: FederatedClient, task: FitTask) -> None:
     if BEGUN not in known:
         known[BEGUN], known[MARKED] = tuple(client.state_dict()), mark_shared(client)
         _attributes[client] = attributes(client)
-    client.restore_buffers()
+    if client.buffers_change:
+        client.restore_buffers()
     load_state(client, task.personal)
     # The client may keep tensors of the message, which belong where its model is.
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
@@ -162,7 +163,8 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
     """
     if client.frozen_before:
         check_unchanged(client, context)
-    client.restore_buffers()
+    if client.buffers_change:
+        client.restore_buffers()
     update = client.make_update(context, before)
     state = client.state_dict()
     known = _names.setdefault(client, {})

@@ -67,7 +67,8 @@ def remember_before(client: FederatedClient) -> None:
 
 def forget_preparation(client: FederatedClient) -> None:
     """Give the module back the buffers that it had; parameters and values are loaded before they are next used."""
-    client.restore_buffers()
+    if client.buffers_change:
+        client.restore_buffers()
     before = _before.pop(client, None)
     if before is None:
         return

@@ -7,6 +7,7 @@
 ``evaluation_hooks``  validation and test of every client's own model
 ``client_models``     every client's own model
 ``evaluation``        an evaluation under way, and its summary
+``progress_bar``      what Lightning's progress bar says
 ``personalization``   the second stage, in which clients adapt what they are evaluated with
 ``outer_callbacks``   callbacks of Lightning that the outer Trainer has no use for
 ``saved_state``       checkpoints

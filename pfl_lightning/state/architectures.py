@@ -170,6 +170,12 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
 def _failed_on(label: str, encoder: nn.Module, samples: Tensor, error: Exception) -> ConfigurationError:
     """What an encoder that fails on samples is told: the reason, or that its numbers are of another type."""
     others = {p.dtype for p in encoder.parameters() if p.is_floating_point()} - {samples.dtype}
+    if samples.is_floating_point() and samples.dtype != torch.float32 and others == {torch.float32}:
+        return ConfigurationError(
+            f"the encoder {label} has parameters of torch.float32, and inputs are {samples.dtype}: give them as "
+            "float32 (.float() in the data module's load), and choose the precision by the Trainer (Trainer(precision="
+            "'64-true'), 'bf16-mixed', ...)"
+        )
     if samples.is_floating_point() and others:
         return ConfigurationError(
             f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give it as "

@@ -33,6 +33,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 def render(figure: Figure) -> NDArray[np.uint8]:
     """Pixels of a figure, shape (H, W, 3), unsigned bytes."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if "$" in text.get_text():  # in the name of a class, say; matplotlib would read a formula
+            text.set_parse_math(False)
     canvas: Any = figure.canvas
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -48,10 +48,10 @@ def write_embedding(folder: Path, embedding: Embedding) -> None:
     np.savetxt(folder / own / "tensors.tsv", embedding.points.numpy(), fmt="%.5g", delimiter="\t")
     lines = ["\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row) for row in embedding.rows]
     header = ["\t".join(embedding.columns)] if len(embedding.columns) > 1 else []  # the format has none for one column
-    (folder / own / "metadata.tsv").write_text("\n".join([*header, *lines]) + "\n")
+    (folder / own / "metadata.tsv").write_text("\n".join([*header, *lines]) + "\n", encoding="utf-8")
     config, path = ProjectorConfig(), folder / CONFIG
     if path.exists():
-        text_format.Parse(path.read_text(), config)
+        text_format.Parse(path.read_text(encoding="utf-8"), config)
     others = [entry for entry in config.embeddings if entry.tensor_name != embedding.name]
     del config.embeddings[:]
     config.embeddings.extend(others)
@@ -66,7 +66,7 @@ def write_embedding(folder: Path, embedding: Embedding) -> None:
         Image.fromarray(tiles).save(folder / own / "sprite.png")
         entry.sprite.image_path = (own / "sprite.png").as_posix()
         entry.sprite.single_image_dim.extend(side)
-    path.write_text(text_format.MessageToString(config))
+    path.write_text(text_format.MessageToString(config), encoding="utf-8")
 
 
 def thumbnails(inputs: Tensor) -> Tensor | None:

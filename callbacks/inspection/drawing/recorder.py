@@ -86,7 +86,7 @@ class Recorder:
         if not self.silent:
             taken = [write_text(logger, tag, text, round) for logger in self.loggers]
             if not any(taken):
-                self._file(f"{tag}.txt", "texts").write_text(text)
+                self._file(f"{tag}.txt", "texts").write_text(text, encoding="utf-8")
 
     def hyper_parameters(self, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
         """Log the hyper-parameters of the run; TensorBoard shows the last values of the metrics with them."""

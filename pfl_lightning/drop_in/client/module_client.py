@@ -56,6 +56,8 @@ class ModuleClient(NetworkParts, ModuleSteps):
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
 
+    buffers_change = True
+
     method: ClassVar[type[FederatedClient]]
     """The method's own class."""
 

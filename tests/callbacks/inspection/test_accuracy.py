@@ -85,3 +85,19 @@ def test_a_sample_of_the_clients_and_clients_without_data(tmp_path):
     assert 1 <= len(watch.test[0]) < 4
     assert {event.histogram_value.num for event in found.Histograms("clients/test_accuracy")} == {len(watch.test[0])}
     assert "accuracy/lower" not in found.Tags()["scalars"]
+
+
+def test_a_histogram_is_of_its_own_rounds_evaluation(tmp_path):
+    """Not of the sanity check, nor of the last evaluation before it."""
+    shown = []
+
+    class Spy(ClientAccuracy):
+        def show(self, trainer, federation, round):
+            shown.append((round, len(federation.validation_scores)))
+
+    options = {"check_val_every_n_epoch": 3, "num_sanity_val_steps": 2}
+    run(QUICK, 8, callbacks=[Spy(1)], logger=board(tmp_path / "every"), **options)
+    assert [round for round, _ in shown] == [2, 5]
+    shown.clear()
+    run(QUICK, 8, callbacks=[Spy(4)], logger=board(tmp_path / "fourth"), **options)
+    assert [round for round, _ in shown] == [2, 5]  # the first evaluations after rounds 1 and 4

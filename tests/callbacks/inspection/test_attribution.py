@@ -1,5 +1,6 @@
 """Ranks of feature units, read back from the event files and computed again from the clients' models."""
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -9,8 +10,9 @@ from _helpers.events import assert_drawn, board, charts, events, picture, rounds
 from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
 from scipy import stats
 
-from pfl_lightning.callbacks import UnitAttribution
+from pfl_lightning.callbacks import RepresentationMeasures, UnitAttribution
 from pfl_lightning.callbacks.inspection.attribution import Attribution, draw_attribution
+from pfl_lightning.callbacks.inspection.probe import Probe
 from pfl_lightning.methods import PFLSSL, FedClassAvg, FedPer, FedProto, LocalOnly
 
 QUICK = partial(FedClassAvg, epochs=2, lr=0.02, contrastive=False)
@@ -105,3 +107,42 @@ def test_a_client_with_nan_is_not_right():
 def test_steps_without_meaning_are_refused():
     with pytest.raises(ValueError, match="steps must be at least 1"):
         UnitAttribution(steps=0)
+
+
+class Tokens(torch.nn.Module):
+    """Reads whole numbers."""
+
+    def __init__(self, input_shape):
+        super().__init__()
+        self.table, self.out_features = torch.nn.Embedding(20, 4), 4
+
+    def forward(self, inputs):
+        return self.table(inputs).mean(1)
+
+
+class TokenData(Toy):
+    """The toy data as words."""
+
+    def load(self):
+        samples = super().load()
+        words = {n: getattr(samples, n).mul(3).long() % 20 for n in ("train_inputs", "test_inputs")}
+        return dataclasses.replace(samples, **words)
+
+
+def test_whole_numbers_have_no_line_between_them(tmp_path):
+    callback = UnitAttribution(dirpath=str(tmp_path))
+    with pytest.warns(UserWarning, match="UnitAttribution shows nothing: inputs are whole numbers"):
+        run(partial(FedPer, epochs=1), callbacks=[callback], data=TokenData(), encoder=Tokens)
+
+
+def test_samples_of_different_shapes_are_not_shown_to_all(tmp_path, monkeypatch):
+    own = Probe.samples
+
+    def wider(self, federation, client):
+        inputs, labels = own(self, federation, client)
+        return (torch.cat([inputs, inputs], dim=1) if client == 2 else inputs), labels
+
+    monkeypatch.setattr(Probe, "samples", wider)
+    for callback in (UnitAttribution, RepresentationMeasures):
+        with pytest.warns(UserWarning, match=r"differ in shape: \(6,\) \(client \d\), \(12,\) \(client 2\)"):
+            run(partial(FedPer, epochs=1), callbacks=[callback(dirpath=str(tmp_path))])

@@ -13,6 +13,7 @@ from PIL import Image
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
 from pfl_lightning.callbacks import FeatureEmbedding
+from pfl_lightning.callbacks.inspection.drawing.figures import render
 from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, tsne
 from pfl_lightning.errors import ConfigurationError
@@ -191,3 +192,13 @@ def test_other_embeddings_stay_and_one_of_the_same_name_is_replaced(tmp_path):
 @pytest.mark.parametrize("shape", [(4, 6), (4, 2, 5, 5), (4, 3, 5)])
 def test_what_is_no_image_has_no_thumbnail(shape):
     assert thumbnails(torch.randn(shape)) is None
+
+
+def test_names_of_classes_are_no_formulas_and_none_is_left_out():
+    names = ["$_to_$", "_silence_", "$10 to $50"]
+    points = Points("features", torch.randn(6, 2), np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1, 0, 1, 0, 1]))
+    figure = draw_points(points, np.random.default_rng(0).normal(size=(6, 2)), names, "x")
+    render(figure)
+    shown = [text.get_text().strip() for text in figure.axes[0].get_legend().get_texts()]
+    assert shown == names
+    assert not any(text.get_parse_math() for text in figure.axes[0].get_legend().get_texts() if "$" in text.get_text())
