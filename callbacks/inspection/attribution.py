@@ -18,6 +18,7 @@ from pfl_lightning.callbacks.inspection.probe import (
     ProbeSettings,
     SplitName,
     names_of_classes,
+    own_classes,
     represent,
 )
 from pfl_lightning.checks import check_at_least
@@ -141,16 +142,17 @@ class UnitAttribution(InspectionCallback):
         if not clients:
             return None
         rows = []
-        x, y = inputs[sample : sample + 1], labels[sample : sample + 1]
+        x, label = inputs[sample : sample + 1], labels[sample : sample + 1]
         precision = federation.environment.precision
         for client, model in federation.client_models(clients):
             with (
                 torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)),
                 precision.forward_context(),
             ):
+                y = own_classes(federation, client, label)
                 units = layer_conductance(model.encoder, model.classify, precision.convert_input(x), y, self.steps)
             rows.append(units[0].float().cpu())
-        return Attribution(int(y), tuple(clients), torch.stack(rows))
+        return Attribution(int(label), tuple(clients), torch.stack(rows))
 
     @staticmethod
     @torch.no_grad()
@@ -158,7 +160,7 @@ class UnitAttribution(InspectionCallback):
         found = represent(federation, client, model, inputs, lambda features: {"scores": model.classify(features)})
         scores = found["scores"]
         finite = scores.isfinite().all(dim=1)  # argmax takes NaN for the greatest
-        return (scores.argmax(dim=1) == labels.cpu()) & finite
+        return (scores.argmax(dim=1) == own_classes(federation, client, labels).cpu()) & finite
 
 
 def draw_attribution(found: Attribution, class_name: str, round: int) -> Figure:

@@ -21,7 +21,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
-__all__ = ["Probe", "ProbeSettings", "Representations", "SplitName", "names_of_classes", "represent"]
+__all__ = ["Probe", "ProbeSettings", "Representations", "SplitName", "names_of_classes", "own_classes", "represent"]
 
 SplitName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass
@@ -66,6 +66,29 @@ class Representations:
     client: int
     by_name: dict[str, Tensor]
     labels: Tensor
+
+
+def own_classes(federation: Federation, client: int, labels: Tensor) -> Tensor:
+    """What a client calls classes of the data, which under a concept shift have an order of its own.
+
+    Args:
+        federation: The federation.
+        client: Number of the client.
+        labels: Classes in the data's order, (n,).
+
+    Returns:
+        The client's, (n,).
+    """
+    order = _order_of(federation, client)
+    return labels if order is None else order.to(labels.device)[labels]
+
+
+def _order_of(federation: Federation, client: int) -> Tensor | None:
+    """The client's name of each class, (C,); ``None`` for the data's."""
+    data = federation.data
+    seen_by = getattr(getattr(data, "partition", None), "client_view", None)  # of a rule of the package's
+    view = seen_by(client, data.num_classes) if seen_by is not None else None
+    return None if view is None or view.label_map is None else torch.tensor(view.label_map)
 
 
 class Probe:
@@ -156,12 +179,17 @@ class Probe:
         return batch[0].to(device), read(batch).to(device)
 
     def common_samples(self, federation: Federation, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and classes of at most ``count`` samples of all clients, in equal shares."""
+        """Inputs of at most ``count`` samples of all clients, in equal shares, with their classes in the data."""
         share = -(-count // len(self.clients))
-        own = [self.samples(federation, client) for client in self.clients]
+        own = [self._in_the_datas_order(federation, client) for client in self.clients]
         inputs = torch.cat([x[:: max(1, len(x) // share)][:share] for x, _ in own])
         labels = torch.cat([y[:: max(1, len(y) // share)][:share] for _, y in own])
         return inputs[:count], labels[:count]
+
+    def _in_the_datas_order(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
+        inputs, labels = self.samples(federation, client)
+        order = _order_of(federation, client)
+        return inputs, labels if order is None else order.argsort().to(labels.device)[labels]
 
     def representations(self, federation: Federation, common: int = 0) -> Iterator[Representations]:
         """Yield each client's representations of its own samples, or of ``common`` samples of all clients.

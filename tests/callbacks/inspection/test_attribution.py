@@ -9,10 +9,12 @@ import torch
 from _helpers.events import assert_drawn, board, charts, events, picture, rounds, scalars
 from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
 from scipy import stats
+from torch.utils.data import TensorDataset
 
-from pfl_lightning.callbacks import RepresentationMeasures, UnitAttribution
+from pfl_lightning.callbacks import FederatedLoop, RepresentationMeasures, UnitAttribution
 from pfl_lightning.callbacks.inspection.attribution import Attribution, draw_attribution
 from pfl_lightning.callbacks.inspection.probe import Probe
+from pfl_lightning.datamodules import IID, ConceptShift, FromDatasets
 from pfl_lightning.methods import PFLSSL, FedClassAvg, FedPer, FedProto, LocalOnly
 
 QUICK = partial(FedClassAvg, epochs=2, lr=0.02, contrastive=False)
@@ -146,3 +148,17 @@ def test_samples_of_different_shapes_are_not_shown_to_all(tmp_path, monkeypatch)
     for callback in (UnitAttribution, RepresentationMeasures):
         with pytest.warns(UserWarning, match=r"differ in shape: \(6,\) \(client \d\), \(12,\) \(client 2\)"):
             run(partial(FedPer, epochs=1), callbacks=[callback(dirpath=str(tmp_path))])
+
+
+def test_under_a_concept_shift_a_client_is_right_by_its_own_labels(tmp_path):
+    inputs = torch.randn(900, 6, generator=torch.Generator().manual_seed(0))
+    train = TensorDataset(inputs, inputs[:, :3].argmax(1))
+    rule = ConceptShift(IID(4), permutations=[[0, 1, 2], [1, 2, 0]])
+    callback = UnitAttribution(dirpath=str(tmp_path))
+    data = FromDatasets(rule, batch_size=10, train=train)
+    federation = run(partial(FedPer, lr=0.2, epochs=3), 6, callbacks=[callback], data=data, loop=FederatedLoop())
+    assert min(score.accuracy for score in federation.test_scores.values()) > 0.8
+    inputs, labels = callback._probe.common_samples(federation, 50)
+    for client, model in federation.client_models(range(4)):  # two of either order
+        assert callback._correct(federation, client, model, inputs, labels).float().mean() > 0.8
+    assert callback.attribute(federation).clients == (0, 1, 2, 3)
