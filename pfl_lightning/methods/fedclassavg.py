@@ -103,12 +103,6 @@ class FedClassAvg(FederatedClient):
         weight_decay: float = 0.0,
         **options: Unpack[EvaluationOptions],
     ) -> None:
-        momentum = {**options}.get("momentum")
-        if momentum and optimizer is None:
-            raise ConfigurationError(
-                f"FedClassAvg's optimizer is Adam, which takes no momentum, got momentum={momentum}: leave it out, or "
-                "give another optimizer"
-            )
         make = optimizer or partial(torch.optim.Adam, lr=lr, betas=BETAS, weight_decay=weight_decay)
         super().__init__(
             encoder,

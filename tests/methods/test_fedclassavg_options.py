@@ -87,10 +87,3 @@ def test_different_encoders_cannot_be_averaged():
 def test_arguments_without_meaning_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         FedClassAvg(tiny_encoder((6,)), 5, **options)
-
-
-def test_momentum_that_adam_does_not_take_is_refused():
-    with pytest.raises(ConfigurationError, match=r"takes no momentum, got momentum=0\.9: leave it out"):
-        FedClassAvg(tiny_encoder((6,)), 3, momentum=0.9)
-    FedClassAvg(tiny_encoder((6,)), 3, momentum=0.0)
-    FedClassAvg(tiny_encoder((6,)), 3, momentum=0.9, optimizer=partial(torch.optim.SGD, lr=0.1))
