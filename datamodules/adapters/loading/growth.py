@@ -36,7 +36,7 @@ def warn_of_other_items(
     warnings.warn(
         f"{name} has {now} training items now, and had {' and '.join(map(str, items))} when they were divided "
         "among the clients, which go on with those: for the new ones to count, give another instance with them, which "
-        "is divided anew (with federate: call it again)",
+        "is divided again (with federate: call it again)",
         stacklevel=2,
     )
 

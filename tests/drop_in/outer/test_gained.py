@@ -73,7 +73,9 @@ class Preparing(Net):
 
 
 def test_what_is_prepared_beside_a_data_module_reaches_clients():
-    quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=0)).fit(Preparing(), Data())
+    loop = FederatedLoop(method=FedAvg, num_clients=2, seed=0)
+    quiet_trainer(1, loop).fit(Preparing(), Data())
+    assert torch.equal(loop.federation.client_model(1).weights, torch.ones(CLASSES))
 
 
 def test_what_cannot_be_copied_is_named(caplog):
