@@ -173,12 +173,6 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         """Take over what the server sends."""
         load_state(self, broadcast.weights)
 
-    def restore_buffers(self) -> None:
-        """Bring buffers back to their first names and shapes, which a user's module may change; nothing by default.
-
-        Called before a state is loaded, and after a local fit and an evaluation, where ``buffers_change`` is set.
-        """
-
     def check_samples(self, samples: Mapping[int, int]) -> None:
         """Refuse clients with too few samples, if the method needs many; called before the first round.
 

@@ -56,6 +56,12 @@ class DeclaredParts(L.LightningModule):
         """What to try when the training diverges, beside a smaller learning rate and larger batches."""
         return ()
 
+    def restore_buffers(self) -> None:
+        """Bring buffers back to their first names and shapes, which a user's module may change; nothing by default.
+
+        Called before a state is loaded, and after a local fit and an evaluation, where ``buffers_change`` is set.
+        """
+
     def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
         """Names that match one of a method's patterns, such as ``encoder.*``.
 

@@ -35,7 +35,7 @@ def is_as_in_evaluation(encoder: nn.Module, context: FitContext) -> bool:
         steady = drawn == (host_generators(), device_generators(sample.device))
         for name, buffer in encoder.named_buffers():
             steady = steady and name in buffers and torch.equal(buffer, buffers[name])
-            if name in buffers:
+            if name in buffers and buffer.shape == buffers[name].shape:
                 buffer.copy_(buffers[name])
         alike = steady and torch.equal(now, encoder.eval()(sample)) and _is_by_sample(encoder, sample, now)
     for module, mode in modes.items():

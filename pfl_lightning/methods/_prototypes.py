@@ -114,7 +114,7 @@ class PrototypeClient(FederatedClient):
         prototypes, present = self.prototypes.means, self.prototypes.present
         precise = torch.promote_types(prototypes.dtype, torch.float32)
         prototypes = prototypes.to(precise)
-        center = (prototypes * present[:, None]).sum(0) / present.sum().clamp(min=1)
+        center = torch.where(present[:, None], prototypes, 0.0).sum(0) / present.sum().clamp(min=1)
         nearness = -torch.cdist(features.to(precise) - center, prototypes - center)
         # A class without a prototype comes after the farthest of the others.
         last = nearness.masked_fill(~present, torch.inf).amin(dim=1, keepdim=True) - 1

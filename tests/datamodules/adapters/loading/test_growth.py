@@ -93,3 +93,4 @@ def test_a_data_module_that_cannot_be_asked_again_goes_on():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*training items now")
         fit(loop, module, data)
+    assert sum(len(loop.federation.data.client_data(client).train) for client in range(2)) == len(data.items)
