@@ -162,7 +162,8 @@ class FederatedCLI(LightningCLI):
             )
         if self.subcommand != "fit":  # an evaluation needs no state of Communication
             warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
-        config.weights_only = True if config.weights_only is None else config.weights_only
+        if "weights_only" in config and config.weights_only is None:  # Lightning 2.5 has no such option
+            config.weights_only = True
         if self.subcommand in ("test", "validate"):
             config.verbose = False  # Lightning's table has the names of logged values; the CLI has its own
         if self.subcommand == "export":

@@ -137,7 +137,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         where: Any = map_location or "cpu"
         if not _is_local(path) or not Path(path).exists():
-            return super().load_checkpoint(path, where, weights_only)
+            told = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 knows no such option
+            return super().load_checkpoint(path, where, **told)
         return read_checkpoint(path, where, weights_only)
 
 
