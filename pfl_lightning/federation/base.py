@@ -169,6 +169,7 @@ class Federation(EvaluationHooks, SavedState):
         Args:
             beside: Callbacks that the Trainer gets beside those that it has.
         """
+        from pfl_lightning.callbacks.loop import FederatedLoop
         from pfl_lightning.callbacks.preemption import Preemption
 
         callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -176,9 +177,8 @@ class Federation(EvaluationHooks, SavedState):
         if self.trainer.state.fn != TrainerFn.FITTING:
             return []
         end_by_rounds((*callbacks, *beside))
-        loop = self.default_loop()
-        driven = any(isinstance(callback, type(loop)) for callback in (*callbacks, *beside))
-        missing = [] if driven else [loop]
+        driven = any(isinstance(callback, FederatedLoop) for callback in (*callbacks, *beside))
+        missing = [] if driven else [self.default_loop()]
         return [*missing, Preemption()] if Preemption.is_needed(self.trainer) else missing
 
     def default_loop(self) -> L.Callback:
