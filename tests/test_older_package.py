@@ -234,7 +234,7 @@ def test_a_loop_of_one_s_own_is_alone_where_the_older_package_is_2_5(monkeypatch
     monkeypatch.setattr(pl, "__version__", "2.5.5")  # its Trainer takes no callback that is of the other package alone
     with monkeypatch.context() as patch:
         patch.setattr(L, "__version__", "2.5.5")
-        federation, trainer = run_project(FedAvg, 2, module=Old(), data=OldData(), trainer={})
+        _, trainer = run_project(FedAvg, 2, module=Old(), data=OldData())
     assert isinstance(trainer.callbacks[0], pl.Callback)
     assert [type(callback).__name__ for callback in trainer.callbacks] == ["GivenCohorts"]
     assert trainer.callbacks[0].rounds == 2

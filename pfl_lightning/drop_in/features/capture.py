@@ -138,8 +138,19 @@ def classes_of_batch(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
     tells.
 
     Raises:
-        ConfigurationError: Neither gives one whole number for each sample.
+        ConfigurationError: Neither gives one whole number for each sample, or one is below 0.
     """
+    found = _classes_of(batch, labels)
+    if len(found) and (least := int(found.min())) < 0:
+        raise ClassesUnknown(
+            f"this method needs the class of every sample, 0 or more, got {least}. It cannot train with samples that "
+            f"ignore_index={least} leaves out of a loss: take them out of the data, or use a method that needs no "
+            "classes, such as FedAvg, FedPer or Ditto"
+        )
+    return found
+
+
+def _classes_of(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
     reason = "labels= is not given"
     if labels is not None:
         try:
