@@ -18,6 +18,7 @@ import lightning as L
 from torch import nn
 
 __all__ = [
+    "also_newer",
     "also_older",
     "as_lightning",
     "as_older",
@@ -94,6 +95,12 @@ def also_older(callback: L.Callback) -> None:
     """Make a callback one of both packages where pytorch_lightning 2.5 is in use, whose Trainer refuses others."""
     if getattr(sys.modules.get("pytorch_lightning"), "__version__", "").startswith("2.5."):
         object.__setattr__(callback, "__class__", _in_order(type(callback), False))
+
+
+def also_newer(callback: L.Callback) -> None:
+    """Make a callback of pytorch_lightning one of both packages where lightning is 2.5, whose Trainer refuses it."""
+    if str(L.__version__).startswith("2.5.") and not isinstance(callback, L.Callback):
+        object.__setattr__(callback, "__class__", _in_order(type(callback), True))
 
 
 def _warn_of_another_version() -> None:

@@ -98,9 +98,10 @@ class _Slow(L.Callback):
 
 
 def test_seconds_are_without_evaluations(tmp_path):
+    start = time.perf_counter()
     run(FedAvg, 2, callbacks=[ResultsWriter(str(tmp_path)), _Slow()])
     results = valid(tmp_path / "results.json")
-    assert 0 < results["seconds"] < 0.5 * 2
+    assert 0 < results["seconds"] < time.perf_counter() - start - 0.5 * 2
     assert sum(entry["seconds"] for entry in results["history"]) == pytest.approx(results["seconds"])
 
 

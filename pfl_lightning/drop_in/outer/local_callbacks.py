@@ -12,6 +12,7 @@ import lightning as L
 from pfl_lightning.drop_in.outer.trainer_checks import call_with_options
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
+from pfl_lightning.older_package import also_newer
 
 __all__ = [
     "check_epochs",
@@ -166,6 +167,7 @@ def copies(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
         other = copy.deepcopy(callback, {id(function): None for function in attached})
         for name in ("log", "log_dict"):
             vars(other).pop(name, None)
+        also_newer(other)
         made.append(other)
     return made
 

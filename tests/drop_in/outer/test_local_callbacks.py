@@ -237,7 +237,7 @@ def test_callbacks_of_the_older_package_run_inside():
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             assert len(batch) == 2
-            type(self).seen += 1
+            Older.seen += 1
             self.log("older", 2.0)
 
     given = [Older(), older.callbacks.ModelPruning("l1_unstructured", amount=0.5)]

@@ -18,7 +18,7 @@ def play(folder, rounds, *others, ckpt_path=None, **best):
     own = BestRound(**{**BEST, "dirpath": str(folder), "filename": "best-round-{round}", "save_last": True, **best})
     trainer = quiet_trainer(rounds, FederatedLoop(), own, *others, enable_checkpointing=True)
     federation = Federation(partial(FedAvg, lr=0.05), tiny_encoder, seed=1)
-    trainer.fit(federation, datamodule=Toy(), ckpt_path=ckpt_path, weights_only=False)
+    trainer.fit(federation, datamodule=Toy(), ckpt_path=ckpt_path)
 
 
 def kept(folder):
