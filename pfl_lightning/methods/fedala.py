@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.state.tensors import TensorDict
@@ -131,12 +132,12 @@ class FedALA(FederatedClient):
                     scores = functional_call(self.head, params, (inputs[rows],))
                 else:
                     scores = functional_call(self, at, (context.data.convert_input(inputs[rows]),))
-                loss = F.cross_entropy(scores.float() if scores.dtype.itemsize < 4 else scores, labels[rows])
+                loss = F.cross_entropy(at_least_single(scores), labels[rows], reduction="sum")  # see full_gradient
             gradients = torch.autograd.grad(loss, list(at.values()), materialize_grads=True)
             for name, gradient in zip(at, gradients, strict=True):
-                step = self.eta * gradient * (received[name] - own[name])
+                step = self.eta * (gradient / len(rows)) * (received[name] - own[name])
                 mixing[name] = (mixing[name] - step).clamp(0, 1)
-        return float(loss.detach())
+        return float(loss.detach()) / len(rows)
 
     def make_update(self, context: FitContext, before: None) -> ClientUpdate:
         """The trained model; the client keeps its upper layers."""

@@ -158,9 +158,11 @@ class FedAS(FederatedClient):
         size = context.data.batch_size
         for chunk, classes in zip(inputs.split(size), labels.split(size), strict=True):
             with torch.enable_grad(), context.data.forward_context():
-                loss = F.cross_entropy(at_least_single(self(context.data.convert_input(chunk))), classes)
+                scores = at_least_single(self(context.data.convert_input(chunk)))
+                loss = F.cross_entropy(scores, classes, reduction="sum")  # divided below, as in full_gradient
             gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
-            trace += torch.stack([at_least_single(gradient).square().sum() for gradient in gradients]).sum().cpu()
+            parts = [(at_least_single(gradient) / len(classes)).square().sum() for gradient in gradients]
+            trace += torch.stack(parts).sum().cpu()
         for module, mode in modes.items():
             module.training = mode
         return trace.to(self.statistics_like())

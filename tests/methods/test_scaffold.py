@@ -13,7 +13,9 @@ from pfl_lightning import SequentialEngine
 from pfl_lightning.client import Phase
 from pfl_lightning.errors import ConfigurationError, InvalidMessageError
 from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit_data import FitData
 from pfl_lightning.methods import SCAFFOLD, FedAvg
+from pfl_lightning.methods._full_gradient import full_gradient
 from pfl_lightning.methods._sgd_steps import steps_in_gradients
 
 LR, EPOCHS, MOMENTUM, DECAY = 0.05, 2, 0.5, 5e-4
@@ -316,3 +318,18 @@ def test_a_change_of_other_shape_is_refused():
     update = federation.server.update_class(client=0, round=1, num_samples=3, weights=weights, control_change=change)
     with pytest.raises(InvalidMessageError, match="control_change differs from the control variate in"):
         federation.server.receive(update)
+
+
+def test_the_gradient_of_many_samples_is_not_lost_in_float16():
+    """A share of 1 / 20,000 of a confident prediction's gradient is below the smallest number of float16."""
+    data = Toy([[2] * 20_000], batch_size=BATCH)
+    data.setup()
+    part = data.client_data(0).train
+    client = SCAFFOLD(tiny_encoder((6,)), 5, control="gradient")
+    with torch.no_grad():
+        client.head.bias[2] += 8
+    params = {name: p.detach() for name, p in client.named_parameters()}
+    exact = full_gradient(client, params, FitData(part, BATCH))
+    half = FitData(part, BATCH, forward_context=partial(torch.autocast, "cpu", dtype=torch.float16))
+    for name, gradient in full_gradient(client, params, half).items():
+        assert (gradient - exact[name]).norm() < 1e-2 * exact[name].norm(), name
