@@ -41,11 +41,13 @@ class DivergenceGuard:
 
     Attributes:
         limits: Largest values of a round's metrics, by name, up to which nothing need be looked at.
+        stopped: Rounds after which a run was ended for it; 0 where none was.
     """
 
     def __init__(self) -> None:
         self.limits = {LOSS: -math.inf}  # so that the first round is looked at
         self.best, self.at_chance, self.reported = 0.0, 0, False
+        self.stopped = 0
 
     def exceeded(self, metrics: Mapping[str, float], growth: Growth, federation: Federation) -> str | None:
         """Return what diverges in a round whose metrics exceed a limit, or whose weights have grown.
@@ -115,12 +117,19 @@ class DivergenceGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"limits": dict(self.limits), "best": self.best, "at_chance": self.at_chance, "reported": self.reported}
+        return {
+            "limits": dict(self.limits),
+            "best": self.best,
+            "at_chance": self.at_chance,
+            "reported": self.reported,
+            "stopped": self.stopped,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.limits, self.best = dict(state["limits"]), state["best"]
         self.at_chance, self.reported = state["at_chance"], state["reported"]
+        self.stopped = state.get("stopped", 0)
 
 
 def remedies(federation: Federation) -> list[str]:

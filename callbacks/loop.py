@@ -12,6 +12,7 @@ import numpy as np
 
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
+from pfl_lightning.callbacks.going_on import count_round, has_begun, stay_ended
 from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
 from pfl_lightning.datamodules.adapters.loading.reloading import Reloading
 from pfl_lightning.drop_in.forms.project_callback import ProjectCallback
@@ -74,7 +75,7 @@ class FederatedLoop(ProjectCallback):
             full_participation_in_last_round,
             min_clients,
         )
-        self.eval_cohort = self._eval_cohort_before = eval_cohort
+        self.eval_cohort = eval_cohort
         self.stop_on_divergence = stop_on_divergence
         self.begin()
 
@@ -90,6 +91,7 @@ class FederatedLoop(ProjectCallback):
         self._round: Round | None = None
         self._reloading = Reloading(0)
         self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
+        self._eval_cohort_before = self.eval_cohort
         self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
 
     # ------------------------------------------------------------------ the cohort
@@ -123,7 +125,7 @@ class FederatedLoop(ProjectCallback):
         self._goes_on = stage == "fit"
         if not self._goes_on:
             return
-        if self.rounds and not trainer.current_epoch:  # of another Trainer's fit; a checkpoint's are loaded after this
+        if self.rounds and not has_begun(trainer):  # of another Trainer's fit; a checkpoint's are loaded after this
             self.begin()
         data: Any = pl_module.data
         clients = data.participating
@@ -156,7 +158,7 @@ class FederatedLoop(ProjectCallback):
         )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let TensorBoard forget rounds that an interrupted run logged and that are played again.
+        """Go on where a checkpoint or an error left off; rounds that are played again leave TensorBoard.
 
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.
@@ -169,6 +171,9 @@ class FederatedLoop(ProjectCallback):
             )
         if self.rounds:
             purge_curves(trainer.loggers, self.rounds)
+            count_round(trainer, self.rounds)
+            if trainer.ckpt_path:
+                stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say if the run so far evaluated others."""
@@ -251,6 +256,7 @@ class FederatedLoop(ProjectCallback):
         if what is not None:
             self.guard.report(what, trainer.current_epoch, federation)
             trainer.should_stop = trainer.should_stop or self.stop_on_divergence
+            self.guard.stopped = self.rounds if self.stop_on_divergence else 0
 
     @property
     def closed_traffic(self) -> tuple[dict[str, int], dict[str, int]]:

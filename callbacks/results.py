@@ -143,7 +143,7 @@ class ResultsWriter(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the results, also where a finished run was resumed and there was nothing to train."""
-        self._playing, self._finished = False, not _is_out_of_time(trainer)
+        self._playing, self._finished = False, _loop(trainer).aggregated and not _is_out_of_time(trainer)
         self.write(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -152,6 +152,8 @@ class ResultsWriter(L.Callback):
             refused = isinstance(exception, RunLockedError)  # another process holds the folder
             if self._playing and not refused and _loop(trainer).rounds:
                 self._playing = False
+                if _loop(trainer).rounds == trainer.current_epoch + 1:  # in the validation of a round that is over
+                    self.on_train_epoch_end(trainer, pl_module)
                 self.write(trainer, pl_module)
         except (OSError, FederationError) as error:  # the exception itself is what must be seen
             warnings.warn(f"the results could not be written: {error}", stacklevel=2)

@@ -98,8 +98,10 @@ def _layout(root: Path) -> tuple[Path, Path | None]:
         return root, None
     for name in ("valid", "val", "validation"):
         if (root / name).is_dir():
-            log.info("%s is not used: clients split their validation samples off their own training data", root / name)
+            log.warning(
+                "%s is not used: clients split their validation samples off their own training data", root / name
+            )
     if not test_dir.is_dir():
-        log.info("%s has no folder 'test': test samples are split off the training images", root)
+        log.warning("%s has no folder 'test': test samples are split off the training images", root)
         return train_dir, None
     return train_dir, test_dir

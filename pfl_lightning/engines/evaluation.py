@@ -14,6 +14,7 @@ from pfl_lightning.engines.preparation import prepare_evaluation, prepares_evalu
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.functional import nearest_neighbor_accuracy
+from pfl_lightning.functional.numerics import hits
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.state.tensors import load_state
 
@@ -38,7 +39,7 @@ def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment
         x, y = piece.loader(batch_size, device=environment.device).tensors()
         with environment.precision.forward_context():
             scores = model(environment.precision.convert_input(x))
-        right += (scores.argmax(1) == y).sum()
+        right += hits(scores, y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
     return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part))
 

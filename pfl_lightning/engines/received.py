@@ -66,7 +66,7 @@ def check_set(client: FederatedClient, marked: Sequence[str]) -> None:
 
 
 def check_names(client: FederatedClient, before: Iterable[str]) -> None:
-    """Refuse a parameter or persistent buffer that a method adds in a fit, and that would go on in the next client's.
+    """Refuse what a fit adds, and what would go on in the next client's: parameters, and buffers of a method.
 
     Args:
         client: The module after the fit.
@@ -75,7 +75,14 @@ def check_names(client: FederatedClient, before: Iterable[str]) -> None:
     Raises:
         ConfigurationError: Names what was added.
     """
-    if client.step_module is not client:  # a project's module may do so
+    if client.step_module is not client:  # a project's module may add buffers, which are taken away again
+        added = {name for name, _ in client.named_parameters()} - set(before)
+        if added:
+            name, module = min(added).removeprefix("module."), type(client.step_module).__name__
+            raise ConfigurationError(
+                f"{module} has {name} after its first local fit and did not have it before: it is stored for no "
+                "client. Make it in __init__, setup or configure_model, which are called before the clients begin"
+            )
         return
     added = set(client.state_dict()) - set(before)
     if added:

@@ -105,10 +105,23 @@ def summarize_scores(prefix: str, scores: Scores, *, has_loss: bool = True) -> d
     """
     summary = summarize(list(scores), [score.accuracy for score in scores.values()])
     values = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
-    loss = sum(score.loss for score in scores.values()) / len(scores)
+    losses = {client: score.loss for client, score in scores.items() if not math.isnan(score.loss)}
+    loss = sum(losses.values()) / len(losses) if losses else math.nan
+    lost = sorted(scores.keys() - losses.keys())
+    if has_loss and lost and losses:
+        warnings.warn(
+            f"the loss of {_named(lost)} is NaN, and {prefix}loss/mean is that of the other clients: look for "
+            "NaN in the inputs, or for weights that have become infinite",
+            stacklevel=2,
+        )
     if has_loss or not math.isnan(loss):
         values[f"{prefix}loss/mean"] = loss
     return values
+
+
+def _named(clients: list[int]) -> str:
+    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
+    return f"client{'s' if len(clients) > 1 else ''} {shown}"
 
 
 def warn_if_not_finetuned(error: ClientError | None) -> None:

@@ -30,6 +30,7 @@ class SavedState(FederationRounds):
             "seed": self.seed,
             "partition": self._fingerprint,
             "round": self.round,
+            "has_trained": self.has_trained,
             **self.clients.state_dict(),
         }
 
@@ -48,7 +49,7 @@ class SavedState(FederationRounds):
                 stacklevel=2,
             )
         self.clients.load_state_dict(state)
-        self.round, self.has_trained = state["round"], True
+        self.round, self.has_trained = state["round"], state.get("has_trained", True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let the checkpoint say what it must hold."""

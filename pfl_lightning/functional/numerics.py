@@ -72,6 +72,22 @@ def at_least_single(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
+def hits(scores: Tensor, labels: Tensor) -> Tensor:
+    """Whether the class of the highest score is the label, (N,): never where a score is NaN.
+
+    Args:
+        scores: Class scores, (N, C).
+        labels: Classes, (N,).
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.numerics import hits
+        >>> hits(torch.tensor([[0.1, 0.3], [float("nan"), 0.0], [2.0, -1.0]]), torch.tensor([1, 0, 1])).tolist()
+        [True, False, False]
+    """
+    return (scores.argmax(1) == labels) & ~scores.isnan().any(1)
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Context manager in which products are computed in the precision of their factors."""
     if not torch.amp.is_autocast_available(device.type):

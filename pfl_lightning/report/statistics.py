@@ -65,6 +65,10 @@ class Target:
     seconds: float
 
 
+ROUNDING = 1e-9
+"""By how much a mean of shares of samples may be off: 0.9 is not always the mean of shares whose mean is 0.9."""
+
+
 def reach(history: Sequence[HistoryEntry], target: float) -> Target:
     """What a run needed to reach a target.
 
@@ -81,7 +85,7 @@ def reach(history: Sequence[HistoryEntry], target: float) -> Target:
     sizes = np.cumsum([entry.bytes_up + entry.bytes_down for entry in history]) / 1e6
     seconds = np.cumsum([entry.seconds for entry in history])
     for index, entry in enumerate(history):
-        if entry.test >= target:
+        if entry.test >= target - ROUNDING:
             return Target(float(entry.round), float(sizes[index]), float(seconds[index]))
     return Target(math.inf, math.inf, math.inf)
 

@@ -78,7 +78,13 @@ class Conductor:
 
     def check(self) -> None:
         """Check every config, and print the plan."""
-        self._check_configs([*self.agenda.runs, *self.agenda.tried_runs()])
+        tried = self.agenda.tried_runs()
+        self._check_configs([*self.agenda.runs, *tried])
+        if tried:
+            from pfl_lightning.study.search.tuner import check_searched
+
+            for run in tried:
+                check_searched(run.cell.config)
         self._say_plan()
         for line in self.agenda.lines():
             self._say(line)

@@ -103,7 +103,7 @@ def _settings(
             why = failed.get(run.name) or (_why_waiting(study, run) if run in waiting else _why(run))
             missing.setdefault((run.cell.name, why), []).append(run.seed)
     said = [f"{name}, {_seeds(seeds)}{f' ({why})' if why else ''}" for (name, why), seeds in missing.items()]
-    others = [str(version) for run in runs for version in others_versions(run)]
+    others = [str(one) for run in runs if state_of(run) is not RunState.CHANGED for one in others_versions(run)]
     return ReportSettings(
         title=study.title + (f" (scale {study.scale})" if study.scale else ""),
         choice=study.choice,

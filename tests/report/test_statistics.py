@@ -44,6 +44,14 @@ def test_what_it_takes_to_a_target_is_that_of_a_loop():
         assert reached.seconds == pytest.approx(seconds if found else math.inf)
 
 
+def test_a_mean_that_is_the_target_but_for_its_last_digit_reaches_it():
+    shares = [53 / 60, 55 / 60, 57 / 60, 54 / 60, 54 / 60, 51 / 60]  # 324 of 360
+    mean = sum(shares) / len(shares)
+    assert mean < 0.9
+    assert reach([HistoryEntry(1, mean)], 0.9).rounds == 1
+    assert reach([HistoryEntry(1, 0.9 - 1 / 10_000_000)], 0.9).rounds == math.inf
+
+
 def test_rounds_without_an_evaluation_count_for_bytes():
     entries = [HistoryEntry(1, math.nan, bytes_up=1e6, bytes_down=0.0), HistoryEntry(2, 0.5, math.nan, 1e6, 0.0)]
     assert reach(entries, 0.5).megabytes == 2.0

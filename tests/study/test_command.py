@@ -399,6 +399,11 @@ def test_rows_that_wait_for_a_search_are_missing_in_the_table(tmp_path, play, ca
     assert table[1] == "Missing: FedPer, seed 0 (not searched yet)."
 
 
+def test_a_search_without_validation_parts_is_refused_by_the_check(tmp_path, play):
+    code, _ = play(write_study(tmp_path, search=SEARCH), "--check", "--data.init_args.validation_share", "0")
+    assert "a search chooses by validation accuracy" in code
+
+
 @pytest.mark.slow
 def test_options_that_are_searched_are_checked_before_the_search(tmp_path, play, capsys):
     search = {**SEARCH, "space": {"model.method.init_args.lrr": {"low": 0.01, "high": 0.1}}}
@@ -506,6 +511,7 @@ def test_results_of_other_options_are_not_in_the_report(tmp_path, play, capsys):
     said = capsys.readouterr().out
     lr = "model.method.init_args.lr was 0.05, is now 0.5"
     assert f"Missing: FedPer, seed 0 (made with other options: {lr})." in said
+    assert "by hand" not in said
     table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())[2]
     assert [len(row[3]) for row in table] == [1, 0]
 
@@ -644,6 +650,8 @@ def test_a_restart_moves_nothing_for_a_config_that_does_not_fit(tmp_path, play):
     assert "Option 'epocs' is not accepted" in code
     assert commands == []
     assert not (tmp_path / "runs" / "studies" / "tiny" / "replaced").exists()
+    code, _ = play(path, "--model.method.epocs", "5", checked=False)  # no option that was changed, but none at all
+    assert "Option 'epocs' is not accepted" in code
 
 
 @pytest.mark.parametrize("place", [".", "version_0"])

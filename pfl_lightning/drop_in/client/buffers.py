@@ -33,8 +33,8 @@ class BufferForms:
 
     def hold(self, module: nn.Module) -> None:
         """Take the module's present buffers for those to bring back."""
-        self._parameters = {name: set(layer._parameters) for name, layer in module.named_modules()}
-        self._held = {name: dict(layer._buffers) for name, layer in module.named_modules()}
+        self._parameters = {name: set(layer._parameters.keys()) for name, layer in module.named_modules()}
+        self._held = {name: dict(layer._buffers.items()) for name, layer in module.named_modules()}
         self._shapes = {
             name: {key: b.shape for key, b in own.items() if b is not None and not is_lazy(b)}
             for name, own in self._held.items()
@@ -66,7 +66,11 @@ class BufferForms:
             elif key in shapes and now.shape != shapes[key]:
                 yield key, f"of shape {tuple(shapes[key])}, became {tuple(now.shape)}"
         for key in shapes:
-            if layer._buffers.get(key) is None and key not in vars(layer) and key not in layer._parameters:
+            if (
+                dict(layer._buffers.items()).get(key) is None
+                and key not in vars(layer)
+                and key not in layer._parameters
+            ):
                 yield key, "was taken away"
 
     def _put_back(self, name: str, layer: nn.Module, key: str) -> None:

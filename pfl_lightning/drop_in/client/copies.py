@@ -17,7 +17,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import made_lightning, written_class
 from pfl_lightning.state.closures import bind_functions
 
-__all__ = ["Factory", "copied", "held_tensors"]
+__all__ = ["Factory", "copied", "held_tensors", "make_leaves"]
 
 Factory = Callable[[], L.LightningModule]
 
@@ -49,12 +49,20 @@ def copied(
                 "are then copied; or make what cannot be copied (a lock, an open file, a connection) in setup"
             ) from error
         bind_functions(module, other)
+        make_leaves(other)
     else:
         other = _made_again(module, factory, shared)
     made_lightning(other)
     for layer in other.modules():
         layer._compiled_call_impl = None
     return other
+
+
+def make_leaves(copied: nn.Module) -> None:
+    """Make parameters of a copied TorchScript layer ones that train: torch copies them as results of a computation."""
+    for parameter in copied.parameters():
+        if not parameter.is_leaf:
+            parameter.detach_().requires_grad_()
 
 
 def held_tensors(module: nn.Module) -> dict[int, Any]:

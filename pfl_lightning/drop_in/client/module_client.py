@@ -13,11 +13,11 @@ from torch import nn
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.client.buffers import say_what_is_left_out
-from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
+from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors, make_leaves
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
 from pfl_lightning.drop_in.client.module_steps import ModuleSteps
-from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts
+from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts, without_extra_state
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
@@ -106,6 +106,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
         self._never_trained = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         kept = [name for name, layer in self.module.named_modules() if name and not layer.training]
         self._kept_in_evaluation = kept if self.module.training else []
+        self.register_load_state_dict_post_hook(without_extra_state)
 
     def __reduce__(self) -> Any:
         """The class is made where it is needed, so that it cannot be found by its name."""
@@ -123,6 +124,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
         memo[id(self)] = other = make(*arguments)
         other.__setstate__(copy.deepcopy(state, memo))
         if self._factory is None:
+            make_leaves(other)
             bind_functions(self, other, [values for first in other._transients for values in first.attributes])
         return cast(ModuleClient, other)
 

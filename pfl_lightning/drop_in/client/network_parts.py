@@ -10,16 +10,22 @@ from torch import nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.client.frozen import chosen_names
-from pfl_lightning.drop_in.client.plain_state import plain_states
+from pfl_lightning.drop_in.client.plain_state import EXTRA_STATE, plain_states
 from pfl_lightning.drop_in.client.roles import Roles
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["NETWORKS", "HeadNeeded", "NetworkParts", "bare_name"]
+__all__ = ["NETWORKS", "HeadNeeded", "NetworkParts", "bare_name", "without_extra_state"]
 
 NETWORKS = ("module.", "global_model.")
 """What names of the user's parameters have in front, in the client's state."""
+
+
+def without_extra_state(module: nn.Module, incompatible: Any) -> None:
+    """Miss nothing of what :meth:`NetworkParts.state_dict` leaves out."""
+    missing = incompatible.missing_keys
+    missing[:] = [name for name in missing if not name.endswith(EXTRA_STATE)]
 
 
 def bare_name(name: str) -> str:
@@ -49,9 +55,15 @@ class NetworkParts(FederatedClient):
         return [cast(L.LightningModule, network) for network in found if network is not None]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """All parameters and persistent buffers; a ``state_dict`` of the author's shapes checkpoints alone."""
+        """All parameters and persistent buffers; a ``state_dict`` of the author's shapes checkpoints alone.
+
+        What layers add by ``get_extra_state`` is an attribute as others are, which clients do not keep.
+        """
         with plain_states(self, without=self):
-            return super().state_dict(*args, **kwargs)
+            found = super().state_dict(*args, **kwargs)
+        for name in [n for n in found if n.startswith(kwargs.get("prefix", "")) and n.endswith(EXTRA_STATE)]:
+            del found[name]
+        return found
 
     def part_of(self, name: str) -> str:
         """What a name of the state belongs to: encoder or head of one of the networks, or the method's own."""

@@ -14,7 +14,10 @@ from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.messages import State
 from pfl_lightning.state.tensors import load_state
 
-__all__ = ["load_plain_state", "plain_state", "plain_states"]
+__all__ = ["EXTRA_STATE", "load_plain_state", "plain_state", "plain_states"]
+
+EXTRA_STATE = "_extra_state"
+"""How names of what layers add by ``get_extra_state`` end: no parameters and no buffers."""
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def plain_states(module: nn.Module, *, without: nn.Module | None = None) -> Iter
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
     """All parameters and persistent buffers, whatever the author lets ``state_dict`` give."""
     with plain_states(module):
-        return dict(module.state_dict())
+        return {name: value for name, value in module.state_dict().items() if not name.endswith(EXTRA_STATE)}
 
 
 def load_plain_state(module: nn.Module, state: State) -> None:

@@ -6,7 +6,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricTracker
 
 from pfl_lightning.drop_in.client.buffers import BufferForms
 from pfl_lightning.drop_in.client.plain_state import plain_state
@@ -34,8 +34,8 @@ class Transient:
 
     Attributes are kept as copies, in which modules, parameters and buffers stand for themselves, and an object that
     several layers have is one; dictionaries and lists are brought back in place, since functions may hold them, too.
-    Data sets and what cannot be copied are left alone. Layers of torch and metric objects have none that a step
-    changes, or are reset otherwise.
+    Data sets and what cannot be copied are left alone. Layers of torch have none that a step changes. Metric objects
+    are reset beside this.
 
     Args:
         module: The module.
@@ -47,6 +47,8 @@ class Transient:
         self._names: dict[str, set[str]] = {}
         self._forms = BufferForms(module)
         self._buffers = {n: b.detach().clone() for n, b in module.named_buffers() if n not in kept}
+        trackers = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, MetricTracker))
+        self._trackers = {name: (set(layer._modules), layer._increment_called) for name, layer in trackers}
         for name, layer in module.named_modules():
             if _is_the_authors(layer):
                 self._attributes[name], self._names[name] = (
@@ -82,6 +84,11 @@ class Transient:
                 delattr(layer, added)
             for attribute, value in _copies(first, memo).items():
                 vars(layer)[attribute] = _in_place(vars(layer).get(attribute), value)
+        for name, (kept_steps, begun) in self._trackers.items():
+            tracker = cast(MetricTracker, module.get_submodule(name))
+            for step in tracker._modules.keys() - kept_steps:
+                del tracker._modules[step]
+            tracker._increment_called = begun
         buffers = dict(module.named_buffers())
         with torch.no_grad():
             for name, value in self._buffers.items():
@@ -128,11 +135,13 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_the_authors(layer: nn.Module) -> bool:
-    return not isinstance(layer, Metric) and not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
+    return isinstance(layer, Metric) or not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
 
 
 def own_attributes(layer: nn.Module) -> dict[str, Any]:
-    """The Python attributes of a layer that are its author's, without data."""
+    """The Python attributes of a layer that are its author's, without data; of a metric, what ``reset`` leaves."""
+    if isinstance(layer, Metric):
+        return {n: v for n, v in vars(layer).items() if n not in layer._defaults and not n.startswith("_")}
     return {
         name: value for name, value in vars(layer).items() if name not in _LIGHTNINGS and not isinstance(value, _DATA)
     }

@@ -22,6 +22,7 @@ from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.fit_data import FitData
+from pfl_lightning.functional.numerics import hits
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["ClassScores", "StepsTask", "as_test_name", "run_steps", "score_module"]
@@ -82,7 +83,7 @@ class ClassScores:
         if classes is None or not self._are_scores(scores, classes):
             self._missing = True
             return
-        self._right += float((scores.argmax(1) == classes).sum())
+        self._right += float(hits(scores, classes).sum())
         self._seen += len(classes)
 
     def _are_scores(self, output: Any, classes: Tensor) -> bool:

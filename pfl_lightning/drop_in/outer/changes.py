@@ -12,6 +12,7 @@ import lightning as L
 from torch import Tensor, nn
 
 from pfl_lightning.drop_in.client.transient import own_attributes
+from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.state.checkpoints.module import plain
 
 __all__ = ["Changes", "Look"]
@@ -49,7 +50,8 @@ class Look:
             "layers": layers | {n for n in trains.keys() ^ self._trains.keys() if not n.startswith(apart)},
             "requires_grad of": {name for name in other if not name.startswith(apart)},
             "hyper-parameters": _changed(self._hyperparameters, module.hparams),
-            "attributes": self.attributes_changed_in(module),
+            # A Trainer has called configure_callbacks before.
+            "attributes": {n for n in self.attributes_changed_in(module) if not lightning_kinds(vars(module)[n])},
         }
 
 

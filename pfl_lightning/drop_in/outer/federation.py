@@ -141,10 +141,10 @@ class ModuleFederation(HoldsGivenModule):
         module = self._first_once_more()
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
             with self._given.gained.handed_to(module, self._given.module), set_up_by(module, self._trainer):
+                if is_overridden("setup", module):  # first, as in a Trainer
+                    module.setup(self.stage_name)
                 if is_overridden("configure_model", module):
                     module.configure_model()
-                if is_overridden("setup", module):
-                    module.setup(self.stage_name)
             self.local.added = add_layers(self.local.callbacks, module, partial(self._copied, module), self._trainer)
             client = self._given.parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity

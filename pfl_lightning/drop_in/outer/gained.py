@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pfl_lightning.drop_in.client.copies import held_tensors
 from pfl_lightning.drop_in.outer.changes import Look
+from pfl_lightning.state.closures import bind_functions
 
 __all__ = ["Gained"]
 
@@ -34,10 +35,11 @@ class Gained:
         self._look: Look | None = Look(module)
         self._buffers = {name: ref(buffer) for name, buffer in module.named_buffers()}
         self._prepared: dict[str, Any] = {}  # as it was before a setup could change it
+        self._set_up: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the module's objects, which are others in another process."""
-        return {"_look": None, "_buffers": {}, "_prepared": {}}
+        return {"_look": None, "_buffers": {}, "_prepared": {}, "_set_up": self._set_up}
 
     @contextmanager
     def preparing(self, module: L.LightningModule) -> Iterator[None]:
@@ -64,10 +66,12 @@ class Gained:
             yield
             return
         _hand_over(module, other, self._prepared)
-        before, buffers = Look(other), dict(other.named_buffers())
-        yield
+        buffers = dict(other.named_buffers())
+        self._set_up = set()
+        with self.setting_up(other):
+            yield
         # Not earlier: a setup that finds what another setup has made may believe that its layers are there, too.
-        names = self._look.attributes_changed_in(module) - before.attributes_changed_in(other)
+        names = self._look.attributes_changed_in(module) - self._set_up
         names |= {name for name in _data_sets(module) if vars(other).get(name) is None}
         _hand_over(module, other, {name: vars(module)[name] for name in sorted(names)})
         own = dict(other.named_buffers())
@@ -75,6 +79,33 @@ class Gained:
             known = self._buffers.get(name)
             if (known is None or known() is not buffer) and own.get(name) is buffers.get(name):
                 _set_buffer(module, other, name)
+
+    @contextmanager
+    def setting_up(self, other: L.LightningModule) -> Iterator[None]:
+        """Inside, the ``setup`` of a copy is called; what it sets is noted.
+
+        Args:
+            other: The copy.
+        """
+        look, data = Look(other), _data_sets(other)
+        yield
+        self._set_up |= look.attributes_changed_in(other)
+        self._set_up |= {name for name, value in _data_sets(other).items() if value is not data.get(name)}
+
+    def hand_back(self, model: L.LightningModule, module: L.LightningModule) -> None:
+        """Give the module what ``setup`` has set on a copy of it, as it would have in a plain run.
+
+        Args:
+            model: The copy, with the layers of the module; it is used up.
+            module: The module.
+        """
+        memo, shared = _memo(model, module), _data_sets(model)
+        for name in self._set_up & vars(model).keys():
+            vars(module)[name] = vars(model)[name]
+            with suppress(Exception):  # what cannot be copied is the model's
+                vars(module)[name] = shared[name] if name in shared else copy.deepcopy(vars(model)[name], memo)
+        if self._set_up:
+            bind_functions(model, module)
 
 
 def _data_sets(module: L.LightningModule) -> dict[str, Any]:
@@ -96,6 +127,8 @@ def _hand_over(module: L.LightningModule, other: L.LightningModule, values: Mapp
                 name,
                 error,
             )
+    if values:  # functions among them hold layers
+        bind_functions(module, other)
 
 
 def _memo(module: L.LightningModule, other: L.LightningModule) -> dict[int, Any]:

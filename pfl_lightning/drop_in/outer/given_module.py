@@ -100,11 +100,12 @@ class HoldsGivenModule(LogsOverClients):
             load_plain_state(module, own)
 
     def fill_given_module(self) -> None:
-        """Load the global model into the module that was given, with layers that ``setup`` has made."""
+        """Load the global model into the module that was given, with layers and attributes that ``setup`` has set."""
         model, given = self.global_model(), self._given.module
         for name in self.local.added:
             put_layer(given, name, copy.deepcopy(model.get_submodule(name)))
         take_layers(given, model)
+        self._gained.hand_back(model, given)
         load_plain_state(given, plain_state(model))
         self.changes.end(given)
 

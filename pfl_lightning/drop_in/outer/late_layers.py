@@ -80,5 +80,7 @@ def _shape(tensor: Tensor | None) -> torch.Size | None:
     return None if tensor is None else tensor.shape
 
 
-def _form(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in _tensors(module)}
+def _form(module: nn.Module) -> dict[str, Any]:
+    """Shapes of the tensors, and classes of the layers, some of which have none."""
+    layers = {f"{name}.": written_class(layer) for name, layer in module.named_modules() if name}
+    return layers | {name: tensor.shape for name, tensor in _tensors(module)}

@@ -43,6 +43,9 @@ class OuterHooks(ShowsGlobalModel):
         """
         trainer: Any = self.trainer
         self._give_back()
+        # Lightning does it for those that are returned. Under FederatedLoop(method=...) they were attached before, too.
+        replaced = tuple({kind for each in own for kind in type(each).__mro__} - {*L.Callback.__mro__})
+        trainer.callbacks = [each for each in trainer.callbacks if each in own or type(each) not in replaced]
         self.local.moved = sort_callbacks([*trainer.callbacks, *own], self.has_inner_trainers, own)
         # Another list: the Trainer may go through the one that it has.
         self._taken = [callback for callback in trainer.callbacks if callback in self.local.moved]

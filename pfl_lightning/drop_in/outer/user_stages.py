@@ -100,7 +100,8 @@ class UserStages(OuterHooks):
         self._stages_seen = {*self._stages_seen, *missing}
         if missing and brings(self.given_module, "setup"):
             for module in self._networks():
-                with set_up_by(module, self._trainer), torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
+                drawn = torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS))
+                with set_up_by(module, self._trainer), drawn, self._gained.setting_up(module):
                     for one in missing:
                         module.setup(one)
             self._shown = None

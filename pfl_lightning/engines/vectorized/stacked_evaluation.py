@@ -20,6 +20,7 @@ from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.evaluation_batches import Piece, PieceBatch, gather, groups_of, pieces_of
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
 from pfl_lightning.engines.vectorized.stack import Member, Stack, places_of
+from pfl_lightning.functional.numerics import hits
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import torch_seed
 
@@ -173,7 +174,7 @@ class _StackedEvaluation:
 
     def _score_one(self, own: Tensors, shared: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         scores = self._scores(own, shared, inputs)
-        return scores.argmax(1) == labels, F.cross_entropy(scores.float(), labels, reduction="none")
+        return hits(scores, labels), F.cross_entropy(scores.float(), labels, reduction="none")
 
     def _scores(self, own: Tensors, shared: Tensors, inputs: Tensor) -> Tensor:
         state = {**own, **shared}

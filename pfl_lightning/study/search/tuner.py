@@ -28,7 +28,7 @@ from pfl_lightning.study.search.trials import run_trial
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["search_options"]
+__all__ = ["check_searched", "search_options"]
 
 STARTUP_TRIALS = 4
 """Trials that are never ended early: the median of fewer says little."""
@@ -66,13 +66,21 @@ def search_options(
     Raises:
         ConfigurationError: Optuna is missing, there are no validation parts, or no trial succeeded.
     """
-    _check(config)
+    check_searched(config)
     searcher = _Searcher(search, config, folder, choice, threads)
     searcher.run(processes)
     return searcher.report()
 
 
-def _check(config: Config) -> None:
+def check_searched(config: Config) -> None:
+    """Refuse a search that has nothing to choose by.
+
+    Args:
+        config: Of the row.
+
+    Raises:
+        ConfigurationError: There are no validation parts, no rounds, or no optuna.
+    """
     try:
         import optuna  # noqa: F401
     except ImportError:

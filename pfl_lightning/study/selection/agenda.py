@@ -97,8 +97,8 @@ class Agenda:
         return [run for run in self.runs if self._is_unchecked(run)] + self.tried_runs()
 
     def _is_unchecked(self, run: Run) -> bool:
-        if state_of(run) is RunState.CHANGED:  # its folder is moved aside only for a config that fits
-            return self.restart
+        if state_of(run) is RunState.CHANGED:  # by an option that may be misspelled
+            return True
         return state_of(run) is RunState.NEW and (not run.config_file.is_file() or bool(changed_options(run)))
 
     def changed_runs(self) -> list[tuple[Run, Mapping[str, tuple[Any, Any]]]]:

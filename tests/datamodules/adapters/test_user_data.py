@@ -10,6 +10,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from pfl_lightning.datamodules import IID, FromDatasets, FromLightning, Samples
+from pfl_lightning.errors import ConfigurationError
 
 
 class Items(Dataset):
@@ -237,7 +238,9 @@ def test_samples_that_are_not_of_one_class_each_name_the_way(targets, message):
 
 
 def test_arrays_in_the_place_of_tensors():
-    with pytest.raises(TypeError, match=r"training targets must be a tensor, got a ndarray: give torch\.as_tensor"):
+    with pytest.raises(
+        ConfigurationError, match=r"training targets must be a tensor, got a ndarray: give torch\.as_tensor"
+    ):
         Samples(torch.zeros(3, 2), np.zeros(3, dtype=np.int64), ("a",))
-    with pytest.raises(TypeError, match=r"training inputs must be a tensor, got a ndarray"):
+    with pytest.raises(ConfigurationError, match=r"training inputs must be a tensor, got a ndarray"):
         Samples(np.zeros((3, 2)), torch.zeros(3).long(), ("a",))

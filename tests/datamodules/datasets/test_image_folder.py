@@ -76,7 +76,7 @@ def test_a_flat_folder_is_split(tmp_path):
 
 def test_a_validation_folder_is_not_used_and_logged(tmp_path, caplog):
     write_folder(tmp_path / "cinic", splits=("train", "valid", "test"))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         samples = make(tmp_path / "cinic", tmp_path).load()
     assert len(samples.train_targets) == 10
     assert "valid is not used" in caplog.text

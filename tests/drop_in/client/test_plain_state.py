@@ -90,6 +90,59 @@ def test_checkpoints_are_as_the_author_has_them(kind, tmp_path):
     assert_same(plain_state(goes_on), plain_state(whole), atol=0)
 
 
+class Counting(nn.Linear):
+    """Has a state that is no tensor."""
+
+    calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(inputs)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+class Extra(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        counting = Counting(self.fc.in_features, self.fc.out_features)
+        counting.load_state_dict(self.fc.state_dict(), strict=False)
+        self.fc = counting
+
+
+class Scripted(Plain):
+    """With layers of TorchScript, which torch copies as results of a computation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.jit.script(self.fc)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+@pytest.mark.parametrize("kind", [Extra, Scripted])
+@pytest.mark.parametrize(("method", "engine"), [(FedAvg, TrainerEngine), (Ditto, TrainerEngine)])
+def test_layers_with_a_form_of_their_own_train_as_plain_ones(kind, method, engine):
+    assert_same(weights(method, kind(), engine=engine()), weights(method, Plain(), engine=engine()), atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+@pytest.mark.parametrize("kind", [Extra, Scripted])
+def test_a_run_with_them_goes_on(kind, tmp_path):
+    def fit(rounds: int, **options: Any) -> Any:
+        module, loop = kind(), FederatedLoop(method=FedPer, head="fc", num_clients=2, seed=0)
+        trainer = quiet_trainer(rounds, loop)
+        trainer.fit(module, EVEN, **options)
+        return trainer, plain_state(module)
+
+    path = tmp_path / "last.ckpt"
+    fit(1)[0].save_checkpoint(path)
+    assert_same(fit(2, ckpt_path=path)[1], fit(2)[1], atol=0)
+
+
 def test_exported_clients_are_whole(tmp_path):
     federation, _ = run_project(FedAvg, module=Trained(), data=EVEN)
     export_clients(federation, tmp_path, [1])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from _helpers.project import Data, Net
 from _helpers.toy import CLASSES, FEATURES, quiet_trainer
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from pfl_lightning import FederatedLoop
 from pfl_lightning.drop_in.outer.late_layers import take_layers
@@ -115,3 +116,37 @@ def test_a_layer_that_cannot_be_copied_is_moved():
     model.head = Locked(2, 2)
     take_layers(given, model)
     assert given.head is model.head
+
+
+class SetUp(Net):
+    """Sets in ``setup`` what ``configure_model`` and ``forward`` need: attributes, data and layers without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = self.num_classes = None  # type: ignore[assignment]
+        self.scale = torch.ones(())
+        self.out: Any = nn.Identity()
+
+    def setup(self, stage: str) -> None:
+        self.num_classes, self.scale, self.out = CLASSES, torch.full((), 5.0), nn.Tanh()
+        self.heads = {"body": self.body}
+        self.seen = TensorDataset(torch.zeros(3))
+
+    def configure_model(self) -> None:
+        if self.fc is None:
+            self.fc = nn.Linear(FEATURES, self.num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.out(super().forward(inputs) * self.scale)
+
+
+@pytest.mark.filterwarnings("error:.*changes made")
+def test_what_setup_sets_is_there():
+    module, loop, data = SetUp(), FederatedLoop(method=FedAvg, num_clients=2, seed=0), Data()
+    for _ in range(2):
+        quiet_trainer(1, loop).fit(module, data)
+        inputs = data.test_dataloader().dataset.tensors[0]
+        assert torch.equal(module(inputs), loop.federation.global_model()(inputs))
+    assert isinstance(module.out, nn.Tanh)
+    assert module.heads["body"] is module.body
+    assert len(module.seen) == 3

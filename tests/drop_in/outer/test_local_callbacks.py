@@ -358,3 +358,37 @@ def test_a_checkpoint_by_steps_is_named(given, times, caplog):
     sort_callbacks([ModelCheckpoint(save_top_k=-1, **given)], True)
     said = [message for message in caplog.messages if "does not count the steps of clients" in message]
     assert len(said) == times
+
+
+class SeesPairs(L.Callback):
+    """Counts batches, which are inputs and classes."""
+
+    seen = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert len(batch) == 2
+        SeesPairs.seen += 1
+
+
+class Keeps(Net):
+    """Keeps the callbacks that it configures."""
+
+    def configure_callbacks(self) -> Any:
+        self.stopping = L.pytorch.callbacks.EarlyStopping("train/loss", patience=9)
+        return [SeesPairs(), self.stopping]
+
+
+@pytest.mark.filterwarnings("error:.*changes made")
+def test_callbacks_that_a_module_configures_are_there_once():
+    """Under the callback form the Trainer has called ``configure_callbacks`` of the module itself before."""
+    module, loop = Keeps(), FederatedLoop(method=FedAvg, num_clients=2, seed=1)
+    trainer = quiet_trainer(2, loop, SeesPairs())
+    for _ in range(2):
+        SeesPairs.seen = 0
+        trainer.fit(module, Data())
+    trainer.test(module, Data(), verbose=False)
+    assert SeesPairs.seen == 0  # the second fit had all its rounds already
+    assert [type(each).__name__ for each in trainer.callbacks].count("EarlyStopping") == 1
+    trainer = quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=1))
+    trainer.fit(Keeps(), Data())
+    assert SeesPairs.seen > 2
