@@ -39,8 +39,14 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
         UsageError: There are more or fewer labels than rows, or two rows of a block have one label.
     """
     blocks: list[list[Group]] = []
-    for run in runs:
-        fitting = (block for block in blocks if all(_of_one_table(run, other) for row in block for other in row))
+    known = list(runs)
+    fixed = _fixed_partitions(known)
+    for run in known:
+        fitting = (
+            block
+            for block in blocks
+            if all(_of_one_table(run, other) and _may_be_one(run, other, fixed) for row in block for other in row)
+        )
         block = next(fitting, None)
         if block is None:
             block = []
@@ -133,6 +139,22 @@ def _study_row(run: FinishedRun) -> str:
 
 def _study_setting(run: FinishedRun) -> str:
     return run.place.setting if run.place is not None else ""
+
+
+def _fixed_partitions(runs: Iterable[FinishedRun]) -> set[str]:
+    """Fingerprints of partitions that several seeds have: such a partition does not follow the seed."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.partition.fingerprint, set()).add(run.seed)
+    return {fingerprint for fingerprint, some in seeds.items() if fingerprint and len(some) > 1}
+
+
+def _may_be_one(run: FinishedRun, other: FinishedRun, fixed: set[str]) -> bool:
+    """Whether different partitions may be those of two seeds, as far as fingerprints say where options do not."""
+    if run.config and other.config:
+        return True
+    one, another = run.partition.fingerprint, other.partition.fingerprint
+    return one == another or not (one and another) or not {one, another} & fixed
 
 
 def _of_one_table(run: FinishedRun, other: FinishedRun) -> bool:

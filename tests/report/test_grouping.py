@@ -190,3 +190,22 @@ def test_how_gradients_are_clipped():
     engine = {"init_args": {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}}
     options = run_options({"model": {"method": {}, "engine": engine}}, "FedAvg", {}, 1)
     assert options["trainer.gradient_clip_algorithm"] == "value"
+
+
+@pytest.mark.parametrize(("seeds", "others"), [([0], [0, 1, 2]), ([0, 1], [0, 1, 2]), ([3], [0, 1]), ([0, 1, 2], [3])])
+def test_without_configs_a_partition_of_several_seeds_is_one_of_its_own(tmp_path, seeds, others):
+    """Runs of scripts of two partitions, which do not follow the seed: their options are not known."""
+    paths = [
+        write_run(
+            tmp_path / f"{name}_{seed}" / "version_0",
+            clients=clients,
+            seed=seed,
+            partition={"name": "Dirichlet", "fingerprint": f"sha256:{name}"},
+        )
+        for name, some, clients in (("a", seeds, (0.9, 0.9)), ("b", others, (0.5, 0.7)))
+        for seed in some
+    ]
+    for order in (paths, paths[::-1], sorted(paths, key=lambda path: path.parent.name[-1])):
+        rows = group_runs(map(read_run, order))
+        assert sorted(len(row.runs) for row in rows) == sorted([len(seeds), len(others)])
+        assert all(len({run.partition.fingerprint for run in row.runs}) == 1 for row in rows)
