@@ -95,7 +95,7 @@ def apportion(targets: npt.NDArray[np.floating[Any]], totals: Ints, low: Ints, h
         counts = counts + (step & grow) - (step & shrink)
 
 
-def largest_size(shares: Floats, supply: Ints, offsets: Floats) -> int:
+def largest_size(shares: Floats, supply: Ints, offsets: Floats, overlap: bool = False) -> int:
     """Greatest equal client size for which the rounded shares stay within the supply, found by bisection.
 
     Where the rounding lets a size fit and a smaller one not, it may be one of the smaller.
@@ -104,6 +104,7 @@ def largest_size(shares: Floats, supply: Ints, offsets: Floats) -> int:
         shares: Class proportions, shape (m, C), rows sum to one.
         supply: Samples of each class, shape (C,).
         offsets: Rounding offsets, shape (m,).
+        overlap: Whether clients may share samples, so that each by itself must stay within the supply.
 
     Returns:
         The size; 0 if not even one sample per client is possible.
@@ -115,10 +116,11 @@ def largest_size(shares: Floats, supply: Ints, offsets: Floats) -> int:
         >>> largest_size(shares, supply, spread_offsets(2, start=0.0))
         20
     """
-    fits, over = 0, int(supply.sum()) // len(shares) + 1
+    fits, over = 0, int(supply.sum()) // (1 if overlap else len(shares)) + 1
     while over - fits > 1:
         size = (fits + over) // 2
-        if (round_rows(shares * size, offsets).sum(axis=0) <= supply).all():
+        counts = round_rows(shares * size, offsets)
+        if ((counts.max(axis=0) if overlap else counts.sum(axis=0)) <= supply).all():
             fits = size
         else:
             over = size

@@ -26,7 +26,6 @@ from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
-from pfl_lightning.errors import ConfigurationError
 
 RECENT = 1000
 """Clients whose views are kept; they take about 3 KB each."""
@@ -171,14 +170,14 @@ class FederatedDataModule(LightningDataModule, ABC):
 
         Raises:
             PartitionError: If the partition cannot be met, or a client has no samples or no batch.
-            ConfigurationError: If :meth:`load` returns something else.
-            ValueError: If the public samples are more than there are, or of another size than the clients'.
+            ValueError: If :meth:`load` returns something else, or the public samples are more than there are, or of
+                another size than the clients'.
         """
         if self._ready is not None:
             return
         samples = self.load()
         if not isinstance(samples, Samples):
-            raise ConfigurationError(f"{type(self).__name__}.load must return Samples, got {type(samples).__name__}")
+            raise ValueError(f"{type(self).__name__}.load must return Samples, got {type(samples).__name__}")
         if self.public is not None:
             samples = with_public(samples, self.public, self.seed, getattr(self, "image_size", None))
         division = divide(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -82,6 +83,31 @@ def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: I
             "or name all classes (class_names)"
         )
     return tuple(str(name) for name in names)
+
+
+def dataset_of_all_classes(datasets: Sequence[Any]) -> Any:
+    """The data set that names most classes; where others name theirs otherwise, a warning says so.
+
+    Args:
+        datasets: One a client.
+    """
+    named = [(client, own) for client, own in enumerate(datasets) if hasattr(_own_names(own), "__len__")]
+    if not named:
+        return datasets[0]
+    most, widest = max(named, key=lambda pair: (len(_own_names(pair[1])), -pair[0]))
+    every = [str(name) for name in _own_names(widest)]
+    for client, own in named:
+        names = [str(name) for name in _own_names(own)]
+        if names != every[: len(names)]:
+            place = next(n for n, (one, other) in enumerate(zip(names, every, strict=False)) if one != other)
+            warnings.warn(
+                f"class {place} is {names[place]!r} in the data set of client {client} and {every[place]!r} in that of "
+                f"client {most}, and counts as one class: number the classes of all clients alike, with the names of "
+                "them all in `classes`",
+                stacklevel=2,
+            )
+            break
+    return widest
 
 
 def _own_names(dataset: Any) -> Any:

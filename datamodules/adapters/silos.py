@@ -15,7 +15,7 @@ from pfl_lightning.datamodules.adapters.given_silos import AsGiven, as_datamodul
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, ItemDataModule
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
-from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
+from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, names_of_classes
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, Shape, StageLoaders
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
@@ -163,8 +163,9 @@ class FromSilos(ItemDataModule):
         names: tuple[str, ...] = ("0",)
         self._labeled = len(known) == len(every)
         if self._labeled:
+            named = dataset_of_all_classes([own["train"][0].dataset for own in self._sources])
             try:
-                names = names_of_classes(None, self._sources[0]["train"][0].dataset, known)
+                names = names_of_classes(None, named, known)
             except ValueError:  # whole numbers that are no classes
                 self._labeled = False
         for sources, own in zip(self._sources, found, strict=True):

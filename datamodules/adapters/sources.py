@@ -28,7 +28,10 @@ from pfl_lightning.datamodules.adapters.loading.workers import By, Fetch, OneAtA
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.memory import checked_length
 
-__all__ = ["check_sampler", "one_class", "source_of"]
+__all__ = ["check_sampler", "one_class", "selection_of", "source_of"]
+
+_LISTS = (list, tuple, range, Tensor, np.ndarray)
+"""What a DataLoader takes for a sampler beside samplers."""
 
 
 def source_of(
@@ -51,13 +54,14 @@ def source_of(
         return ItemSource(loader.dataset, loader.collate_fn, True, hooks, None, None, own, evaluated, kept, by)
     dataset, plan = loader.dataset, _plan(loader)
     order: Order | None = None
-    if type(plan.sampler) is SubsetRandomSampler:
-        dataset = Subset(dataset, [int(place) for place in plan.sampler.indices])
+    places = _selected(plan.sampler) if plan.batch_size is not None else None
+    if places is not None:
+        dataset = Subset(dataset, places)
     elif plan.batch_size is None:
         order = SampledBatches(plan.sampler, len(dataset))  # type: ignore[arg-type]
     elif not isinstance(dataset, IterableDataset) and not _goes_through(plan.sampler):
         order = order_of(plan.sampler, len(dataset))  # type: ignore[arg-type]
-    shuffled = order is not None or not isinstance(plan.sampler, SequentialSampler)
+    shuffled = order is not None or not isinstance(plan.sampler, (SequentialSampler, *_LISTS))
     fetch = Fetch(dataset, loader.collate_fn, plan.by)
     workers = Workers(loader, fetch, turns) if loader.num_workers else None
     sizes = BatchSizes(plan.batch_size or 1, plan.batch_size or 1, plan.drop_last)
@@ -91,6 +95,26 @@ def _plan(loader: DataLoader[Any]) -> _Plan:
     if by == "list" and not isinstance(_first(given), list | tuple):  # without batches: the data set gives them
         return _Plan(given, 1, False, "item")
     return _Plan(given, None, False, by)
+
+
+def selection_of(loader: DataLoader[Any]) -> list[int] | None:
+    """Places of the items that a loader's sampler selects; ``None`` where it is no selection of some.
+
+    Args:
+        loader: A loader of a map-style data set.
+    """
+    return _selected(_plan(loader).sampler)
+
+
+def _selected(sampler: Any) -> list[int] | None:
+    """Places of items, each once, that a sampler gives: a part that other loaders do not have."""
+    if isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__:
+        return [int(place) for place in sampler.indices]
+    if not isinstance(sampler, _LISTS):
+        return None
+    numbers = [place for place in sampler if hasattr(place, "__index__") or getattr(place, "numel", int)() == 1]
+    places = [int(place) for place in numbers]
+    return places if len(set(places)) == len(sampler) else None  # others are drawn as they come
 
 
 def _first(sampler: Any) -> Any:

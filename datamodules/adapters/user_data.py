@@ -8,9 +8,10 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from pfl_lightning.datamodules.adapters.reading import read_dataset, read_datasets
+from pfl_lightning.datamodules.adapters.sources import selection_of
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
@@ -91,8 +92,9 @@ class FromLightning(FederatedDataModule):
     """LightningDataModule whose training and test Datasets are read once into tensors.
 
     The test set is that of ``test_dataloader``, else of ``val_dataloader``; without both, test samples are held out
-    from the training set. Only the loaders' data sets are used (of a SubsetRandomSampler, its part of one): batch size,
-    order and collating are those of this module. :class:`FromLoaders` keeps the loaders' settings instead.
+    from the training set. Only the loaders' data sets are used (of a SubsetRandomSampler or a list of places, its part
+    of one): batch size, order and collating are those of this module. :class:`FromLoaders` keeps the loaders' settings
+    instead.
 
     Args:
         partition: Rule that assigns the samples to clients.
@@ -159,6 +161,5 @@ def _dataset_of(loader: Any, name: str) -> Dataset[Any]:
         loader = loader[0]
     if not isinstance(loader, DataLoader):
         raise TypeError(f"{name} gives a {type(loader).__name__}, expected a single DataLoader")
-    if type(loader.sampler) is SubsetRandomSampler:  # a part that other loaders do not have
-        return Subset(loader.dataset, [int(place) for place in loader.sampler.indices])
-    return loader.dataset
+    places = selection_of(loader)
+    return loader.dataset if places is None else Subset(loader.dataset, places)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfl_lightning.errors import ConfigurationError
-
 HASHED = 64
 """Inputs that are hashed for a fingerprint."""
 
@@ -136,7 +134,7 @@ def _check_domains(domains: Tensor, num_samples: int, num_domains: int) -> None:
 def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -> None:
     for name, given in (("inputs", inputs), ("targets", targets)):
         if not isinstance(given, Tensor):
-            raise ConfigurationError(
+            raise ValueError(
                 f"{what} {name} must be a tensor, got a {type(given).__name__}: give torch.as_tensor(...), of "
                 "numbers; classes are numbered from 0"
             )

@@ -246,7 +246,7 @@ def distribute_shares(
     """
     supply = np.bincount(labels, minlength=shares.shape[1]).astype(np.int64)
     offsets = spread_offsets(len(shares), rng.random())
-    possible = largest_size(shares, supply, offsets)
+    possible = largest_size(shares, supply, offsets, overlap)
     asked = max(possible, 1) if samples_per_client is None else samples_per_client
     sizes = check_sizes(asked, len(shares))
     counts = round_rows(shares * sizes[:, None], offsets)

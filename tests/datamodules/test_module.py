@@ -18,7 +18,6 @@ from pfl_lightning.datamodules import (
     RandomCrop,
     Samples,
 )
-from pfl_lightning.errors import ConfigurationError
 
 
 class Toy(FederatedDataModule):
@@ -45,7 +44,7 @@ class Pair(FederatedDataModule):
 
 
 def test_a_load_that_returns_no_samples():
-    with pytest.raises(ConfigurationError, match=r"Pair\.load must return Samples, got tuple"):
+    with pytest.raises(ValueError, match=r"Pair\.load must return Samples, got tuple"):
         Pair(IID(2)).setup("fit")
 
 

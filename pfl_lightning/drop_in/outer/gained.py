@@ -36,10 +36,11 @@ class Gained:
         self._buffers = {name: ref(buffer) for name, buffer in module.named_buffers()}
         self._prepared: dict[str, Any] = {}  # as it was before a setup could change it
         self._set_up: set[str] = set()
+        self._handed_back: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the module's objects, which are others in another process."""
-        return {"_look": None, "_buffers": {}, "_prepared": {}, "_set_up": self._set_up}
+        return {"_look": None, "_buffers": {}, "_prepared": {}, "_set_up": self._set_up, "_handed_back": set()}
 
     @contextmanager
     def preparing(self, module: L.LightningModule) -> Iterator[None]:
@@ -100,7 +101,10 @@ class Gained:
             module: The module.
         """
         memo, shared = _memo(model, module), _data_sets(model)
-        for name in self._set_up & vars(model).keys():
+        # What a setup of its own has set, which was called for its loaders, stays.
+        own = set() if self._look is None else self._look.attributes_changed_in(module) - self._handed_back
+        self._handed_back |= self._set_up - own
+        for name in (self._set_up - own) & vars(model).keys():
             vars(module)[name] = vars(model)[name]
             with suppress(Exception):  # what cannot be copied is the model's
                 vars(module)[name] = shared[name] if name in shared else copy.deepcopy(vars(model)[name], memo)

@@ -34,7 +34,7 @@ class _Taking:
     def __init__(self, given: nn.Module, model: nn.Module) -> None:
         self._memo: dict[int, Any] = held_tensors(model) | {id(model): given}
         own = dict(given.named_modules())
-        self._memo |= {id(o): own[n] for n, o in model.named_modules() if n in own and _form(own[n]) == _form(o)}
+        self._memo |= {id(o): own[n] for n, o in model.named_modules() if n in own and _is_as(own[n], o)}
         tensors = dict(_tensors(given))
         both = [(tensors[n], t) for n, t in _tensors(model) if n in tensors and tensors[n].shape == t.shape]
         self._memo |= {id(other): mine for mine, other in both}
@@ -54,7 +54,7 @@ class _Taking:
                 own.register_buffer(name, self._copied(buffer), name not in other._non_persistent_buffers_set)
         for name, layer in other.named_children():
             mine = own._modules.get(name)
-            if mine is None or (_form(mine) != _form(layer) and written_class(mine) is not written_class(layer)):
+            if mine is None or written_class(mine) is not written_class(layer):
                 setattr(own, name, self._copied(layer))
             elif _form(mine) != _form(layer):
                 self.take(mine, layer)
@@ -78,6 +78,10 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _shape(tensor: Tensor | None) -> torch.Size | None:
     return None if tensor is None else tensor.shape
+
+
+def _is_as(mine: nn.Module, other: nn.Module) -> bool:
+    return written_class(mine) is written_class(other) and _form(mine) == _form(other)
 
 
 def _form(module: nn.Module) -> dict[str, Any]:

@@ -152,3 +152,23 @@ def test_errors_name_the_client():
         ready([tensors(3), DataLoader([])])
     with pytest.raises(PartitionError, match="drop_last leaves client 1 no batch: it has 3 training samples"):
         ready([tensors(3), DataLoader(tensors(3), batch_size=4, drop_last=True)])
+
+
+class Named(Dataset):
+    def __init__(self, *classes):
+        self.classes, self.targets = list(classes), [0, len(classes) - 1] * 3
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, place):
+        return torch.zeros(3), self.targets[place]
+
+
+def test_classes_of_silos_that_are_named_otherwise_are_warned_of(recwarn):
+    with pytest.warns(UserWarning, match="class 0 is 'bird' in the data set of client 1 and 'cat' in that of client 0"):
+        assert ready([Named("cat", "dog"), Named("bird", "cat")]).num_classes == 2
+    recwarn.clear()
+    for silos in ([Named("a", "b", "c"), Named("a")], [Named("a"), Named("a", "b", "c")]):
+        assert ready(silos).class_names == ("a", "b", "c")
+    assert not recwarn.list

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from pfl_lightning.datamodules import IID, FromDatasets, FromLightning, Samples
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.datamodules import IID, FromDatasets, FromLightning, FromLoaders, Samples
 
 
 class Items(Dataset):
@@ -184,17 +183,37 @@ def test_a_user_defined_module(kind, first, calls):
     assert (samples.test_inputs[0, 0].item() if first else samples.test_inputs) == first
 
 
-def test_loaders_of_parts_of_one_data_set():
+class Others(SubsetRandomSampler):
+    """A class of the user's."""
+
+
+def sampled(kind, places):
+    if kind is BatchSampler:
+        return DataLoader(tensors(12), batch_sampler=BatchSampler(SubsetRandomSampler(places), 4, False))
+    return DataLoader(tensors(12), 4, sampler=kind(places))
+
+
+@pytest.mark.parametrize("kind", [SubsetRandomSampler, Others, BatchSampler, list, torch.as_tensor])
+def test_loaders_of_parts_of_one_data_set(kind):
     class Parts(Own):
         def train_dataloader(self):
-            return DataLoader(tensors(12), 4, sampler=SubsetRandomSampler(range(8)))
+            return sampled(kind, range(8))
 
         def val_dataloader(self):
-            return DataLoader(tensors(12), 4, sampler=SubsetRandomSampler(torch.arange(8, 12)))
+            return sampled(kind, torch.arange(8, 12))
 
     samples = FromLightning(IID(2), datamodule=Parts()).load()
     assert samples.train_inputs[:, 0].tolist() == list(range(8))
     assert samples.test_inputs[:, 0].tolist() == list(range(8, 12))
+    data = FromLoaders(IID(2), datamodule=Parts())
+    data.setup()
+    own = [data.client_data(client) for client in range(2)]
+    assert sum(len(one.train) for one in own) == 8
+    trained = [int(row) for one in own for inputs, _ in one.train.loader(4) for row in inputs[:, 0]]
+    assert sorted(trained) == list(range(8))
+    judged = [int(row) for one in own for inputs, _ in one.validation.loader(4) for row in inputs[:, 0]]
+    assert judged
+    assert set(judged) <= set(range(8, 12))
 
 
 def test_several_loaders_are_refused():
@@ -238,9 +257,7 @@ def test_samples_that_are_not_of_one_class_each_name_the_way(targets, message):
 
 
 def test_arrays_in_the_place_of_tensors():
-    with pytest.raises(
-        ConfigurationError, match=r"training targets must be a tensor, got a ndarray: give torch\.as_tensor"
-    ):
+    with pytest.raises(ValueError, match=r"training targets must be a tensor, got a ndarray: give torch\.as_tensor"):
         Samples(torch.zeros(3, 2), np.zeros(3, dtype=np.int64), ("a",))
-    with pytest.raises(ConfigurationError, match=r"training inputs must be a tensor, got a ndarray"):
+    with pytest.raises(ValueError, match=r"training inputs must be a tensor, got a ndarray"):
         Samples(np.zeros((3, 2)), torch.zeros(3).long(), ("a",))

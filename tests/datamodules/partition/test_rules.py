@@ -116,6 +116,14 @@ def test_overlap_lets_clients_share_samples_and_no_client_has_one_twice():
     assert len(np.unique(np.concatenate(parts))) > 450
 
 
+def test_the_greatest_size_with_overlap_is_one_that_a_client_may_have():
+    labels = np.repeat(np.arange(10), 100)
+    size = len(DominantClasses(20, None, overlap=True).partition(labels)[0])
+    assert size > 2 * len(DominantClasses(20, None).partition(labels)[0])
+    with pytest.raises(PartitionError, match=f"lower samples_per_client to at most {size},"):
+        DominantClasses(20, size + 10, overlap=True).partition(labels)
+
+
 @fast
 @given(
     num_clients=st.integers(1, 25),
