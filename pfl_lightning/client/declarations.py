@@ -105,6 +105,9 @@ class DeclaredParts(L.LightningModule):
             parameters = dict(part.named_parameters())
             if any(parameter.requires_grad for parameter in parameters.values()):
                 continue
+            names = [] if parameters else [f"{name}.{own}" for own, _ in part.named_buffers()]
+            if any(fnmatchcase(own, pattern) for own in names for pattern in self.phase.train):
+                continue  # of normalization without parameters
             goes_on = self.phase.batch_statistics and not self.frozen.issuperset(f"{name}.{own}" for own in parameters)
             if not goes_on:
                 yield from (layer for layer in part.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))

@@ -162,6 +162,7 @@ class Engine(ABC):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> PhaseResult:
         enter_phase(client, phase)
+        whole = context.data
         context = replace(context, data=phase_data(client, phase, context))
         try:
             found = self.run_phase(client, phase, context, environment, purpose)
@@ -170,7 +171,8 @@ class Engine(ABC):
             if better is error:
                 raise
             raise better from error
-        if trains(client.encoder):
+        if trains(client.encoder):  # fused optimizers change parameters without a trace
+            whole.forget_features()
             context.data.forget_features()
         return found
 
@@ -193,8 +195,12 @@ class Engine(ABC):
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients by their own models, fine-tuned where their method does so; results in the tasks' order."""
         for client, task in tasks:
-            error = self.load_own_model(client, task, environment)
-            result = EvaluationResult(task.context.client, *self.score(client, task, environment), error)
+            try:
+                error = self.load_own_model(client, task, environment)
+                result = EvaluationResult(task.context.client, *self.score(client, task, environment), error)
+            except Exception as failed:
+                failed.add_note(f"in the evaluation of client {task.context.client}, round {task.context.round + 1}")
+                raise
             forget_preparation(client)
             yield result
 

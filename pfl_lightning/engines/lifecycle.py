@@ -273,6 +273,8 @@ def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Scheduler]]:
         ConfigurationError: Several optimizers or none, or a scheduler that watches a metric.
     """
     schedulers: Any = []
+    if isinstance(configured, tuple | list) and len(configured) == 1:
+        configured = configured[0]
     if isinstance(configured, dict):
         schedulers = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
         configured = configured["optimizer"]

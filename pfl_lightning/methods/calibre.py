@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
@@ -66,6 +67,9 @@ class Calibre(SelfSupervisedClient):
         prototype_temperature: Of L_p; 0.5 in the published implementation, the paper gives none.
         aggregation: ``"divergence"`` averages with weights in inverse proportion to the divergence rates, ``"samples"``
             by numbers of samples.
+        divergence_of: ``"encodings"`` measures the rate of the encodings as they are, ``"unit_length"`` of those of
+            unit length. The losses hardly see the scale of an encoder, and the rate of encodings as they are does:
+            with it the client whose encodings are smallest counts most.
         lr: Learning rate.
         momentum: Momentum.
         weight_decay: Weight decay.
@@ -95,6 +99,7 @@ class Calibre(SelfSupervisedClient):
         clusters: int = 10,
         prototype_temperature: float = 0.5,
         aggregation: str = "divergence",
+        divergence_of: str = "encodings",
         lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
@@ -114,8 +119,10 @@ class Calibre(SelfSupervisedClient):
         check_number("prototype_temperature", prototype_temperature, strict=True)
         check_at_least("clusters", clusters, 1)
         check_choice("aggregation", aggregation, ("divergence", "samples"))
+        check_choice("divergence_of", divergence_of, ("encodings", "unit_length"))
         self.alpha_n, self.alpha_p, self.clusters = alpha_n, alpha_p, clusters
         self.prototype_temperature, self.aggregation = prototype_temperature, aggregation
+        self.divergence_of = divergence_of
         noise = torch.zeros(STARTS, clusters, _candidates(clusters))
         self.register_buffer("cluster_noise", noise, persistent=False)
 
@@ -177,6 +184,8 @@ class Calibre(SelfSupervisedClient):
             return super().make_update(context, before)
         encodings = features_of(self.encoder, context.data)  # whose classes may not be known
         check_finite(encodings, context)
+        if self.divergence_of == "unit_length":
+            encodings = F.normalize(encodings, dim=1)
         generator = torch.Generator().manual_seed(before)
         divergence = divergence_rate(encodings, min(self.clusters, len(encodings)), generator=generator)
         return CalibreUpdate(

@@ -38,6 +38,7 @@ class PlainCalibre:
     alpha_p: float = 0.3
     clusters: int = 3
     by_divergence: bool = True
+    of_unit_length: bool = False
     server: Networks = field(init=False)
     head: dict[str, Tensor] = field(init=False)
     divergences: dict[int, float] = field(default_factory=dict)
@@ -100,6 +101,8 @@ class PlainCalibre:
         """Mean over clusters of the mean distance to the centroid."""
         with torch.no_grad():
             encodings = net.encoder(self.data.tensors(client)[0].double())
+        if self.of_unit_length:
+            encodings = torch.stack([row / row.square().sum().sqrt() for row in encodings])
         labels = clusters_of(encodings, draws)
         spreads = []
         for k in sorted(set(labels)):

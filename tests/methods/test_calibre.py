@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from functools import partial
+from functools import partial, partialmethod
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from pfl_lightning.methods import PFLSSL, Calibre
 from pfl_lightning.methods.calibre import CalibreUpdate, DivergenceAwareAggregator
 from pfl_lightning.phases import Personalization
 from pfl_lightning.self_supervised import OBJECTIVES
+from pfl_lightning.self_supervised.objective import features_of
 
 EPOCHS, LR = 2, 0.05
 EVERYBODY = list(range(CLIENTS))
@@ -43,6 +44,7 @@ OPTIONS = {
     "L_p": ({"alpha_n": 0.0}, {"alpha_n": 0.0}),
     "neither": ({"alpha_n": 0.0, "alpha_p": 0.0}, {"alpha_n": 0.0, "alpha_p": 0.0}),
     "strong": ({"alpha_n": 2.0, "alpha_p": 5.0}, {"alpha_n": 2.0, "alpha_p": 5.0}),
+    "of unit length": ({"divergence_of": "unit_length"}, {"of_unit_length": True}),
     "by samples": ({"aggregation": "samples"}, {"by_divergence": False}),
 }
 
@@ -132,6 +134,28 @@ def test_what_is_uploaded(monkeypatch):
     assert set(federation.personal.get(0)) == {"head.weight", "head.bias"}
 
 
+@pytest.mark.parametrize(("of", "depends"), [("encodings", True), ("unit_length", False)])
+def test_the_scale_of_an_encoder_and_the_rate(monkeypatch, of, depends):
+    rates = []
+    for scale in (1.0, 0.01):
+        found: list[float] = []
+        with monkeypatch.context() as patch:
+            patch.setattr("pfl_lightning.methods.calibre.features_of", partial(_scaled, scale))
+            patch.setattr(DivergenceAwareAggregator, "receive", partialmethod(_note_rate, found))
+            patch.setattr(DivergenceAwareAggregator, "aggregate", lambda server: None)
+            run(partial(FIT, divergence_of=of), data=ToyViews(), encoder=flat_encoder, cohorts=[[0, 2]])
+        rates.append(found)
+    assert rates[0] == pytest.approx([100 * r for r in rates[1]] if depends else rates[1], rel=1e-4)
+
+
+def _note_rate(server, found, update):
+    found.append(float(update.divergence))
+
+
+def _scaled(scale, encoder, data):
+    return scale * features_of(encoder, data)
+
+
 def test_by_samples_no_divergence_is_uploaded():
     loop = GivenCohorts([0, 2])
     run(partial(FIT, aggregation="samples"), data=ToyViews(), encoder=flat_encoder, loop=loop)
@@ -206,6 +230,7 @@ def test_an_encoder_that_is_not_finite_is_left_out():
         ({"alpha_p": float("inf")}, "alpha_p must be a finite number of at least 0"),
         ({"clusters": 0}, "clusters must be at least 1"),
         ({"prototype_temperature": 0.0}, "prototype_temperature must be a finite number above 0"),
+        ({"divergence_of": "length"}, r"divergence_of must be one of \('encodings', 'unit_length'\)"),
         ({"aggregation": "mean"}, r"aggregation must be one of \('divergence', 'samples'\)"),
     ],
 )
