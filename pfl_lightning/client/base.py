@@ -19,7 +19,6 @@ from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.client.fits import FitAccess
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
-from pfl_lightning.functional.numerics import kept_value
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.options import BatchNorm
 from pfl_lightning.phases import Personalization, Phase
@@ -329,7 +328,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
                 f"self.log({name!r}, a metric): SequentialEngine takes numbers; metrics need TrainerEngine"
             )
         else:
-            self._recorder.setdefault(name, []).append(kept_value(torch.as_tensor(value)))
+            self._recorder.setdefault(name, []).append(torch.as_tensor(value).detach().clone())
 
     def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
         """Log several values, as :meth:`log` does."""

@@ -21,7 +21,6 @@ from pfl_lightning.engines.feature_cache import is_as_in_evaluation
 from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means, trains, unpack_optimizers
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.functional.numerics import kept_value
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["SequentialEngine"]
@@ -131,7 +130,7 @@ class SequentialEngine(Engine):
                         )
                     for name, value in terms.items():  # before the step, which changes a term that is a parameter
                         if isinstance(value, Tensor) and value.numel() == 1:
-                            steps.setdefault(name, []).append(kept_value(value))
+                            steps.setdefault(name, []).append(value.detach().clone())
                     self._step(client, optimizer, scaler, terms["loss"], hooks)
                     for entry in schedulers:
                         if entry.every_step:

@@ -72,24 +72,6 @@ def at_least_single(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def kept_value(value: Tensor) -> Tensor:
-    """A value without its graph, which stays as it is when a step changes the parameter or buffer that it may be.
-
-    Args:
-        value: Any tensor.
-
-    Example:
-        >>> import torch
-        >>> from pfl_lightning.functional.numerics import kept_value
-        >>> parameter = torch.nn.Parameter(torch.ones(()))
-        >>> kept = kept_value(parameter)
-        >>> parameter.data.fill_(2.0), kept
-        (tensor(2.), tensor(1.))
-    """
-    is_new = value.grad_fn is not None and value._base is None
-    return value.detach() if is_new else value.detach().clone()
-
-
 def hits(scores: Tensor, labels: Tensor) -> Tensor:
     """Whether the class of the highest score is the label, (N,): never where a score is NaN.
 

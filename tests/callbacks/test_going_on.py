@@ -115,6 +115,7 @@ def test_a_checkpoint_that_was_evaluated_is_not_what_a_fit_goes_on_from(tmp_path
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*checkpoint's run evaluated")
         trainer.fit(federation, datamodule=Toy())
+    assert federation.round == 0
 
 
 def test_a_checkpoint_of_no_round_is_one_of_no_round(tmp_path):
