@@ -112,8 +112,7 @@ def _selected(sampler: Any) -> list[int] | None:
         return [int(place) for place in sampler.indices]
     if not isinstance(sampler, _LISTS):
         return None
-    numbers = [place for place in sampler if hasattr(place, "__index__") or getattr(place, "numel", int)() == 1]
-    places = [int(place) for place in numbers]
+    places = [int(place) for place in sampler if hasattr(place, "__index__")]  # not those of lists of them
     return places if len(set(places)) == len(sampler) else None  # others are drawn as they come
 
 

@@ -50,7 +50,7 @@ class Transient:
         trackers = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, MetricTracker))
         self._trackers = {name: (set(layer._modules), layer._increment_called) for name, layer in trackers}
         for name, layer in module.named_modules():
-            if _is_the_authors(layer):
+            if _keeps_attributes(layer):
                 self._attributes[name], self._names[name] = (
                     _copies(own_attributes(layer), memo),
                     set(own_attributes(layer)),
@@ -134,7 +134,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return alike and (one.is_meta or torch.equal(one, other))
 
 
-def _is_the_authors(layer: nn.Module) -> bool:
+def _keeps_attributes(layer: nn.Module) -> bool:
     return isinstance(layer, Metric) or not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
 
 
