@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,7 @@ class Conductor:
     def _search_cell(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
         from pfl_lightning.study.search.tuner import search_options
 
+        row = folder.relative_to(self.output / "search")
         try:
             found: Mapping[str, Any] = search_options(
                 search,
@@ -194,13 +196,14 @@ class Conductor:
                 choice=self.study.choice,
                 processes=self._search_processes,
                 threads=self.arguments.threads,
+                say=lambda text: self._say(f"{datetime.now():%H:%M:%S} {row}: {text}"),
             )
         except NoTrialError as error:
             self._failed_searches.append(folder)
-            self._say(f"pfl: {folder.relative_to(self.output / 'search')}: {error}")
+            self._say(f"pfl: {row}: {error}")
             raise
         said = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
-        self._say(f"{folder.relative_to(self.output / 'search')}: the search took {said}")
+        self._say(f"{row}: the search took {said}")
         for note in bound_notes(found, search.space):
             self._say(f"  {note}")
         return found

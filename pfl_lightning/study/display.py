@@ -22,6 +22,9 @@ __all__ = ["Display"]
 EVERY = 1.0
 """Seconds between readings of the runs' progress."""
 
+LINE_EVERY = 60.0
+"""Seconds between two lines on the runs that are being played, where there is no live table."""
+
 LONGEST = 30
 """Rows of the live table; of a larger study those that are being played are shown."""
 
@@ -49,6 +52,7 @@ class Display:
     broken: set[str] = field(default_factory=set)
     _live: Live | None = None
     _read: float = 0.0
+    _line: float = field(default_factory=time.monotonic)
     _waited: bool = False
     _said: set[str] = field(default_factory=set)
 
@@ -81,8 +85,7 @@ class Display:
         if progress is not None:
             self.times.learn(run, progress, done=True)
             self.times.save()
-        accuracy = f", {_score(progress)} {_percent(_accuracy(progress))}" if _accuracy(progress) is not None else ""
-        self._say(f"{run.name} done{accuracy} ({self.summary()})")
+        self._say(f"{run.name} done{_scored(progress)} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Say why a run failed."""
@@ -114,8 +117,11 @@ class Display:
                 self.times.learn(run, progress)
         if self._live is not None:
             self._live.update(self.table(), refresh=True)
+        elif self.active and time.monotonic() - self._line >= LINE_EVERY:
+            self._say(f"{'; '.join(map(_where, self.active.values()))} ({self.summary()})")
 
     def _say(self, text: str) -> None:
+        self._line = time.monotonic()
         self.console.print(f"{datetime.now():%H:%M:%S} {text}", highlight=False, markup=False)
 
     # ------------------------------------------------------------------ the table
@@ -171,6 +177,20 @@ class Display:
 def _round(run: Run, progress: Progress | None) -> str:
     played = progress.round if progress is not None else 0
     return f"seed {run.seed}: round {played}/{run.rounds or '?'}"
+
+
+def _where(run: Run) -> str:
+    """How far a run is, and how good."""
+    progress = read_progress(run.progress_file)
+    return f"{run.name}: round {progress.round if progress is not None else 0}/{run.rounds or '?'}{_scored(progress)}"
+
+
+def _scored(progress: Progress | None) -> str:
+    """How good a run is, and by which parts of the data."""
+    if progress is None or _accuracy(progress) is None:
+        return ""
+    part = "test" if progress.test is not None else "validation"
+    return f", {part} {_score(progress)} {_percent(_accuracy(progress))}"
 
 
 def _accuracy(progress: Progress | None) -> float | None:

@@ -103,7 +103,7 @@ def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
         assert all(len(row[3]) == len(seeds) for row in json.loads(table.read_text())[2])
     said = capsys.readouterr().out
     assert "A tiny study: 2 runs in runs/studies/tiny (1 done, 1 new)" in said
-    assert "FedPer, seed 1 done, accuracy " in said
+    assert "FedPer, seed 1 done, test accuracy " in said
     folder = tmp_path / "runs" / "studies" / "tiny" / "runs" / "all" / "FedPer" / "seed_0"
     assert json.loads((folder / "progress.json").read_text())["round"] == 1
     assert yaml.safe_load((folder / "run.yaml").read_text())["trainer"]["max_epochs"] == 1

@@ -52,9 +52,29 @@ def test_a_line_for_each_event_where_there_is_no_terminal(runs):
     assert lines[:3] == [
         "FedAvg, seed 0 started",
         "FedPer, seed 0 started",
-        "FedAvg, seed 0 done, accuracy 75.00 % (1 of 4 done, 1 running, about 3 min left)",
+        "FedAvg, seed 0 done, test accuracy 75.00 % (1 of 4 done, 1 running, about 3 min left)",
     ]
     assert "FedPer, seed 0 ended by SIGKILL, perhaps for want of memory: its last words" in lines[3]
+
+
+def test_a_line_a_minute_on_what_runs_where_there_is_no_terminal(runs, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("pfl_lightning.study.display.time.monotonic", lambda: now[0])
+    display = displayed(runs, terminal=False)
+    display.console.soft_wrap = True
+    with display:
+        display.started(runs[0], resumed=False)
+        display.started(runs[1], resumed=False)
+        for seconds, round in ((30, 0), (31, 1), (30, 2), (31, 2)):  # a line after 61 and after 122 seconds
+            now[0] += seconds
+            if round:
+                write_progress(runs[0], round, 0.5)
+            display.tick()
+    lines = [line[9:] for line in display.console.file.getvalue().splitlines()]
+    assert len(lines) == 4
+    where = "FedAvg, seed 0: round 1/2, test accuracy 50.00 %; FedPer, seed 0: round 0/2"
+    assert lines[2].startswith(f"{where} (0 of 4 done")
+    assert lines[3].startswith("FedAvg, seed 0: round 2/2")
 
 
 def test_a_live_table_on_a_terminal(runs):
@@ -129,7 +149,7 @@ def test_scores_of_nearest_neighbors_are_no_accuracies(runs):
     runs[0].progress_file.write_text(json.dumps(content))
     with display:
         display.finished(runs[0])
-    assert "done, nearest-neighbor score 50.00 %" in display.console.file.getvalue()
+    assert "done, test nearest-neighbor score 50.00 %" in display.console.file.getvalue()
     assert next(iter(display.table().columns[3].cells)) == "50.00 % (nearest-neighbor score)"
 
 

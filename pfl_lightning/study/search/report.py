@@ -12,7 +12,7 @@ from typing import Any
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.definition.study import Dimension
 
-__all__ = ["TriedOptions", "bound_notes", "write_json", "write_table"]
+__all__ = ["TriedOptions", "bound_notes", "option_text", "write_json", "write_table"]
 
 NEAR = 0.05
 """How much of a range, on its scale, counts as its end."""
@@ -48,7 +48,7 @@ def bound_notes(options: Mapping[str, Any], space: Mapping[str, Dimension]) -> l
     for path, tried in space.items():
         end = _end(options[path], tried) if path in options else ""
         if end:
-            value, side = _text(options[path]), "above" if end == "upper" else "below"
+            value, side = option_text(options[path]), "above" if end == "upper" else "below"
             notes.append(f"{path}: {value} is at the {end} end of what was tried; values {side} it may be better.")
     return notes
 
@@ -91,7 +91,7 @@ def write_table(path: Path, best: TriedOptions, rows: Sequence[TriedOptions], sp
         f"|---|{'---|' * len(options)}---|---|---|",
     ]
     for row in ordered:
-        values = " | ".join(_text(row.options.get(path, "")) for path in options)
+        values = " | ".join(option_text(row.options.get(path, "")) for path in options)
         shown = f"{100 * row.accuracy:.2f}" if row.accuracy is not None and row.state == "complete" else "-"
         note = "chosen" if row is best else "" if row.state == "complete" else row.state
         lines.append(f"| {row.number} | {values} | {shown} | {row.rounds or '-'} | {note} |")
@@ -100,5 +100,6 @@ def write_table(path: Path, best: TriedOptions, rows: Sequence[TriedOptions], sp
         temporary.write_text("\n".join(lines + [""] * bool(notes) + notes) + "\n")
 
 
-def _text(value: Any) -> str:
+def option_text(value: Any) -> str:
+    """A value as people read it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

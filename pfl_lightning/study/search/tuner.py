@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.state.run_lock import RunLock, wait_for_lock
 from pfl_lightning.study.definition.options import Config, option_of, with_options
-from pfl_lightning.study.definition.study import Dimension, Search
+from pfl_lightning.study.definition.study import Search
 from pfl_lightning.study.runs.processes import last_lines
-from pfl_lightning.study.runs.state import flat_options
+from pfl_lightning.study.search.narrator import Narrator, Say
 from pfl_lightning.study.search.processes import TrialStarter, without_tests
 from pfl_lightning.study.search.report import TriedOptions, write_json, write_table
 from pfl_lightning.study.search.searches import NoTrialError
+from pfl_lightning.study.search.space import digest, distribution, drawn_options
 from pfl_lightning.study.search.trials import run_trial
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def search_options(
     choice: str = "last",
     processes: int = 1,
     threads: int = 1,
+    say: Say | None = None,
 ) -> dict[str, Any]:
     """The options with the highest mean validation accuracy (``accuracy/mean``); test parts are never evaluated.
 
@@ -59,6 +60,7 @@ def search_options(
         choice: ``"last"`` for the accuracy of the last evaluated round, otherwise the highest one of a round.
         processes: Trials at once.
         threads: Threads of each.
+        say: Prints a line about each trial that ends, and about those that run.
 
     Returns:
         The best values by path of option.
@@ -67,8 +69,8 @@ def search_options(
         ConfigurationError: Optuna is missing, there are no validation parts, or no trial succeeded.
     """
     check_searched(config)
-    searcher = _Searcher(search, config, folder, choice, threads)
-    searcher.run(processes)
+    searcher = _Searcher(search, config, folder, choice, threads, processes, say or (lambda text: None))
+    searcher.run()
     return searcher.report()
 
 
@@ -99,21 +101,24 @@ def check_searched(config: Config) -> None:
 class _Searcher:
     """A search of one cell."""
 
-    def __init__(self, search: Search, config: Config, folder: Path, choice: str, threads: int) -> None:
+    def __init__(
+        self, search: Search, config: Config, folder: Path, choice: str, threads: int, processes: int, say: Say
+    ) -> None:
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.search, self.choice, self.threads = search, choice, threads
+        self.search, self.choice, self.threads, self.processes = search, choice, threads, processes
         self.config = without_tests(config)
         self.folder = folder
-        self.name = _digest(search, self.config, choice)
+        self.name = digest(search, self.config, choice)
         self.starter = TrialStarter()
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # of drawing a trial
         self._own: set[int] = set()  # trials that this process runs
         rounds = int(option_of(config, "trainer.max_epochs", 1000) or 1000)
+        self.narrator = Narrator(search.trials, rounds, processes, say)
         self.study: optuna.Study = optuna.create_study(
             study_name=self.name,
             storage=JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
@@ -126,10 +131,10 @@ class _Searcher:
         failed = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.FAIL,))
         self._failed_before = len(failed)  # earlier calls' failures are made up for
 
-    def run(self, processes: int) -> None:
+    def run(self) -> None:
         """Run all trials that are left."""
-        with ThreadPoolExecutor(processes) as pool:
-            workers = [pool.submit(self._work) for _ in range(processes)]
+        with ThreadPoolExecutor(self.processes) as pool:
+            workers = [pool.submit(self._work) for _ in range(self.processes)]
             try:
                 done, _ = wait(workers, return_when=FIRST_EXCEPTION)
             finally:  # of an interrupt or an error, too: trials save themselves, and go on next time
@@ -192,7 +197,7 @@ class _Searcher:
         # A sampler for each trial: one that went on from its seed would draw the first trials again after a resume.
         seed = int(hashlib.sha256(f"{self.search.seed} {number}".encode()).hexdigest()[:8], 16)
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, self.search.trials // 2))
-        trial = self.study.ask({path: _distribution(one) for path, one in self.search.space.items()})
+        trial = self.study.ask({path: distribution(one) for path, one in self.search.space.items()})
         return trial, RunLock(self._folder_of(trial.number))
 
     def _trial(self, number: int) -> optuna.trial.FrozenTrial:
@@ -208,15 +213,16 @@ class _Searcher:
     def _run(self, trial: optuna.trial.Trial) -> None:
         from optuna.trial import TrialState
 
-        options = self._options(trial.params)
+        options = drawn_options(trial.params, self.search.space)
         config = with_options(self.config, options.items())
         folder, pruned = self._folder_of(trial.number), False
-        seen = set(self._trial(trial.number).intermediate_values)
+        seen, began = set(self._trial(trial.number).intermediate_values), time.monotonic()
 
         def on_round(number: int, accuracy: float) -> bool:
             nonlocal pruned
             if number not in seen:  # rounds that were played again after a resume
                 trial.report(accuracy, number)
+            self.narrator.round(trial.number, number, accuracy)
             pruned = trial.should_prune()
             return pruned
 
@@ -231,22 +237,24 @@ class _Searcher:
             self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
         else:
             self.study.tell(trial, accuracy, skip_if_finished=True)
+        rows = self._rows()
+        self.narrator.ended(rows[trial.number], rows, time.monotonic() - began)
         for checkpoints in folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
             shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _options(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        space = self.search.space
-        return {path: space[path].choices[value] if space[path].choices else value for path, value in params.items()}
-
     # ------------------------------------------------------------------ what was found
+
+    def _rows(self) -> list[TriedOptions]:
+        """All trials so far."""
+        space = self.search.space
+        return [
+            TriedOptions(one.number, one.state.name.lower(), one.value, drawn_options(one.params, space), _rounds(one))
+            for one in self.study.get_trials(deepcopy=False)
+        ]
 
     def report(self) -> dict[str, Any]:
         """Write what was found; the best options."""
-        trials = self.study.get_trials(deepcopy=False)
-        rows = [
-            TriedOptions(one.number, one.state.name.lower(), one.value, self._options(one.params), _rounds(one))
-            for one in trials
-        ]
+        rows = self._rows()
         # As many as are asked for, where more were tried before.
         counted = [row for row in rows if row.state in ("complete", "pruned")][: self.search.trials]
         complete = [row for row in counted if row.accuracy is not None and row.state == "complete"]
@@ -265,21 +273,3 @@ class _Searcher:
 
 def _rounds(trial: optuna.trial.FrozenTrial) -> int:
     return max(trial.intermediate_values, default=0)
-
-
-def _digest(search: Search, config: Config, choice: str) -> str:
-    """What tells searches apart that lie in one folder; more trials, or data elsewhere, are the same search."""
-    space = {path: vars(one) for path, one in search.space.items()}
-    asked = [space, search.seed, search.prune, flat_options(config), choice == "last"]
-    text = json.dumps(asked, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _distribution(dimension: Dimension) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if dimension.choices:  # by number: a choice may be a list or a class with its arguments
-        return CategoricalDistribution(range(len(dimension.choices)))
-    if dimension.integer:
-        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)

@@ -14,7 +14,7 @@ from pfl_lightning.study.runs.progress import read_progress
 from pfl_lightning.study.runs.progress_file import ProgressFile
 from pfl_lightning.study.search import trials
 from pfl_lightning.study.search.searches import NoTrialError, searched_cells
-from pfl_lightning.study.search.tuner import _digest
+from pfl_lightning.study.search.space import digest
 
 CONFIG = {"trainer": {"max_epochs": 2}}
 
@@ -144,10 +144,10 @@ def test_rows_and_seeds_that_are_added_are_no_other_search(tmp_path):
 def test_the_name_of_a_search_in_its_folder():
     space = {"model.method.lr": Dimension(choices=(0.1, 0.2))}
     config = {"data": {"init_args": {"root": "data"}}, "trainer": {"max_epochs": 2}}
-    name = _digest(Search(2, space), config, "last")
-    assert name == _digest(Search(3, space), with_option(config, "data.init_args.root", "elsewhere"), "last")
-    assert name != _digest(Search(2, space), with_option(config, "data.init_args.root_of", "x"), "last")
-    assert name != _digest(Search(2, space), config, "best_test")
+    name = digest(Search(2, space), config, "last")
+    assert name == digest(Search(3, space), with_option(config, "data.init_args.root", "elsewhere"), "last")
+    assert name != digest(Search(2, space), with_option(config, "data.init_args.root_of", "x"), "last")
+    assert name != digest(Search(2, space), config, "best_test")
 
 
 def test_a_number_in_quotes_is_searched_once(tmp_path):

@@ -77,6 +77,23 @@ def test_it_goes_on_after_an_interruption_with_the_trials_that_it_would_have_pla
     assert len(cut.played) == 9
 
 
+def test_it_says_what_comes_of_each_trial(tmp_path, monkeypatch):
+    Trials(monkeypatch)
+    space, config, said = {LR: Dimension(choices=(0.1, 1.0))}, config_of(tmp_path), []
+    search_options(Search(12, space), config, tmp_path / "search", say=said.append)
+    tried = json.loads((tmp_path / "search" / "search.json").read_text())["trials"]
+    for trial, line in zip(tried, said, strict=True):
+        outcome = f"ended early after round {trial['rounds']}"
+        if trial["state"] == "complete":
+            outcome = f"done, validation {100 * trial['accuracy']:.2f} %,"
+        assert line.startswith(f"trial {trial['number']} {outcome} with lr={trial['options'][LR]:.4g} ")
+        assert f"({trial['number'] + 1} of 12 done, best " in line
+    assert {"ended early" in line for line in said} == {True, False}
+    assert "95.00 % by trial" in said[-1]
+    assert "left" in said[-2]
+    assert "left" not in said[-1]
+
+
 def test_two_searches_share_the_trials_of_a_folder(tmp_path, monkeypatch):
     trials, found = Trials(monkeypatch), []
     config, search = config_of(tmp_path), Search(9, SPACE)
