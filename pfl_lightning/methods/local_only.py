@@ -11,3 +11,4 @@ class LocalOnly(FederatedClient):
     model_agnostic = True
     shared = ()
     batch_norm = "own"
+    eval_model = "trained"  # nothing is aggregated

@@ -23,7 +23,7 @@ from pfl_lightning.callbacks import Communication, FederatedLoop, ResultsWriter,
 from pfl_lightning.cli.tables import fit_table
 from pfl_lightning.datamodules import IID, Digits, FromFile
 from pfl_lightning.errors import RunLockedError
-from pfl_lightning.methods import FedAvg, FedMD, FedPAC, FedPer
+from pfl_lightning.methods import FedAvg, FedMD, FedPAC, FedPer, LocalOnly
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.run_lock import RunLock
 
@@ -345,6 +345,11 @@ def test_data_and_partition_are_told_apart(tmp_path):
 
     changed = said("d", Toy(change=move))
     assert (changed[0] != first[0], changed[1] == first[1]) == (True, True)
+
+
+def test_local_training_is_evaluated_as_trained(tmp_path):
+    run(partial(LocalOnly, epochs=1), 1, callbacks=[ResultsWriter(str(tmp_path))])
+    assert valid(tmp_path / "results.json")["evaluated"] == {"score": "classifier", "model": "trained"}
 
 
 def test_a_fine_tuned_model_and_a_nearest_neighbor_score_are_named(tmp_path):

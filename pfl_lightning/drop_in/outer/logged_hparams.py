@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 
-from pfl_lightning.state.checkpoints.module import plain
+from pfl_lightning.state.checkpoints.module import plain, python_numbers
 
 __all__ = ["logged_hparams"]
 
@@ -40,6 +40,7 @@ def _plain_entries(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def _made_plain(value: Any) -> Any:
     """Containers of other kinds, such as OmegaConf's, as dictionaries and lists; what cannot be made plain as it is."""
+    value = python_numbers(value)
     if plain(value):
         return value
     if isinstance(value, Mapping):

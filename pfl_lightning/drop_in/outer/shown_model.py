@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.drop_in.outer.logged_hparams import logged_hparams
 from pfl_lightning.federation import Federation
-from pfl_lightning.state.checkpoints.module import plain
+from pfl_lightning.state.checkpoints.module import plain, python_numbers
 
 __all__ = ["ShowsGlobalModel"]
 
@@ -174,7 +174,7 @@ class ShowsGlobalModel(Federation):
         The method's name is left out: ``load_from_checkpoint`` takes these for arguments of the module.
         """
         own: Any = self.given_module
-        kept = {n: v for n, v in own.hparams.items() if plain(n) and plain(v)}
+        kept = {n: v for n, v in python_numbers(dict(own.hparams)).items() if plain(n) and plain(v)}
         for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, self.CHECKPOINT_HYPER_PARAMS_NAME):
             checkpoint.pop(key, None)
         if kept:

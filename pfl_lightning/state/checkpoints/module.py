@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["FEDERATION", "as_federation_wrote", "as_module_would_write", "plain"]
+import numpy as np
+
+__all__ = ["FEDERATION", "as_federation_wrote", "as_module_would_write", "plain", "python_numbers"]
 
 FEDERATION = "pfl_lightning_federation"
 """Key of the federation's ``state_dict`` in a file whose ``state_dict`` is the module's own."""
@@ -44,3 +46,19 @@ def plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(plain, value))
     return value is None or type(value) in (bool, int, float, str)
+
+
+def python_numbers(value: Any) -> Any:
+    """A hyper-parameter with Python's numbers in place of NumPy's, such as those of ``np.logspace``: it is plain then.
+
+    Example:
+        >>> python_numbers({"lr": np.float64(0.5), "sizes": (np.int64(3), 4)})
+        {'lr': 0.5, 'sizes': (3, 4)}
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {python_numbers(name): python_numbers(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(python_numbers, value))
+    return value

@@ -4,6 +4,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -60,6 +61,18 @@ def test_the_data_module_s_are_not_in_the_module_s_part_of_checkpoints(tmp_path)
     found = torch.load(saved.best_model_path, weights_only=True)
     assert found["hyper_parameters"] == {"optimizer": {"lr": 1}, "layers": [3], "name": "a"}
     assert Nested.load_from_checkpoint(saved.best_model_path).hparams.layers == [3]
+
+
+def test_numbers_of_numpy_are_in_checkpoints_and_logs(tmp_path):
+    saved = ModelCheckpoint(tmp_path)
+    given = {"lr": np.float64(0.1), "steps": (np.int32(3), [np.float32(0.5)]), "on": np.bool_(True)}
+    logged = written(tmp_path, Nested(given, [np.int64(3)]), Counted([1]), loop(), saved)
+    wanted = {"lr": 0.1, "steps": (3, [0.5]), "on": True}
+    found = torch.load(saved.best_model_path, weights_only=True)["hyper_parameters"]
+    assert found == {"optimizer": wanted, "layers": [3], "name": "a"}
+    assert type(found["optimizer"]["lr"]) is float  # NumPy's float64 is a float, too
+    assert Nested.load_from_checkpoint(saved.best_model_path).hparams.optimizer == wanted
+    assert logged["layers"] == [3]
 
 
 def test_containers_of_other_kinds_become_plain_and_objects_are_left_out():
