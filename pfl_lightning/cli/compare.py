@@ -36,7 +36,8 @@ def compare(args: Sequence[str]) -> None:
         ConfigurationError: A folder has no results.
     """
     options = compare_parser().parse_args(args)
-    rows = group_runs(_readable_runs(options.runs, options.choice), options.labels)
+    runs = [run.compared_by(options.figure) for run in _readable_runs(options.runs, options.choice)]
+    rows = group_runs(runs, options.labels)
     rows = [with_figure(row, options.figure) for row in rows]
     names = list(dict.fromkeys(row.label for row in rows))  # a row may be in several tables
     if options.reference and options.reference not in names:

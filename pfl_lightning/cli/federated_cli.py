@@ -176,8 +176,9 @@ class FederatedCLI(LightningCLI):
         if config.ckpt_path in ("last", "best"):
             print(f"--ckpt_path {config.ckpt_path}: {checkpoint}")
         config.ckpt_path, known = str(checkpoint), runs.run_of(checkpoint)
-        if known is not None and self.subcommand == "fit":
-            check_seed(known, options)
+        origin = known or of_a_run(checkpoint)  # a run of its own goes on from another one's checkpoint
+        if origin is not None and self.subcommand == "fit":
+            check_seed(origin, options)
         if known is None and self.subcommand != "fit" and not any(w.startswith("--run_dir") for w in self._words):
             return of_a_run(checkpoint)  # that was moved or copied, whose config has the folder where it was
         return known

@@ -88,7 +88,9 @@ def write_old_run(folder, *, seed=0, method="FedAvg", config=None, curve=((0, 0.
 def write_personalized(folder, participating=None, novel=None):
     """What ``pfl personalize`` leaves."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"format": 2, "method": "FedAvg", "seed": 0, "round": 0}
+    trained = folder / "results.json"
+    rounds = json.loads(trained.read_text())["rounds"] if trained.is_file() else 0
+    content = {"format": 2, "method": "FedAvg", "seed": 0, "round": rounds}
     groups = {"participating": participating, "novel": novel}
     content |= {name: summary(values) for name, values in groups.items() if values}
     (folder / "personalized.json").write_text(json.dumps(content))

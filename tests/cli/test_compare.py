@@ -139,6 +139,21 @@ def test_a_personalization_has_columns_of_its_own(tmp_path, capsys):
     assert "| 75.00 | 62.50 |" in (tmp_path / "after" / "comparison.md").read_text()
 
 
+def test_runs_that_were_personalized_differently_are_apart_where_that_is_compared(tmp_path, capsys):
+    for seed, train in enumerate(("head", "all", "all")):
+        folder = write_run(tmp_path / f"run_{seed}", seed=seed, config={"personalize": None})
+        content = {"participating": {"mean": 0.25 * (seed + 1)}, "round": 1, "personalization": {"train": train}}
+        (folder / "personalized.json").write_text(json.dumps(content))
+    folders = [tmp_path / f"run_{seed}" for seed in range(3)]
+    compare(capsys, *folders, "--figure=personalized", f"--output={tmp_path}", "--format=csv")
+    assert [(row["run"], row["seeds"]) for row in read_csv(tmp_path)] == [
+        ("FedAvg, train=head", "1"),
+        ("FedAvg, train=all", "2"),
+    ]
+    compare(capsys, *folders, f"--output={tmp_path}", "--format=csv")
+    assert [(row["run"], row["seeds"]) for row in read_csv(tmp_path)] == [("FedAvg", "3")]
+
+
 def test_options_that_differ_name_the_rows_on_the_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     for number, lr in enumerate((0.01, 0.02, 0.02)):

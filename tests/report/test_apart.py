@@ -105,6 +105,54 @@ def test_a_run_that_went_on_with_other_options_is_a_row_of_its_own(tmp_path):
     assert len(rows(plain, changed, longer)) == 1
 
 
+@pytest.mark.parametrize(("known", "count"), [(True, 2), (False, 1), (None, 1)])
+def test_an_option_that_was_null_before_a_resumption(tmp_path, known, count):
+    """It may as well be one that a later version of the package has added; files of earlier ones do not say."""
+    config = {"model": {"method": {"class_path": "FedAvg", "init_args": {"lr": 0.05}}}, "trainer": {"max_epochs": 5}}
+    plain, other = (write_run(tmp_path / f"v_{s}", seed=s, config=config, curve=[0.5] * 5) for s in range(2))
+    change = {"option": "model.method.init_args.lr_scheduler.class_path", "before": None, "now": "StepLR"}
+    change |= {} if known is None else {"known": known}
+    (other / "changes.json").write_text(json.dumps([{"from_round": 2, "changes": [change]}]))
+    assert len(rows(plain, other)) == count
+    change = {"option": "model.engine.init_args.gradient_clip_val", "before": None, "now": 0.01}
+    (other / "changes.json").write_text(json.dumps([{"from_round": 2, "changes": [change]}]))
+    assert len(rows(plain, other)) == 2  # a default of a new option would not clip
+
+
+def test_engines_that_train_otherwise_are_apart(tmp_path):
+    def run(place, **arguments):
+        config = {"model": {"engine": {"class_path": "TrainerEngine", "init_args": arguments}}}
+        return write_run(tmp_path / f"version_{place}", seed=place, config=config)
+
+    plain = run(0)
+    defaults = run(1, accumulate_grad_batches=1, max_steps=-1, callbacks=[], limit_train_batches=None, threads=2)
+    apart = [
+        run(2, max_steps=1),
+        run(3, accumulate_grad_batches=4),
+        run(4, callbacks=[{"class_path": "Mine"}]),
+        run(5, gradient_clip_val=1.0),
+        run(6, engine={"class_path": "TrainerEngine", "init_args": {"limit_train_batches": 2}}),
+    ]
+    assert [[one.path for one in row.runs] for row in rows(plain, defaults, *apart)] == [
+        [plain, defaults],
+        *([one] for one in apart),
+    ]
+
+
+def test_rounds_are_those_of_the_last_resumption(tmp_path):
+    def run(seed, planned, played, resumed=None):
+        config = {"trainer": {"max_epochs": planned}}
+        folder = write_run(tmp_path / f"version_{seed}", seed=seed, config=config, curve=[0.5] * played)
+        if resumed is not None:
+            change = {"option": "trainer.max_epochs", "before": planned, "now": resumed, "known": True}
+            (folder / "changes.json").write_text(json.dumps([{"from_round": 2, "changes": [change]}]))
+        return folder
+
+    thirty, fewer, early, ten = run(0, 30, 30), run(1, 30, 20, 20), run(2, 10, 15, 30), run(3, 10, 10)
+    found = [[one.path for one in row.runs] for row in rows(thirty, fewer, early, ten)]
+    assert found == [[thirty, early], [fewer], [ten]]
+
+
 @pytest.mark.filterwarnings("ignore:.*is not finished")
 def test_unfinished_runs_are_none_of_the_finished_ones(tmp_path):
     config = {"loop": {"cohort": 0.5}}

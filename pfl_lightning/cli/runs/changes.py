@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.report.runs.options import changes_training
 from pfl_lightning.state.files import replace_file
 
 __all__ = [
@@ -34,7 +35,7 @@ CORE = ("seed_everything", "model", "data", "loop")
 """Those without which it is another run."""
 
 HOW = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", "data.init_args.root")
-"""Options among them that say how and where a run is computed, but for clipping, which the engine has."""
+"""Options among them that say how and where a run is computed, but for those of an engine that change the training."""
 
 CHANGES = "changes.json"
 SHOWN = 6
@@ -51,11 +52,14 @@ class Change:
         option: Its path, such as ``trainer.max_epochs``.
         before: Its value in the run so far; ``None`` where it was not there.
         now: Its value now.
+        known: Whether both configs know the option, or one above or below it, such as ``null`` in place of a class.
+            Otherwise another version of the package may have added it.
     """
 
     option: str
     before: Any
     now: Any
+    known: bool = True
 
     def __str__(self) -> str:
         """Both values, shortened."""
@@ -96,8 +100,17 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     old, new = ({name: config.get(name) for name in COMPARED} for config in (before, now))
     values, others = dict(_flat(new, "")), dict(_flat(old, ""))
     names = list(dict.fromkeys([*values, *others]))
-    found = (Change(name, others.get(name), values.get(name)) for name in names)
-    return [change for change in found if change.before != change.now]
+    different = (name for name in names if others.get(name) != values.get(name))
+    return [
+        Change(name, others.get(name), values.get(name), _knows(others, name) and _knows(values, name))
+        for name in different
+    ]
+
+
+def _knows(options: Mapping[str, Any], name: str) -> bool:
+    """Whether a config has an option, one above it or one below it."""
+    above = (name.rsplit(".", number)[0] for number in range(name.count(".") + 1))
+    return any(one in options for one in above) or any(one.startswith(f"{name}.") for one in options)
 
 
 def _flat(value: Any, path: str) -> list[tuple[str, Any]]:
@@ -115,16 +128,17 @@ def distance(run: Path, config: Mapping[str, Any]) -> tuple[int, int]:
     found = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
-        different = [change.option.split(".")[0] for change in changes(saved, config) if not says_how(change.option)]
+        different = [change.option.split(".")[0] for change in changes(saved, config) if not says_how(change)]
         core = sum(group in CORE for group in different)
         found.append((core, different.count("trainer")) if saved else (10**6, 0))
     return min(found)
 
 
-def says_how(option: str) -> bool:
+def says_how(change: Change) -> bool:
     """Whether an option says how or where a run is computed, and not what."""
-    clips = option.endswith(".gradient_clip_val")
-    return not clips and any(option == name or option.startswith(f"{name}.") for name in HOW)
+    if changes_training(change.option, change.before, change.now):
+        return False
+    return any(change.option == name or change.option.startswith(f"{name}.") for name in HOW)
 
 
 def check_seed(run: Path, config: Mapping[str, Any]) -> None:

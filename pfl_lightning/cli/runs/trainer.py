@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli.runs.changes import in_words, newest_config, read_config, record_changes
+from pfl_lightning.cli.runs.folders import of_a_run
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import UsageError
@@ -136,7 +137,7 @@ class SaveConfig(SaveConfigCallback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         path, number = self.folder / self.config_filename, 0
-        before = read_config(newest_config(self.folder))
+        before = read_config(newest_config(self._origin(trainer)))
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
@@ -148,3 +149,9 @@ class SaveConfig(SaveConfigCallback):
                 print(f"{self.folder} goes on with other options (see changes.json): {in_words(found)}")
         if self.slurm is not None:
             self.slurm.record(self.folder)
+
+    def _origin(self, trainer: L.Trainer) -> Path:
+        """The run that goes on: that of the folder, or, in a new one, that of the checkpoint."""
+        if (self.folder / self.config_filename).exists() or not trainer.ckpt_path:
+            return self.folder
+        return of_a_run(Path(trainer.ckpt_path)) or self.folder

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["alike", "differing", "equal", "find_seeds", "flatten", "run_options", "same_options", "short_names", "show"]
+__all__ = [
+    "alike",
+    "changes_training",
+    "differing",
+    "equal",
+    "find_seeds",
+    "flatten",
+    "run_options",
+    "same_options",
+    "short_names",
+    "show",
+]
 
 SETTINGS = (
     *("model.method", "model.encoder", "data", "loop", "personalize"),
@@ -14,8 +25,14 @@ SETTINGS = (
 )
 """Settings that runs of one configuration share; their seeds may differ."""
 
-CLIPPING = "norm"
-"""How engines clip unless they are told otherwise."""
+CLIPPING = {"gradient_clip_val": None, "gradient_clip_algorithm": "norm"}
+"""How engines clip, and what they do unless they are told otherwise."""
+
+OF_ENGINES: dict[str, Any] = {
+    **{"accumulate_grad_batches": 1, "max_steps": -1, "callbacks": None},
+    **{"limit_train_batches": None, "limit_val_batches": None, "limit_test_batches": None},
+}
+"""Further options of engines that change the training or the evaluation, and their values where they do not."""
 
 KNOWN_PACKAGES = ("pfl_lightning", "torch", "torchvision", "lightning")
 """Packages whose classes are known by their names alone, wherever a version of the package has them."""
@@ -46,19 +63,41 @@ def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, 
         value = _at(config, name)
         if value is not None:
             found |= flatten(name, value)
-    return found | _clipping(_at(config, "model.engine")) | {"model.method": method}
+    return found | _of_engine(_at(config, "model.engine")) | {"model.method": method}
 
 
-def _clipping(engine: Any) -> dict[str, Any]:
-    """What clips gradients; the command line moves the Trainer's options to the engine, or to that of its workers."""
+def _of_engine(engine: Any) -> dict[str, Any]:
+    """What an engine, or that of its workers, trains otherwise; the command line moves the Trainer's clipping there."""
     arguments = engine.get("init_args") if isinstance(engine, Mapping) else None
     if not isinstance(arguments, Mapping):
         return {}
-    value, algorithm = arguments.get("gradient_clip_val"), arguments.get("gradient_clip_algorithm")
-    found = {} if value is None else {"trainer.gradient_clip_val": value}
-    if found and algorithm not in (None, CLIPPING):
-        found["trainer.gradient_clip_algorithm"] = algorithm
-    return _clipping(arguments.get("engine")) | found
+    found: dict[str, Any] = {}
+    given = {name: arguments.get(name) for name in (*CLIPPING, *OF_ENGINES)}
+    if given["gradient_clip_val"] is not None:
+        found |= {f"trainer.{name}": given[name] for name in CLIPPING if _is_told(name, given[name])}
+    for name in OF_ENGINES:
+        if _is_told(name, given[name]):
+            found |= flatten(f"engine.{name}", given[name])
+    return _of_engine(arguments.get("engine")) | found
+
+
+def _is_told(name: str, value: Any) -> bool:
+    """Whether an option of an engine has another value than the one that changes nothing."""
+    return value is not None and value != [] and value != {**CLIPPING, **OF_ENGINES}[name]
+
+
+def changes_training(option: str, *values: Any) -> bool:
+    """Whether an option of an engine with one of these values changes the training; most say how it is computed.
+
+    Example:
+        >>> changes_training("model.engine.init_args.max_steps", None, 3)
+        True
+        >>> changes_training("model.engine.init_args.max_steps", None, -1)  # of an engine that has the option
+        False
+    """
+    name = option.rpartition(".")[2]
+    of_an_engine = option.startswith("model.engine.") and name in {*CLIPPING, *OF_ENGINES}
+    return of_an_engine and any(_is_told(name, value) for value in values)
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report.runs.options import find_seeds, run_options
-from pfl_lightning.report.runs.resumed import resumed_with
+from pfl_lightning.report.runs.options import find_seeds, flatten, run_options
+from pfl_lightning.report.runs.resumed import resumed_rounds, resumed_with
 from pfl_lightning.report.runs.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
 from pfl_lightning.report.runs.study_folder import study_place
 
@@ -31,6 +31,10 @@ RESULTS = ("results.json", "personalized.json")
 """Files of which a folder of results has at least one; a run that was personalized only has the second."""
 
 
+SHOWN = 3
+"""Folders that a sentence names."""
+
+
 def find_runs(path: Path) -> list[Path]:
     """The runs with results in a folder: itself, its versions, or those anywhere below (a study's folder).
 
@@ -42,11 +46,17 @@ def find_runs(path: Path) -> list[Path]:
     """
     if _has_results(path):
         return [path]
-    found = sorted((version for version in path.glob("version_*") if _has_results(version)), key=_order)
+    below = {file.parent for name in RESULTS for file in path.rglob(name)}
+    below = {folder for folder in below if not _is_aside(folder, path)}
+    found = sorted((version for version in below if _is_version(version, path)), key=_order)
     if not found:
-        below = {file.parent for name in RESULTS for file in path.rglob(name)}
-        below = {folder for folder in below if not _is_aside(folder, path)}
         found = sorted(below, key=lambda folder: (folder.parent, _order(folder)))
+    elif others := {folder.parent for folder in below if not any(_is_within(folder, version) for version in found)}:
+        warnings.warn(
+            f"{path} has versions of its own, which are shown; runs in folders below it are not: name these, too "
+            f"({', '.join(map(str, sorted(others)[:SHOWN]))}{', ...' if len(others) > SHOWN else ''})",
+            stacklevel=2,
+        )
     if not found:
         there = "there is no such folder" if not path.is_dir() else "the folder has neither that nor versions with it"
         raise ConfigurationError(
@@ -54,6 +64,14 @@ def find_runs(path: Path) -> list[Path]:
             "ResultsWriter does among a Trainer's callbacks"
         )
     return found
+
+
+def _is_version(folder: Path, of: Path) -> bool:
+    return folder.parent == of and folder.name.startswith("version_")
+
+
+def _is_within(folder: Path, other: Path) -> bool:
+    return folder == other or other in folder.parents
 
 
 def _is_aside(folder: Path, top: Path) -> bool:
@@ -125,13 +143,13 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
         finished=bool(results.get("finished", True)),
         data=_source(results.get("data"), config.get("data")),
         partition=_source(results.get("partition"), _init_args(config.get("data")).get("partition")),
-        **_configured(config, results, resumed_with(folder)),
+        **_configured(config, results, resumed_rounds(folder), resumed_with(folder)),
         place=study_place(folder),
         seed=int(results["seed"]),
         rounds=int(results["rounds"]),
         num_clients=int(results["num_clients"]),
         test=test if old or chosen.get("test") else _tested_afterwards(folder, chosen, choice, results) or test,
-        **_personalized(folder),
+        **_personalized(folder, _rounds_of(results)),
         bytes_up=_number(results["bytes"]["up"]),
         bytes_down=_number(results["bytes"]["down"]),
         seconds_per_round=_number(results["seconds_per_round"]),
@@ -177,22 +195,27 @@ def _personalized_only(folder: Path, content: Mapping[str, Any]) -> FinishedRun:
 
 
 def _configured(
-    config: Mapping[str, Any], results: Mapping[str, Any], resumed: Mapping[str, Any] | None = None
+    config: Mapping[str, Any],
+    results: Mapping[str, Any],
+    rounds: int | None = None,
+    resumed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the config says: options, with what a resumption has changed of them, and seeds."""
+    """What the config says: options, with what a resumption has changed of them, its rounds as well, and seeds."""
     method, arguments = str(results["method"]), results.get("method_arguments") or {}
+    planned = _planned_rounds(config, results, rounds)
     return {
         "config": config,
-        "options": run_options(config, method, arguments, _planned_rounds(config, results)) | dict(resumed or {}),
+        "options": run_options(config, method, arguments, planned) | dict(resumed or {}),
         "data_seeds": tuple(find_seeds(config.get("data"))),
         "seeds": (int(results["seed"]), *find_seeds(config)),
     }
 
 
-def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any]) -> int:
-    """The rounds of a finished run that was not ended early; a resumed one may have had more than at its start."""
+def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any], resumed: int | None) -> int:
+    """The rounds that a finished run was to have, of its last resumption; it may have been ended early."""
     played, trainer = int(results["rounds"]), config.get("trainer")
     planned = trainer.get("max_epochs") if isinstance(trainer, Mapping) else None
+    planned = planned if resumed is None else resumed
     if not results.get("finished", True) or not isinstance(planned, int) or isinstance(planned, bool):
         return played
     return max(planned, played)
@@ -249,13 +272,26 @@ def _evaluation(evaluated: Mapping[str, Any], summary: Mapping[str, Any], client
     )
 
 
-def _personalized(folder: Path) -> dict[str, Any]:
+def _rounds_of(results: Mapping[str, Any]) -> set[int]:
+    """Rounds whose model may have been personalized: the last one, and those that ``best`` may mean."""
+    chosen = (results["accuracy"].get(choice) or {} for choice in CHOICES)
+    return {int(results["rounds"]), *(int(one["round"]) for one in chosen if one.get("round") is not None)}
+
+
+def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any]:
     path = folder / "personalized.json"
     if not path.is_file():
         return {}
     content = json.loads(path.read_text())
+    if rounds is not None and content.get("round") is not None and content["round"] not in rounds:
+        warnings.warn(
+            f"{folder}: its personalized accuracies are of round {content['round']}, after which the run went on to "
+            f"round {max(rounds)}: they are left out. pfl personalize --ckpt_path last evaluates the last round",
+            stacklevel=2,
+        )
+        return {}
     evaluated = content.get("evaluated") or {"score": "classifier", "model": "fine_tuned"}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"personalization": flatten("personalize", content.get("personalization") or {})}
     for name, group, novel in (("personalized", "participating", "0"), ("personalized_novel", "novel", "1")):
         if group in content:
             clients = _client_accuracies(folder / "personalized.csv", "test_accuracy", novel)

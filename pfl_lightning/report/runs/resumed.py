@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.report.runs.options import PLACES, SETTINGS
+from pfl_lightning.report.runs.options import PLACES, SETTINGS, changes_training
 
-__all__ = ["resumed_with"]
+__all__ = ["resumed_rounds", "resumed_with"]
 
 
 def resumed_with(folder: Path) -> dict[str, str]:
@@ -20,26 +20,45 @@ def resumed_with(folder: Path) -> dict[str, str]:
     Args:
         folder: The run's folder, with ``changes.json`` if it was resumed with other options.
     """
+    found: dict[str, list[str]] = {}
+    for change, from_round in _changes(folder):
+        option, before, now = str(change.get("option")), change.get("before"), change.get("now")
+        # A later version of the package may have added an option; files of earlier ones do not say.
+        known = change.get("known", before is not None and now is not None)
+        if changes_training(option, before, now) or (known and _makes_a_result(option)):
+            text = f"{_short(before)} -> {_short(now)} from round {from_round}"
+            found.setdefault(f"resumed.{option.replace('.init_args', '')}", []).append(text)
+    return {option: ", ".join(texts) for option, texts in found.items()}
+
+
+def resumed_rounds(folder: Path) -> int | None:
+    """The rounds that the last resumption has asked for; ``None`` if none has asked for other rounds.
+
+    Args:
+        folder: The run's folder.
+    """
+    asked = [change.get("now") for change, _ in _changes(folder) if change.get("option") == "trainer.max_epochs"]
+    rounds = asked[-1] if asked else None
+    return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else None
+
+
+def _changes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """What resumptions have changed, and from which round."""
     try:
         entries = json.loads((folder / "changes.json").read_text())
     except (OSError, ValueError):  # none, or damaged
-        return {}
-    found: dict[str, list[str]] = {}
+        return
     for entry in entries if isinstance(entries, list) else ():
         changes = entry.get("changes") if isinstance(entry, Mapping) else None
         for change in changes if isinstance(changes, list) else ():
-            option, values = str(change.get("option")), (change.get("before"), change.get("now"))
-            if None not in values and _makes_a_result(option):  # else a later version may have added the option
-                text = f"{_short(change.get('before'))} -> {_short(change.get('now'))} from round {entry['from_round']}"
-                found.setdefault(f"resumed.{option.replace('.init_args', '')}", []).append(text)
-    return {option: ", ".join(texts) for option, texts in found.items()}
+            if isinstance(change, Mapping):
+                yield change, entry.get("from_round")
 
 
 def _makes_a_result(option: str) -> bool:
     if option.rpartition(".")[2] in PLACES:
         return False
-    clips = option.startswith("model.engine.") and "gradient_clip" in option
-    return clips or any(option == name or option.startswith(f"{name}.") for name in SETTINGS)
+    return any(option == name or option.startswith(f"{name}.") for name in SETTINGS)
 
 
 def _short(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class FinishedRun:
         test: Test accuracies in the chosen round.
         personalized: Those after the personalization stage; NaN where there was none.
         personalized_novel: The same of clients that never trained.
+        personalization: What the clients have adapted, and how, as options by path; empty where there was none.
         bytes_up: Bytes that all clients uploaded.
         bytes_down: Bytes that the server sent.
         seconds_per_round: Wall time of a round without its evaluation; NaN where unknown.
@@ -121,6 +122,7 @@ class FinishedRun:
     test: Evaluation = Evaluation()
     personalized: Evaluation = Evaluation()
     personalized_novel: Evaluation = Evaluation()
+    personalization: Mapping[str, Any] = field(default_factory=dict)
     bytes_up: float = math.nan
     bytes_down: float = math.nan
     seconds_per_round: float = math.nan
@@ -132,3 +134,17 @@ class FinishedRun:
         """The accuracies of a figure: ``"test"``, ``"personalized"`` or ``"personalized_novel"``."""
         found: Evaluation = getattr(self, figure)
         return found
+
+    def compared_by(self, figure: str) -> FinishedRun:
+        """The run with the options that make a figure: personalized accuracies have those of the personalization.
+
+        That may have been another one than the config's: ``pfl personalize`` takes options of its own.
+        """
+        if figure == "test" or not self.personalization:
+            return self
+        kept = {path: value for path, value in self.options.items() if not _is_below(path, "personalize")}
+        return replace(self, options=kept | dict(self.personalization))
+
+
+def _is_below(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}.")

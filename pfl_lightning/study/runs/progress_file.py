@@ -31,6 +31,7 @@ class ProgressFile(L.Callback):
         self._began = 0.0
         self._played = 0
         self._best: float | None = None
+        self._last: tuple[float | None, float | None] = (None, None)  # test and validation, of the last evaluated round
         self._score = "classifier"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -39,11 +40,14 @@ class ProgressFile(L.Callback):
         self._score = evaluated(pl_module)["score"] if isinstance(pl_module, Federation) else self._score
         before = read_progress(Path(self.path)) if trainer.current_epoch else None
         self._best = before.best_validation if before is not None else None
+        self._last = (before.test, before.validation) if before is not None else (None, None)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the file; a full disk is left to those who write more."""
         self._played += 1
-        test, validation = (self._accuracy(trainer, name) for name in ("test_accuracy/mean", "accuracy/mean"))
+        found = (self._accuracy(trainer, name) for name in ("test_accuracy/mean", "accuracy/mean"))
+        test, validation = (old if new is None else new for new, old in zip(found, self._last, strict=True))
+        self._last = (test, validation)
         if validation is not None:
             self._best = validation if self._best is None else max(self._best, validation)
         progress = Progress(

@@ -7,16 +7,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.cli.runs.changes import changes, first_config, read_config, resumed_configs, says_how
+from pfl_lightning.cli.runs.changes import Change, changes, first_config, read_config, resumed_configs, says_how
 from pfl_lightning.cli.runs.folders import RunFolder
-from pfl_lightning.report.runs.options import SETTINGS, find_seeds, flatten
+from pfl_lightning.report.runs.options import SETTINGS, changes_training, find_seeds, flatten
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import as_read
 
 __all__ = ["others_versions", "own_versions"]
 
-NO_RESULT = ("trainer.callbacks", "trainer.logger", "trainer.devices", "trainer.default_root_dir", "checkpoint")
+NO_RESULT = (
+    *("trainer.callbacks", "trainer.logger", "trainer.devices", "trainer.default_root_dir"),
+    *("checkpoint", "inspect", "results"),
+)
 """Options that a study's command has, or that change no result."""
 
 COMPARED = (*SETTINGS, "trainer.max_epochs", "seed_everything", "model.seed")
@@ -42,10 +45,12 @@ def _is_own(run: Run, version: Path) -> bool:
     wanted = as_read(run.config)
     if before and not _agree(wanted, before):
         return False
+    if before and not _is_of_a_study(before) and _differs(_studys_config(run, wanted), before):
+        return False
     for path in resumed_configs(version):
         now = _config(path)
         by_the_study = _is_of_a_study(now) and _agree(wanted, now)
-        if now and not by_the_study and any(_makes_a_result(one.option) for one in changes(before, now)):
+        if now and not by_the_study and any(_makes_a_result(one) for one in changes(before, now)):
             return False
         before = now or before
     return True
@@ -69,8 +74,33 @@ def _is_of_a_study(config: Mapping[str, Any]) -> bool:
     return any(str(one.get("class_path", "")).endswith("ProgressFile") for one in found if isinstance(one, Mapping))
 
 
-def _makes_a_result(option: str) -> bool:
-    return not says_how(option) and not any(option == name or option.startswith(f"{name}.") for name in NO_RESULT)
+def _studys_config(run: Run, wanted: Config) -> Config:
+    """The config of the first version that the study has made, with all defaults; empty if there is none."""
+    configs = (_config(first_config(version)) for version in RunFolder(run.folder).versions())
+    return next((config for config in configs if _is_of_a_study(config) and _agree(wanted, config)), {})
+
+
+def _differs(studys: Config, other: Config) -> bool:
+    """Whether a version was made with other options than the study's; some may be such as the study leaves alone."""
+    found = changes(studys, other) if studys else []
+    return any(_of_an_engine(one) or (one.known and _is_compared(one.option) and _makes_a_result(one)) for one in found)
+
+
+def _of_an_engine(change: Change) -> bool:
+    return changes_training(change.option, change.before, change.now)
+
+
+def _is_compared(option: str) -> bool:
+    """Whether an option is none of the Trainer's that change no result, such as a progress bar."""
+    return not option.startswith("trainer.") or any(_is_below(option, name) for name in COMPARED)
+
+
+def _makes_a_result(change: Change) -> bool:
+    return not says_how(change) and not any(_is_below(change.option, name) for name in NO_RESULT)
+
+
+def _is_below(option: str, name: str) -> bool:
+    return option == name or option.startswith(f"{name}.")
 
 
 def _agree(mine: Config, theirs: Config) -> bool:

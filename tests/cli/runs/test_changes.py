@@ -14,6 +14,7 @@ from pfl_lightning.cli.runs.changes import (
     newest_config,
     read_config,
     record_changes,
+    says_how,
 )
 from pfl_lightning.cli.runs.folders import RunFolder, runs_below
 from pfl_lightning.errors import ConfigurationError
@@ -58,6 +59,31 @@ def test_an_option_that_is_new_or_gone_is_named():
     before, now = config(), config(loop={"cohort": 2})
     assert [(change.option, change.before, change.now) for change in changes(before, now)] == [("loop.cohort", None, 2)]
     assert [(change.option, change.before, change.now) for change in changes(now, before)] == [("loop.cohort", 2, None)]
+
+
+def test_what_both_configs_know(tmp_path):
+    """``null`` or a word in place of a class is known; an option that one of them does not have may be a new one."""
+    scheduler, encoder = {"class_path": "StepLR", "init_args": {"step_size": 1}}, {"class_path": "MLP"}
+    before = {"model": {"method": {"lr_scheduler": None, "old": 1}, "encoder": "small_cnn"}}
+    now = {"model": {"method": {"lr_scheduler": scheduler, "new": 2}, "encoder": encoder}}
+    names = ("method.lr_scheduler.class_path", "encoder", "encoder.class_path")
+    for one, other in ((before, now), (now, before)):
+        known = {change.option.removeprefix("model."): change.known for change in changes(one, other)}
+        assert all(known[name] for name in names)
+        assert not known["method.old"]
+        assert not known["method.new"]
+
+
+def test_an_engine_that_trains_otherwise_is_another_run():
+    def with_engine(**arguments):
+        model = {**config()["model"], "engine": {"class_path": "TrainerEngine", "init_args": arguments}}
+        return config(model=model)
+
+    plain, defaults, short = config(), with_engine(max_steps=-1, threads=2), with_engine(max_steps=3)
+    assert all(says_how(change) for change in changes(plain, defaults))
+    assert [change.option for change in changes(plain, short) if not says_how(change)] == [
+        "model.engine.init_args.max_steps"
+    ]
 
 
 def test_a_sentence_stays_short():
@@ -156,7 +182,7 @@ def test_changes_are_added_to_those_of_before(tmp_path):
         ("config-resumed-1.yaml", 10),
         ("config-resumed-3.yaml", 30),
     ]
-    assert entries[1]["changes"] == [{"option": "trainer.max_epochs", "before": 40, "now": 50}]
+    assert entries[1]["changes"] == [{"option": "trainer.max_epochs", "before": 40, "now": 50, "known": True}]
 
 
 @pytest.mark.parametrize("content", [b"[{", b"{}", b"\xff"])

@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_with_other_options_says_which_and_keeps_them(monkeyp
     assert "model.method.init_args.lr: 0.02 -> 0.5" in said
     [entry] = json.loads((run / "changes.json").read_text())
     assert (entry["config"], entry["from_round"]) == ("config-resumed-2.yaml", 2)
-    assert {"option": "model.method.init_args.lr", "before": 0.02, "now": 0.5} in entry["changes"]
+    assert {"option": "model.method.init_args.lr", "before": 0.02, "now": 0.5, "known": True} in entry["changes"]
 
 
 def test_another_seed_does_not_go_on_with_a_run(monkeypatch, tmp_path, capsys):
@@ -163,6 +163,20 @@ def test_another_seed_does_not_go_on_with_a_run(monkeypatch, tmp_path, capsys):
         fit(monkeypatch, tmp_path, "--ckpt_path=last", "--seed_everything=1")
     assert "version_0 has the seed 0, and it is to go on with the seed 1: a run has one" in capsys.readouterr().err
     assert files(tmp_path / "runs") == before
+
+
+def test_a_new_folder_that_goes_on_with_another_runs_checkpoint(monkeypatch, tmp_path, capsys):
+    fit(monkeypatch, tmp_path, rounds=1)
+    last = f"--ckpt_path={tmp_path / 'runs' / 'version_0' / 'checkpoints' / 'last.ckpt'}"
+    elsewhere = f"--run_dir={tmp_path / 'elsewhere'}"
+    with pytest.raises(SystemExit, match=r"^2$"):
+        fit(monkeypatch, tmp_path, last, elsewhere, "--seed_everything=1")
+    assert "version_0 has the seed 0, and it is to go on with the seed 1" in capsys.readouterr().err
+    fit(monkeypatch, tmp_path, last, elsewhere, "--model.method.init_args.lr=0.5")
+    assert "model.method.init_args.lr: 0.02 -> 0.5" in capsys.readouterr().out
+    [entry] = json.loads((tmp_path / "elsewhere" / "version_0" / "changes.json").read_text())
+    assert (entry["config"], entry["from_round"]) == ("config.yaml", 2)
+    assert "model.method.init_args.lr" in [change["option"] for change in entry["changes"]]
 
 
 def test_runs_lie_below_the_trainers_root(monkeypatch, tmp_path):

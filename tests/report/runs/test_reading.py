@@ -56,6 +56,29 @@ def test_self_supervised_methods_of_the_first_form_have_scores_of_nearest_neighb
     assert run.data == Source("Digits")
 
 
+@pytest.mark.parametrize(("round", "shown"), [(2, True), (1, True), (3, True), (4, False)])
+def test_a_personalization_of_a_round_that_the_run_went_on_from_is_left_out(tmp_path, round, shown):
+    """The last round, or one of those that ``best`` may mean, is as somebody asked for."""
+    accuracy = {name: {"round": number, "test": None} for name, number in (("validation_selected", 3), ("last", 2))}
+    folder = write_run(tmp_path, curve=[0.1, 0.2], accuracy={**accuracy, "best_test": {"round": 1, "test": None}})
+    (folder / "personalized.json").write_text(json.dumps({"participating": {"mean": 0.75}, "round": round}))
+    if shown:
+        assert read_run(folder).personalized.mean == 0.75
+        return
+    with pytest.warns(UserWarning, match=r"personalized accuracies are of round 4, .*pfl personalize --ckpt_path last"):
+        assert math.isnan(read_run(folder).personalized.mean)
+
+
+def test_runs_below_a_folder_of_versions_are_named(tmp_path):
+    versions = [write_run(tmp_path / f"version_{number}") for number in range(2)]
+    assert find_runs(tmp_path) == versions
+    write_personalized(versions[0] / "kept", [0.5])  # within a version: nothing is left out
+    assert find_runs(tmp_path) == versions
+    write_run(tmp_path / "other" / "version_0")
+    with pytest.warns(UserWarning, match=rf"runs in folders below it are not: name these, too \({tmp_path}/other\)"):
+        assert find_runs(tmp_path) == versions
+
+
 def test_a_later_test_of_the_chosen_round_stands_in_for_rounds_without_tests(tmp_path):
     """As trainer.test of a LightningModule leaves it, whose rounds evaluate the validation parts alone."""
     last = {"round": 4, "test": None, "validation": summary([0.5, 0.6])}

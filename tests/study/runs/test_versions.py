@@ -88,3 +88,31 @@ def test_a_run_that_went_on_by_hand_with_other_options_is_not_the_studys(runs):
     assert finished_folder(runs[0]) == version
     assert made(runs[0], 0, saved, with_option(by_hand, "model.method.init_args.epochs", 3), saved) == version
     assert finished_folder(runs[0]) is last_checkpoint(runs[0]) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"loop__cohort": 0.5},
+        {"model__method__init_args__momentum": 0.9},
+        {"data__init_args__partition__class_path": "pfl_lightning.datamodules.IID"},
+        {"model__encoder": "small_cnn"},
+        {"model__engine": {"class_path": "TrainerEngine", "init_args": {"max_steps": 1}}},
+    ],
+)
+def test_what_somebody_has_tried_of_options_that_the_study_leaves_alone_is_not_the_studys(runs, other):
+    defaults = {
+        "loop__cohort": 1.0,
+        "model__method__init_args__momentum": 0.5,
+        "data": {"class_path": "Digits", "init_args": {"partition": {"class_path": "DominantClasses"}}},
+        "model__encoder": "mlp",
+        "model__engine": {"class_path": "SequentialEngine", "init_args": {"threads": 1}},
+        "trainer__enable_progress_bar": None,
+    }
+    own = made(runs[0], 0, as_saved(runs[0], **defaults))
+    tried = made(runs[0], 1, as_saved(runs[0], **{**defaults, **other, "trainer__callbacks": None}))
+    assert finished_folder(runs[0]) == own
+    assert others_versions(runs[0]) == [tried]
+    how = {"model__engine__init_args__threads": 2, "trainer__enable_progress_bar": True, "trainer__callbacks": None}
+    same = made(runs[0], 2, as_saved(runs[0], **{**defaults, **how}))
+    assert finished_folder(runs[0]) == same

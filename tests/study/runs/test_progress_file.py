@@ -1,0 +1,33 @@
+"""The file by which a study sees how far a run is."""
+
+import json
+from functools import partial
+
+from _helpers.toy import Toy, quiet_trainer
+
+from pfl_lightning import Federation
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.methods import FedAvg
+from pfl_lightning.study.runs.progress import read_progress
+from pfl_lightning.study.runs.progress_file import ProgressFile
+
+
+def test_accuracies_of_the_last_evaluated_round_stay_after_a_resumption(tmp_path):
+    """Where no round is evaluated after it, too: a search takes the last accuracy of a trial."""
+    path = tmp_path / "progress.json"
+
+    def fit(rounds, checkpoint=None):
+        loop = FederatedLoop()
+        trainer = quiet_trainer(rounds, loop, ProgressFile(str(path)), check_val_every_n_epoch=2)
+        data = Toy(validation_share=0.2)
+        trainer.fit(Federation(partial(FedAvg, epochs=1), "mlp", seed=0), datamodule=data, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return read_progress(path)
+
+    evaluated = fit(2)
+    assert evaluated.validation is not None
+    assert evaluated.test is not None
+    resumed = fit(3, tmp_path / "last.ckpt")
+    assert resumed.round == 3
+    assert (resumed.test, resumed.validation) == (evaluated.test, evaluated.validation)
+    assert json.loads(path.read_text())["best_validation"] == evaluated.best_validation
