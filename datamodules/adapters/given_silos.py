@@ -74,4 +74,6 @@ def as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModul
         raise ValueError(
             f"silo {client} is a {type(silo).__name__}, expected a LightningDataModule, a DataLoader or a Dataset"
         )
+    if len(silo) == 0:
+        raise ValueError(f"silo {client} has no items: leave this client out, or give it data")
     return GivenLoaders(DataLoader(silo, batch_size, shuffle=True))

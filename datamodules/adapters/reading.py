@@ -21,6 +21,9 @@ from pfl_lightning.datamodules.pictures import to_bytes
 INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
 """Keys of the input in items that are dictionaries."""
 
+COLORS = (1, 3, 4)
+"""Numbers of channels of a picture."""
+
 Keys = tuple[str, str]
 """Keys of the input and of the class."""
 
@@ -163,10 +166,24 @@ def _read_unlabeled(item: Any, where: str) -> tuple[Tensor, int]:
 
 def _read_input(value: Any, where: str) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        return _channels_first(value.detach().cpu(), where)
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value))
+        return _channels_first(torch.from_numpy(np.ascontiguousarray(value)), where)
     if hasattr(value, "getbands"):  # a PIL picture
         pixels = np.array(to_bytes(value))
         return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     raise TypeError(f"the input in {where} is a {type(value).__name__}, expected a picture, a tensor or an array")
+
+
+def _channels_first(pixels: Tensor, where: str) -> Tensor:
+    """The input, unless it is a picture of bytes whose channels stand last: its columns would be taken for colors.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if pixels.dtype == torch.uint8 and pixels.ndim == 3 and pixels.shape[2] in COLORS and pixels.shape[0] not in COLORS:
+        raise ValueError(
+            f"the input in {where} has the shape {tuple(pixels.shape)}, an image whose channels stand last: give "
+            "(channels, height, width), such as array.transpose(2, 0, 1) or tensor.permute(2, 0, 1)"
+        )
+    return pixels

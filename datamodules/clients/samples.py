@@ -150,4 +150,7 @@ def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -
         )
     lowest, highest = int(targets.min()), int(targets.max())
     if lowest < 0 or highest >= num_classes:
-        raise ValueError(f"{what} targets must be from 0 to {num_classes - 1}, got {lowest} to {highest}")
+        raise ValueError(
+            f"{what} targets must be from 0 to {num_classes - 1}, got {lowest} to {highest}: class_names has "
+            f"{num_classes} name{'s' * (num_classes != 1)}"
+        )

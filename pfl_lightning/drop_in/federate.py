@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.client.copies import Factory
+from pfl_lightning.drop_in.forms.checks import check_labels
 from pfl_lightning.drop_in.forms.given_data import Division, LoadersByStage, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
@@ -107,6 +108,7 @@ def federate(
     """
     from pfl_lightning.callbacks.loop import FederatedLoop  # which may make the federation by this function
 
+    check_labels(labels)
     made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method
     federation = ModuleFederation(
         module,

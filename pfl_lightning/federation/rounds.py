@@ -48,6 +48,12 @@ class FederationRounds(L.LightningModule):
     @property
     def data(self) -> FederatedData:
         """The data module of the Trainer that this federation is attached to."""
+        if self._trainer is None and self._fabric is None:
+            raise ConfigurationError(
+                "this federation belongs to no Trainer, and so has no clients' data: a copy, or one that was read from "
+                "a file, has none. Ask the one that was fitted, write its models by export_clients, or give this one "
+                "to a Trainer: trainer.validate(federation, datamodule=..., ckpt_path=...)"
+            )
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is None or not hasattr(datamodule, "client_data"):
             raise ConfigurationError(

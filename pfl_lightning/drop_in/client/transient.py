@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 _NOT_THE_AUTHORS = ("torch.", "torchvision.", "torchmetrics.")
 _LIGHTNINGS = frozenset({*vars(L.LightningModule()), *vars(nn.Module()), "_compiled_call_impl"})
 _DATA = (Dataset, DataLoader, L.LightningDataModule)
+_WRAPPED = frozenset(
+    {"update", "compute"}
+)  # methods of a metric, wrapped: it makes them again, and they cannot be pickled
 _OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *_DATA)
 
 
@@ -141,7 +144,8 @@ def _keeps_attributes(layer: nn.Module) -> bool:
 def own_attributes(layer: nn.Module) -> dict[str, Any]:
     """The Python attributes of a layer that are its author's, without data; of a metric, what ``reset`` leaves."""
     if isinstance(layer, Metric):
-        return {n: v for n, v in vars(layer).items() if n not in layer._defaults and not n.startswith("_")}
+        kept = layer._defaults.keys() | _WRAPPED
+        return {n: v for n, v in vars(layer).items() if n not in kept and not n.startswith("_")}
     return {
         name: value for name, value in vars(layer).items() if name not in _LIGHTNINGS and not isinstance(value, _DATA)
     }

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
-from pfl_lightning.drop_in.forms.checks import split_method
+from pfl_lightning.drop_in.forms.checks import check_labels, split_method
 from pfl_lightning.drop_in.forms.later_loaders import with_loaders
 from pfl_lightning.drop_in.forms.loaded_module import checkpoint_of, restore, warn_of_other_weights
 from pfl_lightning.drop_in.forms.prediction import GlobalWeights
@@ -53,6 +53,7 @@ class CallbackForm:
     def __init__(self, method: Any, **options: Any) -> None:
         self.method = find_method(method)
         self.options = options
+        check_labels(options.get("labels"))
         _check_options(self.method, options)
         # A LightningCLI gives all that it knows of; None is not a data module.
         defaults = {name: parameter.default for name, parameter in inspect.signature(federate).parameters.items()}
@@ -115,14 +116,17 @@ class CallbackForm:
 
     def _federation_of(self, trainer: L.Trainer, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
         if module is not self._module:
-            data = self._data_of(given) if self._is_evaluated_alike(trainer, module) else None
-            if data is not None:
+            if self._module is not None and self._is_evaluated_alike(trainer, module):
+                data = self._data_of(given)
+                if data is None:  # another instance of the fit's data module, or other data: divided by the same rule
+                    _check_divisible(given, self.options)
+                    data = self._made(trainer, self._module, given, holds=self._module._trainer)
                 return self._of_another(trainer, module, data), data
             self.federation = self.data = None
         data = self._data_of(given) if self.data is not None else None
         if data is None:
             _check_divisible(given, self.options)
-            data = self._made(trainer, module, given)
+            data = self._made(trainer, module, given, holds=trainer)
         assert self.federation is not None
         return self.federation, data
 
@@ -171,8 +175,11 @@ class CallbackForm:
     def _has_own_data(self) -> bool:
         return any(name in self.options for name in _OWN_DATA)
 
-    def _made(self, trainer: L.Trainer, module: Any, given: GivenData) -> Any:
-        """Make the federation and its data, or the data alone where a federation of the module goes on."""
+    def _made(self, trainer: L.Trainer, module: Any, given: GivenData, *, holds: L.Trainer | None) -> Any:
+        """Make the federation and its data, or the data alone where a federation of the module goes on.
+
+        Afterwards the module belongs to the Trainer ``holds``.
+        """
         own = {} if self._has_own_data else {"datamodule": given.datamodule, **given.loaders}
         own = {name: value for name, value in own.items() if name not in self.options}
         # A module that a Trainer holds would be copied with it.
@@ -183,7 +190,7 @@ class CallbackForm:
             # In one call with the options, where jsonargparse finds their names and types.
             federation, data = federate(module, method=self.method, **own, **self.options)
         finally:
-            module.trainer = trainer
+            module.trainer = holds
         if self.federation is None:
             self.federation, self._module = federation, module
             evaluates = trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)

@@ -17,7 +17,20 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.older_package import is_older
 
-__all__ = ["check_module", "split_method"]
+__all__ = ["check_labels", "check_module", "split_method"]
+
+
+def check_labels(labels: Any) -> None:
+    """Refuse anything but a function.
+
+    Raises:
+        ConfigurationError: It is none, such as the key of an item's class.
+    """
+    if labels is not None and not callable(labels):
+        raise ConfigurationError(
+            f"labels is a function of an item that gives its class, got {labels!r}: give a function, such as "
+            f"lambda item: item[{labels if isinstance(labels, str | int) else 'label'!r}]"
+        )
 
 
 def check_module(module: Any) -> L.LightningModule:

@@ -108,6 +108,7 @@ def test_the_division_is_that_of_the_seed():
     [
         ([], "there are no silos: give one"),
         ([tensors(3), Digits(IID(2))], "silo 1 is a Digits, which is divided among clients itself"),
+        ([tensors(3), TensorDataset(torch.zeros(0, 2))], "silo 1 has no items: leave this client out"),
         ([tensors(3), 3], "silo 1 is a int, expected a LightningDataModule, a DataLoader or a Dataset"),
         ([tensors(3), {"a": 1}], "silo 1 is a dict"),
         ([tensors(3), (DataLoader(tensors(3)), DataLoader(tensors(2)))], "silo 1 is a tuple of 2 data sets or loaders"),

@@ -1,6 +1,8 @@
 """What cannot be federated is refused with a reason and a way out."""
 
+import copy
 import logging
+import pickle
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +17,7 @@ from _helpers.toy import for_toy, quiet_trainer
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
@@ -280,3 +283,33 @@ def test_a_federation_is_no_module_of_its_own():
         federate(federation, data, FedAvg)
     assert not list(federation.parameters())
     assert isinstance(federation.loop, FederatedLoop)
+
+
+@pytest.mark.parametrize(("labels", "example"), [("topic", "item['topic']"), (1, "item[1]"), ([0, 1], "item['label']")])
+def test_labels_are_a_function(labels, example):
+    with pytest.raises(ConfigurationError, match="labels is a function of an item") as refused:
+        FederatedLoop(method=FedAvg, num_clients=2, labels=labels)
+    assert example in str(refused.value)
+    with pytest.raises(ConfigurationError, match="labels is a function of an item"):
+        federate(Net(), Data(), FedAvg, labels=labels)
+
+
+def test_data_of_a_federation_with_the_module_that_was_given():
+    module = Net()
+    _, data = federate(module, Data(), FedAvg, num_clients=2)
+    with pytest.raises(ConfigurationError, match="was given a Net: give it the federation"):
+        quiet_trainer(1).fit(module, datamodule=data)
+
+
+class Counting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(4)
+
+
+def test_a_copied_or_pickled_federation_says_that_it_has_no_data():
+    federation, _ = run_project(FedAvg, module=Counting(), data=Data(drop_last=True))
+    for other in (copy.deepcopy(federation), pickle.loads(pickle.dumps(federation))):
+        assert torch.equal(other.global_model().fc.weight, federation.global_model().fc.weight)
+        with pytest.raises(ConfigurationError, match=r"belongs to no Trainer, .*Ask the one that was fitted"):
+            other.client_model(0)

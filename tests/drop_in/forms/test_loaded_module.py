@@ -45,6 +45,23 @@ def test_a_loaded_module_is_the_federation_of_its_round(tmp_path, weights_only):
     assert first == trainer.test(module, test, ckpt_path=path, verbose=False)
 
 
+def test_another_instance_of_the_data_module_leaves_the_federation_of_the_fit(tmp_path):
+    """As in a script that makes its data module again for the test."""
+    kept = ModelCheckpoint(tmp_path, save_weights_only=True)
+    loop, module = FederatedLoop(method=FedPer, num_clients=3, seed=SEED), Net()
+    trainer = quiet_trainer(2, kept, loop, enable_checkpointing=True)
+    trainer.fit(module, Data())
+    federation, expected = loop.federation, trainer.test(module, Data(), verbose=False)
+    heads = federation.client_model(1).state_dict()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="no fit came before")
+        loaded = Net.load_from_checkpoint(kept.best_model_path)
+        assert trainer.test(loaded, Data(), verbose=False) == expected
+    assert loop.federation is federation
+    assert_same(federation.client_model(1).state_dict(), heads, atol=0)
+    assert trainer.test(module, Data(), verbose=False) == expected
+
+
 def test_a_module_of_no_checkpoint_is_tested_with_its_own_weights(tmp_path):
     trainer, loop, module, test, _ = fitted(tmp_path)
     fitted_loop = (loop.federation, loop.data, loop.rounds)
