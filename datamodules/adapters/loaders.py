@@ -160,7 +160,8 @@ class FromLoaders(ItemDataModule):
             PartitionError: If the partition cannot be met, or its rule changes images or classes.
             ConfigurationError: If the Trainer was given another module than a Federation.
         """
-        self._check_module()
+        if stage != "predict":  # with a checkpoint the project's module predicts, and these data are read beside it
+            self._check_module()
         if self._ready is not None:
             if stage == "fit":
                 divided = [source.dataset for source in self._sources["train"]]
