@@ -24,7 +24,6 @@ from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.datamodules.partition.checks import check_parts
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import as_lightning
 
 __all__ = ["FromLoaders"]
@@ -141,15 +140,6 @@ class FromLoaders(ItemDataModule):
         """Prepare the wrapped data module."""
         self.datamodule.prepare_data()
 
-    def _check_module(self) -> None:
-        """Refuse a module that would take the numbers of clients for its batches: the project's own, by mistake."""
-        module = getattr(self.trainer, "lightning_module", None)
-        if module is not None and not hasattr(type(module), "evaluation_task"):
-            raise ConfigurationError(
-                f"{type(self).__name__} gives numbers of clients, which a Federation trains, and the Trainer was given "
-                f"a {type(module).__name__}: give it the federation (the first thing that federate returns)"
-            )
-
     def setup(self, stage: str | None = None) -> None:
         """Set up the wrapped data module and divide its data sets among the clients, once.
 
@@ -158,10 +148,7 @@ class FromLoaders(ItemDataModule):
 
         Raises:
             PartitionError: If the partition cannot be met, or its rule changes images or classes.
-            ConfigurationError: If the Trainer was given another module than a Federation.
         """
-        if stage != "predict":  # with a checkpoint the project's module predicts, and these data are read beside it
-            self._check_module()
         if self._ready is not None:
             if stage == "fit":
                 divided = [source.dataset for source in self._sources["train"]]

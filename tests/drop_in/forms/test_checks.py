@@ -294,13 +294,6 @@ def test_labels_are_a_function(labels, example):
         federate(Net(), Data(), FedAvg, labels=labels)
 
 
-def test_data_of_a_federation_with_the_module_that_was_given():
-    module = Net()
-    _, data = federate(module, Data(), FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match="was given a Net: give it the federation"):
-        quiet_trainer(1).fit(module, datamodule=data)
-
-
 class Counting(Net):
     def __init__(self) -> None:
         super().__init__()
