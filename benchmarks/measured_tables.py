@@ -120,7 +120,7 @@ def percent(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
 
 def in_round(number: int, runs: Sequence[Run]) -> bool:
     """Whether the round of a number was evaluated in all runs."""
-    return all(len(run["history"]) >= number and "test" in run["history"][number - 1] for run in runs)
+    return all(len(run["history"]) >= number and run["history"][number - 1].get("test") for run in runs)
 
 
 def last(runs: Sequence[Run]) -> list[float]:

@@ -141,7 +141,7 @@ def test_weights_that_became_infinite_are_refused_even_with_a_finite_loss():
     with pytest.raises(FederationError, match=r"client 0, round 1: head.bias is not finite"):
         run(Overflows)
     with pytest.raises(FederationError, match=r"ClientUpdate.weights.head.bias holds 1 non-finite values of 5"):
-        run(type("Shared", (Overflows,), {"shared": ("*",)}))
+        run(type("Shared", (Overflows,), {"shared": ("*",), "eval_model": "aggregated"}))
 
 
 class _Misshapen(FedAvg):
