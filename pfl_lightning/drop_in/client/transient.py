@@ -26,9 +26,8 @@ _log = logging.getLogger(__name__)
 _NOT_THE_AUTHORS = ("torch.", "torchvision.", "torchmetrics.")
 _LIGHTNINGS = frozenset({*vars(L.LightningModule()), *vars(nn.Module()), "_compiled_call_impl"})
 _DATA = (Dataset, DataLoader, L.LightningDataModule)
-_WRAPPED = frozenset(
-    {"update", "compute"}
-)  # methods of a metric, wrapped: it makes them again, and they cannot be pickled
+# Methods that a metric wraps when it is made: they cannot be pickled, and its own __setstate__ makes them again.
+_WRAPPED = frozenset({"update", "compute"})
 _OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *_DATA)
 
 
