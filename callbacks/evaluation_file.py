@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +17,55 @@ from pfl_lightning.callbacks.result_rows import accuracies, as_text, summary_of
 from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
 from pfl_lightning.federation import Federation
 
-__all__ = ["Part", "evaluation_files"]
+__all__ = ["Part", "evaluation_files", "rename_aside", "set_later_aside"]
 
 Part = Literal["test", "validation"]
 """Which of a client's parts were evaluated."""
+
+
+ROWS = {
+    "test.json": "test_clients.csv",
+    "validate.json": "validate_clients.csv",
+    "personalized.json": "personalized.csv",
+}
+"""Files of evaluations outside of a fit, and those of their clients."""
+
+
+def set_later_aside(folder: Path, rounds: int) -> list[Path]:
+    """Rename evaluations of rounds that a fit plays once more: their models are no longer those of the run.
+
+    Args:
+        folder: The run's folder.
+        rounds: How many rounds the run has when the fit begins.
+
+    Returns:
+        The files, by their new names.
+    """
+    return [rename_aside(folder / name) for name in ROWS if _round_of(folder / name) > rounds]
+
+
+def _round_of(path: Path) -> int:
+    """The round of which an evaluation is; 0 where that is not known, or there is none."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        content = json.loads(path.read_text())
+        return int(content["round"] if "round" in content else content["accuracy"]["last"]["round"])
+    return 0
+
+
+def rename_aside(path: Path) -> Path:
+    """Rename an evaluation's file and that of its clients, ``NAME.json`` to ``NAME-1.json``, or the next free number.
+
+    Args:
+        path: The first of them.
+
+    Returns:
+        Its new name.
+    """
+    rows = path.with_name(ROWS[path.name])
+    number = next(n for n in itertools.count(1) if not path.with_stem(f"{path.stem}-{n}").exists())
+    with suppress(FileNotFoundError):
+        rows.rename(rows.with_stem(f"{rows.stem}-{number}"))
+    return path.rename(path.with_stem(f"{path.stem}-{number}"))
 
 
 def evaluation_files(

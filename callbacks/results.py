@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 
-from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files
+from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files, set_later_aside
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.result_rows import (
     ChosenRound,
@@ -33,6 +34,8 @@ from pfl_lightning.state.files import explain_full_disk, replace_file
 from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
 __all__ = ["ResultsWriter"]
+
+_log = logging.getLogger(__name__)
 
 CHOICES = ("last", "validation_selected", "best_test")
 
@@ -127,6 +130,8 @@ class ResultsWriter(L.Callback):
             folder = self.folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = None if is_locked_here(folder) else RunLock(folder)  # the command line has locked its run
+            for path in set_later_aside(folder, _loop(trainer).rounds):
+                _log.info("%s is of a round that is played again: it is kept under this name", path)
             with explain_full_disk(folder / "partition.npz", partial=folder / "partition.npz"):
                 trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 

@@ -24,6 +24,7 @@ class EvalMetrics:
         shown: Names of those that the progress bar shows.
         best: Of those that are the best over epochs, by name: ``"max"`` or ``"min"``.
         loader_sizes: Number of samples of each loader, where the part has several.
+        loaders: Numbers of the loaders in whose batches a value was logged, by name, where the part has several.
     """
 
     accuracy: float
@@ -33,18 +34,25 @@ class EvalMetrics:
     shown: frozenset[str] = frozenset()
     best: Mapping[str, str] = field(default_factory=dict)
     loader_sizes: tuple[int, ...] = ()
+    loaders: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def samples_of(self, name: str) -> int:
-        """Number of samples of which a logged value is: those of one loader where the name says so.
+        """Number of samples of which a logged value is: those of the loaders in whose batches it was logged.
 
         Example:
-            >>> score = EvalMetrics(0.5, 0.1, 5, {"val_loss/dataloader_idx_1": 2.0}, loader_sizes=(3, 2))
-            >>> score.samples_of("val_loss/dataloader_idx_1"), score.samples_of("val_loss")
-            (2, 5)
+            >>> loaders = {"ood_loss": frozenset({1})}
+            >>> values = {"val_loss/dataloader_idx_1": 2.0, "ood_loss": 2.0, "gap": 1.0}
+            >>> score = EvalMetrics(0.5, 0.1, 5, values, loader_sizes=(3, 2), loaders=loaders)
+            >>> [score.samples_of(name) for name in values]
+            [2, 2, 5]
         """
         _, found, number = name.rpartition("/dataloader_idx_")
-        known = found and number.isdecimal() and int(number) < len(self.loader_sizes)
-        return self.loader_sizes[int(number)] if known else self.num_samples
+        if found and number.isdecimal() and int(number) < len(self.loader_sizes):
+            return self.loader_sizes[int(number)]
+        plain = name if name in self.loaders else name.removesuffix("_epoch").removesuffix("_step")
+        own = self.loaders.get(plain, frozenset())
+        known = [self.loader_sizes[loader] for loader in own if loader < len(self.loader_sizes)]
+        return sum(known) or self.num_samples
 
 
 @dataclass(frozen=True)

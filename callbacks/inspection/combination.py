@@ -87,9 +87,7 @@ def draw_weights(weights: AggregationWeights, groups: ClientGroups, round: int) 
     matrix = weights.weights.double().numpy()[np.ix_(order, order)]
     clients = [weights.clients[place] for place in order]
     top = max(float(matrix.max()), 1e-9)
-    figure, axes = client_map(
-        matrix, clients, f"combination weights, round {round + 1}", "head of client", "weight", top
-    )
+    figure, axes = client_map(matrix, clients, f"combination weights, round {round + 1}", "client", "weight", top)
     _mark_groups(axes, groups, [int(groups.group_of[client]) for client in clients])
     return figure
 

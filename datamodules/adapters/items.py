@@ -135,6 +135,8 @@ class OwnItems(Subset[Any]):
         found = getattr(self.dataset, name)
         if name != "targets" or not hasattr(found, "__len__") or len(found) != len(self.dataset):  # type: ignore[arg-type]
             return found
+        if hasattr(found, "iloc"):  # pandas would look numbers up in its index
+            return found.iloc[list(self.indices)]
         return found[self.indices] if isinstance(found, Tensor | np.ndarray) else [found[one] for one in self.indices]
 
 

@@ -93,10 +93,12 @@ def read_dataset(
         if place == 0:
             checked_length(items, what, value.nbytes)
         if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):
+            colors = value.shape != inputs[0].shape and value.shape[1:] == inputs[0].shape[1:]
+            how = "convert them to one mode, such as image.convert('RGB')," if colors else "resize them"
             raise ValueError(
                 f"item {place} of the {what} is {value.dtype} of shape {tuple(value.shape)}, item 0 "
                 f"{inputs[0].dtype} of shape {tuple(inputs[0].shape)}: all must be the same; "
-                "resize them in the data set's transform"
+                f"{how} in the data set's transform"
             )
         inputs.append(value)
         targets.append(target)
@@ -153,7 +155,10 @@ def _read_item(item: Any, where: str) -> tuple[Tensor, int]:
     value, target = item
     tensor = _read_input(value, where)
     whole = isinstance(target, (int, np.integer)) or (
-        isinstance(target, (Tensor, np.ndarray)) and target.shape in ((), (1,)) and float(target).is_integer()
+        isinstance(target, (Tensor, np.ndarray))
+        and target.shape in ((), (1,))
+        and (isinstance(target, Tensor) or target.dtype.kind in "biuf")  # and no string
+        and float(target).is_integer()
     )
     if not whole:
         raise TypeError(f"the class in {where} is {target!r}, expected a whole number from 0")

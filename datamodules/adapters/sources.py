@@ -11,27 +11,18 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
 
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
+from pfl_lightning.datamodules.adapters.items import OwnItems
 from pfl_lightning.datamodules.adapters.loading.orders import Order, SampledBatches, order_of
+from pfl_lightning.datamodules.adapters.loading.selections import LISTS, goes_through, places_of, selected
 from pfl_lightning.datamodules.adapters.loading.streams import Kept, iterates_by_itself
 from pfl_lightning.datamodules.adapters.loading.workers import By, Fetch, OneAtATime, Workers
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.memory import checked_length
 
 __all__ = ["check_sampler", "one_class", "selection_of", "source_of"]
-
-_LISTS = (list, tuple, range, Tensor, np.ndarray)
-"""What a DataLoader takes for a sampler beside samplers."""
 
 
 def source_of(
@@ -47,21 +38,23 @@ def source_of(
             loader: lets one client at a time have workers.
     """
     hooks = datamodule if getattr(datamodule, "has_hooks", True) else None
+    plan, places = _plan(loader), selection_of(loader)
+    dataset = loader.dataset if places is None else OwnItems(loader.dataset, places)
     if turns is not None and not _is_plain(loader):
         own = BatchSizes(int(loader.batch_size or 1), int(loader.batch_size or 1), False)
         kept = Kept(loader, turns)
-        evaluated, by = stage != "train", _plan(loader).by
-        return ItemSource(loader.dataset, loader.collate_fn, True, hooks, None, None, own, evaluated, kept, by)
-    dataset, plan = loader.dataset, _plan(loader)
+        return ItemSource(dataset, loader.collate_fn, True, hooks, None, None, own, stage != "train", kept, plan.by)
     order: Order | None = None
-    places = _selected(plan.sampler) if plan.batch_size is not None else None
-    if places is not None:
-        dataset = Subset(dataset, places)
-    elif plan.batch_size is None:
-        order = SampledBatches(plan.sampler, len(dataset))  # type: ignore[arg-type]
-    elif not isinstance(dataset, IterableDataset) and not _goes_through(plan.sampler):
-        order = order_of(plan.sampler, len(dataset))  # type: ignore[arg-type]
-    shuffled = order is not None or not isinstance(plan.sampler, (SequentialSampler, *_LISTS))
+    length = _length_of(loader.dataset)
+    if plan.batch_size is None:
+        order = SampledBatches(plan.sampler, len(loader.dataset), places)  # type: ignore[arg-type]
+    elif not (
+        isinstance(dataset, IterableDataset)
+        or goes_through(plan.sampler, length)
+        or selected(plan.sampler, length) is not None
+    ):
+        order = order_of(plan.sampler, len(loader.dataset), places)  # type: ignore[arg-type]
+    shuffled = order is not None or not isinstance(plan.sampler, (SequentialSampler, *LISTS))
     fetch = Fetch(dataset, loader.collate_fn, plan.by)
     workers = Workers(loader, fetch, turns) if loader.num_workers else None
     sizes = BatchSizes(plan.batch_size or 1, plan.batch_size or 1, plan.drop_last)
@@ -98,22 +91,19 @@ def _plan(loader: DataLoader[Any]) -> _Plan:
 
 
 def selection_of(loader: DataLoader[Any]) -> list[int] | None:
-    """Places of the items that a loader's sampler selects; ``None`` where it is no selection of some.
+    """Places of the items that a loader's sampler, or batch sampler, selects; ``None`` where it can give all.
 
     Args:
-        loader: A loader of a map-style data set.
+        loader: A loader.
     """
-    return _selected(_plan(loader).sampler)
-
-
-def _selected(sampler: Any) -> list[int] | None:
-    """Places of items, each once, that a sampler gives: a part that other loaders do not have."""
-    if isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__:
-        return [int(place) for place in sampler.indices]
-    if not isinstance(sampler, _LISTS):
+    length, sampler = _length_of(loader.dataset), _plan(loader).sampler
+    if isinstance(loader.dataset, IterableDataset):
         return None
-    places = [int(place) for place in sampler if hasattr(place, "__index__")]  # not those of lists of them
-    return places if len(set(places)) == len(sampler) else None  # others are drawn as they come
+    return selected(sampler, length) if length is None else places_of(sampler, length)
+
+
+def _length_of(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def _first(sampler: Any) -> Any:
@@ -129,15 +119,8 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     if isinstance(loader.dataset, IterableDataset):
         return loader.batch_size is not None and not loader.num_workers and hasattr(loader.dataset, "__len__")
     return loader.batch_size is not None and (
-        _goes_through(loader.sampler) or type(loader.sampler) is SubsetRandomSampler
+        goes_through(loader.sampler, _length_of(loader.dataset)) or type(loader.sampler) is SubsetRandomSampler
     )
-
-
-def _goes_through(sampler: Any) -> bool:
-    """Whether a sampler gives every item once, in order or shuffled."""
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler._num_samples is None
-    return type(sampler) is SequentialSampler
 
 
 def one_class(source: ItemSource) -> Ints:
@@ -163,7 +146,7 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
             stacklevel=2,
         )
     plan = _plan(loader)
-    if _goes_through(plan.sampler):
+    if goes_through(plan.sampler, None):
         return
     first = _first(plan.sampler)
     if plan.batch_size is None and isinstance(first, Iterable):

@@ -64,6 +64,7 @@ class Samples:
                     f"training inputs have shape {tuple(self.train_inputs.shape[1:])}, "
                     f"test inputs {tuple(self.test_inputs.shape[1:])}: both must be the same"
                 )
+            _check_scale(self.train_inputs, self.test_inputs)
         if self.train_domains is not None:
             _check_domains(self.train_domains, len(self.train_targets), len(self.domain_names))
         if self.unlabeled_inputs is not None:
@@ -106,6 +107,20 @@ def _check_alike(what: str, others: Tensor, inputs: Tensor) -> None:
         raise ValueError(
             f"training inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, {what} inputs "
             f"{others.dtype} of shape {tuple(others.shape[1:])}: both must be the same"
+        )
+
+
+def _check_scale(train: Tensor, test: Tensor) -> None:
+    """Refuse bytes beside numbers up to 255: bytes alone are divided by 255."""
+    if (train.dtype == torch.uint8) == (test.dtype == torch.uint8):
+        return
+    others, what = (test, "test") if train.dtype == torch.uint8 else (train, "training")
+    finite = others[others.isfinite()] if others.is_floating_point() else others
+    if finite.numel() and not 0 <= float(finite.min()) <= float(finite.max()) <= 1:
+        raise ValueError(
+            f"training inputs are {train.dtype}, test inputs {test.dtype}: bytes are divided by 255, and the {what} "
+            f"inputs go from {float(finite.min()):g} to {float(finite.max()):g}, so that both would not be on one "
+            "scale. Give both as bytes, or both as numbers"
         )
 
 

@@ -82,10 +82,15 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
         raise FileNotFoundError(f"no class folders in {folder}: expected {folder}/<class>/<image file>")
     files: list[ImageFile] = []
     for label, name in enumerate(names):
-        with os.scandir(folder / name) as entries:
-            images = sorted(
-                (entry for entry in entries if _is_image(entry)),
-                key=lambda entry: entry.name,
+        with os.scandir(folder / name) as scanned:
+            entries = sorted(scanned, key=lambda entry: entry.name)
+        images = [entry for entry in entries if _is_image(entry)]
+        below = [entry.name for entry in entries if not _is_image(entry) and entry.is_dir() and entry.name[0] != "."]
+        if below:
+            warnings.warn(
+                f"the class folder {folder / name} has folders of its own, which are not read: {', '.join(below[:3])}"
+                f"{', ...' if len(below) > 3 else ''}. Move their images up",
+                stacklevel=2,
             )
         if not images:
             raise FileNotFoundError(

@@ -13,7 +13,7 @@ import lightning as L
 import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
@@ -26,7 +26,7 @@ from pfl_lightning.cli.options.allowed import check_names
 from pfl_lightning.cli.options.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
 from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
-from pfl_lightning.cli.runs.changes import check_seed
+from pfl_lightning.cli.runs.changes import check_seed, evaluated_otherwise, in_words, newest_config
 from pfl_lightning.cli.runs.folders import RunFolder, of_a_run, run_folder, runs_below
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.cli.runs.stopping import how_to_go_on, stopping_signal
@@ -37,7 +37,7 @@ from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
-from pfl_lightning.state.checkpoints.best_round import BestRound
+from pfl_lightning.state.checkpoints.best_round import BestRound, LastRound
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 
 __all__ = ["FederatedCLI"]
@@ -179,6 +179,12 @@ class FederatedCLI(LightningCLI):
         origin = known or of_a_run(checkpoint)  # a run of its own goes on from another one's checkpoint
         if origin is not None and self.subcommand == "fit":
             check_seed(origin, options)
+        elif origin is not None and (other := evaluated_otherwise(origin, options)):
+            warnings.warn(
+                f"{checkpoint} is of {origin}, whose config has other options than this command, which count here: "
+                f"{in_words(other)}. --config {newest_config(origin)} has the run's",
+                stacklevel=2,
+            )
         if known is None and self.subcommand != "fit" and not any(w.startswith("--run_dir") for w in self._words):
             return of_a_run(checkpoint)  # that was moved or copied, whose config has the folder where it was
         return known
@@ -272,10 +278,11 @@ class FederatedCLI(LightningCLI):
         if self.config[self.subcommand].trainer.enable_checkpointing is not False:
             # save_last of ModelCheckpoint follows the best round: it writes only when a best round is written.
             callbacks.append(
-                ModelCheckpoint(
-                    folder / "checkpoints", "last", enable_version_counter=False, save_on_train_epoch_end=True
-                )
+                LastRound(folder / "checkpoints", "last", enable_version_counter=False, save_on_train_epoch_end=True)
             )
+        # A checkpoint that another callback saves has this round as the best one, if it is.
+        best_first = sorted(callbacks, key=lambda one: isinstance(one, Checkpoint) and not isinstance(one, BestRound))
+        callbacks[:] = best_first
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; a stop from outside has the exit code of its signal (130 and 143), and says how to go on."""
@@ -323,7 +330,10 @@ class FederatedCLI(LightningCLI):
     def _report_evaluation(self, name: str, part: Part) -> None:
         writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
         folder = writer.folder(self.trainer)
-        if (folder / f"{name}.json").is_file() and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        scores = self.model.test_scores if part == "test" else self.model.validation_scores
+        if not scores:
+            print(f"No client has a {part} part: nothing was evaluated")
+        elif (folder / f"{name}.json").is_file() and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             Console().print(evaluation_table(self.model, part))
             print(f"Results: {folder}/{name}.json, {name}_clients.csv")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pfl_lightning.callbacks.evaluation_file import Part
+from pfl_lightning.callbacks.evaluation_file import Part, rename_aside
 from pfl_lightning.callbacks.result_rows import as_text
 from pfl_lightning.callbacks.run_facts import evaluated, run_facts, score_name
 from pfl_lightning.federation import Federation
@@ -137,10 +136,7 @@ def _keep_other(folder: Path, content: Mapping[str, Any]) -> Path | None:
         earlier = json.loads(path.read_text())
         if all(earlier.get(key) == content[key] for key in ("personalization", "round", "seed")):
             return None
-    number = next(n for n in itertools.count(1) if not (folder / f"personalized-{n}.json").exists())
-    with suppress(FileNotFoundError):
-        path.with_suffix(".csv").rename(folder / f"personalized-{number}.csv")
-    return path.rename(folder / f"personalized-{number}.json")
+    return rename_aside(path)
 
 
 def _known(figure: float) -> float | None:

@@ -118,7 +118,7 @@ class Federation(EvaluationHooks, SavedState):
                 f"this federation has {self.personal.num_clients} clients, the data have {self.data.num_clients}"
             )
         elif stage == "fit":
-            self._fingerprint = self.data.fingerprint
+            self._know(self.data)
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """The clients' modules, one for each architecture, in their first state."""
@@ -150,7 +150,7 @@ class Federation(EvaluationHooks, SavedState):
         self.server.seed = self.seed
         stores = [*self.personal.stores, *self.server.client_states()]
         spill_to_disk(self.client_state_memory_gb, stores, self.spill_dir)
-        self._fingerprint = data.fingerprint
+        self._know(data)
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Return a FederatedLoop with its default arguments where a fit's Trainer has none; on SLURM, a Preemption.

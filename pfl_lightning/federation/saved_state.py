@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 
+from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.federation.rounds import FederationRounds
 from pfl_lightning.state.checkpoints.contents import CONTENTS, content_fault, describe_contents
@@ -22,6 +23,14 @@ class SavedState(FederationRounds):
     """Saves and restores the clients' states, and refuses checkpoints of something else."""
 
     _fingerprint: str
+    _data_fingerprint: str | None = None
+
+    data_before: str | None = None
+    """Fingerprint of the data on which the loaded checkpoint was trained; ``None`` if they are these, or not known."""
+
+    def _know(self, data: FederatedData) -> None:
+        """Note what identifies the data and their partition."""
+        self._fingerprint, self._data_fingerprint = data.fingerprint, getattr(data, "data_fingerprint", None)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What identifies the federation, every client's personal state, and what never changes."""
@@ -29,6 +38,7 @@ class SavedState(FederationRounds):
             "method": self.method_name,
             "seed": self.seed,
             "partition": self._fingerprint,
+            "data": self._data_fingerprint,
             "round": self.round,
             "has_trained": self.has_trained,
             **self.clients.state_dict(),
@@ -48,8 +58,21 @@ class SavedState(FederationRounds):
                 "federate(..., schedule='restart', optimizer_state='reset') lets every local fit start again",
                 stacklevel=2,
             )
+        self._compare_data(state.get("data"))
         self.clients.load_state_dict(state)
         self.round, self.has_trained = state["round"], state.get("has_trained", True)
+
+    def _compare_data(self, before: str | None) -> None:
+        known = None not in (before, self._data_fingerprint)
+        self.data_before = before if known and before != self._data_fingerprint else None
+        if self.data_before is not None:
+            what = "goes on" if self.trainer.state.fn == TrainerFn.FITTING else "is evaluated"
+            warnings.warn(
+                f"the checkpoint was trained on other data (fingerprint {before}) than those on which it {what} "
+                f"({self._data_fingerprint}), though they are divided in the same way: see that the folder or the "
+                "arrays are the right ones",
+                stacklevel=2,
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let the checkpoint say what it must hold."""

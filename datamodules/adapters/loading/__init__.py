@@ -6,6 +6,7 @@
 ``growth``                                     whether there are as many items as when they were divided
 ``loader_classes``                             classes of items, where a partition needs them
 ``streams``                                    batches of a client's own loader
-``orders``, ``workers``                        samplers of the user's own; worker processes, which clients share
+``orders``, ``selections``                     samplers of the user's own; which items they give
+``workers``                                    worker processes, which clients share
 =============================================  ====================================================================
 """

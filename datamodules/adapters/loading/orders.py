@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,17 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
 
-__all__ = ["DrawnOrder", "Order", "SampledBatches", "SampledOrder", "order_of", "seeded_draws", "tell_epoch"]
+__all__ = [
+    "DrawnOrder",
+    "Order",
+    "SampledBatches",
+    "SampledOrder",
+    "afresh",
+    "ending",
+    "order_of",
+    "seeded_draws",
+    "tell_epoch",
+]
 
 MOST_PLACES = 1_000_000
 """A sampler that gives more than this, and ten times the items that there are, is taken for one without an end."""
@@ -87,15 +97,17 @@ class SampledOrder(Order):
 
     Args:
         sampler: The user's sampler.
-        length: Number of items of the data set, N.
+        length: Number of items of the data set that it is of, N.
+        selection: Places in it of the items that are divided; ``None`` for all.
 
     Example:
         >>> SampledOrder([3, 1, 3, 0], length=4).places(torch.tensor([0, 3]), torch.Generator()).tolist()
         [3, 3, 0]
     """
 
-    def __init__(self, sampler: Iterable[Any], length: int) -> None:
+    def __init__(self, sampler: Iterable[Any], length: int, selection: Sequence[int] | None = None) -> None:
         self._sampler, self._length = sampler, length
+        self._numbers = _numbers(length, selection)
 
     def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
         """The client's part of one pass of the sampler.
@@ -103,9 +115,10 @@ class SampledOrder(Order):
         Raises:
             ValueError: The sampler has no end.
         """
-        sampler = _afresh(self._sampler)
+        sampler = afresh(self._sampler)
         with seeded_draws(generator, sampler, epoch):
-            drawn = torch.tensor([int(place) for place in _ending(sampler, self._length)], dtype=torch.int64)
+            drawn = torch.tensor([int(place) for place in ending(sampler, self._length)], dtype=torch.int64)
+        drawn = self._numbers[drawn]
         return drawn[_mask(indices, self._length)[drawn]]
 
 
@@ -114,15 +127,17 @@ class SampledBatches(Order):
 
     Args:
         batch_sampler: The user's batch sampler.
-        length: Number of items of the data set, N.
+        length: Number of items of the data set that it is of, N.
+        selection: Places in it of the items that are divided; ``None`` for all.
 
     Example:
         >>> SampledBatches([[3, 1], [0, 3], [2]], length=4).batches(torch.tensor([0, 3]), 1, False, torch.Generator())
         [[3], [0, 3]]
     """
 
-    def __init__(self, batch_sampler: Iterable[Any], length: int) -> None:
+    def __init__(self, batch_sampler: Iterable[Any], length: int, selection: Sequence[int] | None = None) -> None:
         self._batch_sampler, self._length = batch_sampler, length
+        self._numbers = _numbers(length, selection).tolist()
 
     def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
         """The items of all batches."""
@@ -134,25 +149,31 @@ class SampledBatches(Order):
     ) -> list[list[int]]:
         """The client's part of each batch of one pass of the batch sampler; see :meth:`SampledOrder.places`."""
         own = _mask(indices, self._length).tolist()
-        sampler = _afresh(self._batch_sampler)
+        sampler = afresh(self._batch_sampler)
         with seeded_draws(generator, sampler, epoch):
-            batches = _ending(sampler, self._length)
-            found = [[int(place) for place in batch if own[int(place)]] for batch in batches]
+            batches = ending(sampler, self._length)
+            numbered = ([self._numbers[int(place)] for place in batch] for batch in batches)
+            found = [[place for place in batch if own[place]] for batch in numbered]
         return [batch for batch in found if batch]
 
 
-def order_of(sampler: Any, length: int) -> Order:
+def order_of(sampler: Any, length: int, selection: Sequence[int] | None = None) -> Order:
     """The order of a sampler that neither shuffles nor goes through the items one by one.
 
     Args:
         sampler: The user's sampler of places.
-        length: Number of items of the data set.
+        length: Number of items of the data set that it is of.
+        selection: Places in it of the items that are divided; ``None`` for all.
     """
-    if type(sampler) is WeightedRandomSampler and len(sampler.weights) == length:
-        return DrawnOrder(sampler.weights, sampler.num_samples, length, sampler.replacement)
+    number = length if selection is None else len(selection)
+    if type(sampler) is WeightedRandomSampler and len(sampler.weights) <= length:
+        weights = torch.zeros(length, dtype=torch.float64)
+        weights[: len(sampler.weights)] = torch.as_tensor(sampler.weights, dtype=torch.float64)
+        weights = weights if selection is None else weights[list(selection)]
+        return DrawnOrder(weights, sampler.num_samples, number, sampler.replacement)
     if type(sampler) is RandomSampler:
-        return DrawnOrder(None, sampler.num_samples, length, sampler.replacement)
-    return SampledOrder(sampler, length)
+        return DrawnOrder(None, sampler.num_samples, number, sampler.replacement)
+    return SampledOrder(sampler, length, selection)
 
 
 @contextmanager
@@ -185,7 +206,7 @@ def tell_epoch(epoch: int, sampler: Any) -> None:
             set_epoch(epoch)
 
 
-def _ending(sampler: Iterable[Any], length: int) -> Iterator[Any]:
+def ending(sampler: Iterable[Any], length: int) -> Iterator[Any]:
     """What a sampler gives, which is not read for ever."""
     limit = max(MOST_PLACES, 10 * length)
     for count, given in enumerate(sampler):
@@ -198,7 +219,7 @@ def _ending(sampler: Iterable[Any], length: int) -> Iterator[Any]:
         yield given
 
 
-def _afresh(sampler: Any) -> Any:
+def afresh(sampler: Any) -> Any:
     """A copy of a sampler: what it changes of itself in a pass, such as a list that it shuffles, reaches no other pass.
 
     Data sets in it are not copied; a sampler that cannot be copied is used as it is.
@@ -209,6 +230,15 @@ def _afresh(sampler: Any) -> Any:
         return copy.deepcopy(sampler, {id(value): value for value in values if isinstance(value, Dataset)})
     except Exception:  # whatever an object's own copying may raise
         return sampler
+
+
+def _numbers(length: int, selection: Sequence[int] | None) -> Tensor:
+    """The number of each item among those that are divided; that of one that is none of them is beyond all."""
+    if selection is None:
+        return torch.arange(length)
+    found = torch.full((length,), length - 1)
+    found[torch.tensor(selection, dtype=torch.int64)] = torch.arange(len(selection))
+    return found
 
 
 def _mask(indices: Tensor, length: int) -> Tensor:

@@ -74,8 +74,9 @@ class Kept:
 class StreamSplit(ItemSplit):
     """All items that a client's own loader gives in a pass.
 
-    Its length is that of the data set. Where that has none (a stream without a ``__len__``), it is the number of items
-    that the last pass gave, and 1 before the first.
+    Its length is that of what the loader selects of the data set. Where that is not known (a stream without a
+    ``__len__``, or a data set of whole batches), it is the number of items that the last pass gave; before the first it
+    is 1, or the number of batches.
 
     Example:
         >>> from torch.utils.data import IterableDataset, default_collate
@@ -91,9 +92,8 @@ class StreamSplit(ItemSplit):
 
     def __len__(self) -> int:
         own = self.source.loader
-        if own is None or own.items is None or hasattr(self.source.dataset, "__len__"):
-            return len(self.indices)
-        return int(own.items)
+        tells = hasattr(self.source.dataset, "__len__") and self.source.by != "item"
+        return len(self.indices) if own is None or own.items is None or tells else int(own.items)
 
     def split(self, size: int) -> Iterator[ItemSplit]:
         """Refuse, since a stream can only be read from its beginning.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from pfl_lightning.report.runs.options import changes_training
 from pfl_lightning.state.files import replace_file
 
 __all__ = [
+    "DATA",
     "Change",
+    "Distance",
     "changes",
     "check_seed",
     "distance",
+    "evaluated_otherwise",
     "first_config",
     "in_words",
     "newest_config",
@@ -34,8 +37,17 @@ COMPARED = ("seed_everything", "model", "data", "loop", "personalize", "trainer"
 CORE = ("seed_everything", "model", "data", "loop")
 """Those without which it is another run."""
 
-HOW = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", "data.init_args.root")
+ROOT = "data.init_args.root"
+"""The folder of the data."""
+
+OF_MODELS = ("seed_everything", "model", "data")
+"""Those that an evaluation depends on."""
+
+HOW = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", ROOT)
 """Options among them that say how and where a run is computed, but for those of an engine that change the training."""
+
+DATA = "data.fingerprint"
+"""What a resumption on other data has changed beside options."""
 
 CHANGES = "changes.json"
 SHOWN = 6
@@ -119,18 +131,41 @@ def _flat(value: Any, path: str) -> list[tuple[str, Any]]:
     return [(path, value)]
 
 
-def distance(run: Path, config: Mapping[str, Any]) -> tuple[int, int]:
-    """How far a run's config is from another: options without which it is another run, and those of the Trainer.
+@dataclass(frozen=True, order=True)
+class Distance:
+    """How far a run's config is from another, most important first.
 
-    Another engine and other places of files make no other run.
+    Attributes:
+        core: Differing options without which it is another run.
+        trainer: Those of the Trainer.
+        root: Whether the data lies in another folder: moved, or other data.
+    """
+
+    core: int = 0
+    trainer: int = 0
+    root: bool = False
+
+    @property
+    def makes_another_run(self) -> bool:
+        """Whether more than the place of the data differs."""
+        return (self.core, self.trainer) != (0, 0)
+
+
+def distance(run: Path, config: Mapping[str, Any]) -> Distance:
+    """How far a run's config is from another.
+
+    Another engine and other places of files make no other run; of runs that are as near, one whose data lies in the
+    same folder is nearer.
     The nearer one counts of the config that the run began with and the one that it was resumed with last.
     """
     found = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
-        different = [change.option.split(".")[0] for change in changes(saved, config) if not says_how(change)]
+        all_changes = changes(saved, config)
+        different = [change.option.split(".")[0] for change in all_changes if not says_how(change)]
         core = sum(group in CORE for group in different)
-        found.append((core, different.count("trainer")) if saved else (10**6, 0))
+        root = any(change.option == ROOT for change in all_changes)
+        found.append(Distance(core, different.count("trainer"), root) if saved else Distance(10**6))
     return min(found)
 
 
@@ -139,6 +174,18 @@ def says_how(change: Change) -> bool:
     if changes_training(change.option, change.before, change.now):
         return False
     return any(change.option == name or change.option.startswith(f"{name}.") for name in HOW)
+
+
+def evaluated_otherwise(run: Path, config: Mapping[str, Any]) -> list[Change]:
+    """Options of a command that make another model or other data than the run's, whose checkpoint it evaluates.
+
+    Args:
+        run: The run's folder.
+        config: The command's config.
+    """
+    saved = read_config(newest_config(run))
+    found = changes(saved, config) if saved else []
+    return [c for c in found if c.known and c.option.split(".")[0] in OF_MODELS and not says_how(c)]
 
 
 def check_seed(run: Path, config: Mapping[str, Any]) -> None:
@@ -162,7 +209,9 @@ def _seed(config: Mapping[str, Any]) -> int | None:
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 
-def record_changes(run: Path, saved: Path, before: Mapping[str, Any], round: int) -> list[Change]:
+def record_changes(
+    run: Path, saved: Path, before: Mapping[str, Any], round: int, further: Sequence[Change] = ()
+) -> list[Change]:
     """Write into ``changes.json`` of a run's folder what its resumption has changed, if anything.
 
     Args:
@@ -170,11 +219,12 @@ def record_changes(run: Path, saved: Path, before: Mapping[str, Any], round: int
         saved: The config that it goes on with, as it was saved.
         before: The config that it had before.
         round: The next round, from 1.
+        further: What has changed beside options.
 
     Raises:
         ConfigurationError: The file is damaged.
     """
-    found = changes(before, read_config(saved))
+    found = [*changes(before, read_config(saved)), *further]
     if found:
         path = run / CHANGES
         known = _known_changes(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.cli.runs.changes import changes, distance, in_words, newest_config, read_config
+from pfl_lightning.cli.runs.changes import Distance, changes, distance, in_words, newest_config, read_config
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.state.files import explain_folder, explain_full_disk, make_folder
 from pfl_lightning.state.run_lock import RunLock
@@ -69,7 +69,7 @@ class RunFolder:
                 raise UsageError(f"--ckpt_path: there is no file {wanted}; give a path, 'last' or 'best'")
             return Path(wanted)
         versions = self.versions()[::-1]
-        apart = {version: (0, 0) if config is None else distance(version, config) for version in versions}
+        apart = {version: Distance() if config is None else distance(version, config) for version in versions}
         versions.sort(key=lambda version: apart[version])  # the newest first of those that are as near
         for version in versions:
             last = version / "checkpoints" / "last.ckpt"
@@ -79,9 +79,9 @@ class RunFolder:
                     warnings.warn(
                         f"--ckpt_path {wanted}: {versions[0]} has no such checkpoint; taking {found}", stacklevel=2
                     )
-                core, _ = apart[version]
-                others = [other for other in versions if other != version and (core or apart[other][0] == core)]
-                if config is not None and apart[version] != (0, 0) and others:
+                core = apart[version].core
+                others = [other for other in versions if other != version and (core or apart[other].core == core)]
+                if config is not None and apart[version].makes_another_run and others:
                     different = in_words(changes(read_config(newest_config(version)), config))
                     warnings.warn(
                         f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
@@ -89,6 +89,11 @@ class RunFolder:
                         stacklevel=2,
                     )
                 return found
+        if wanted == "best" and any((version / "checkpoints" / "last.ckpt").is_file() for version in versions):
+            raise CheckpointError(
+                f"--ckpt_path best: no run in {self.base} has a best round, which is chosen on the clients' validation "
+                "parts (data.init_args.validation_share); take --ckpt_path last"
+            )
         raise CheckpointError(
             f"--ckpt_path {wanted}: no checkpoint in {self.base}/version_*/checkpoints; "
             "run `pfl fit` with the same --run_dir first, or give the path of a checkpoint"
@@ -123,8 +128,11 @@ def _best_next_to(last: Path) -> Path | None:
     from pfl_lightning.state.checkpoints.file import read_checkpoint  # torch, which `pfl compare` needs for nothing
 
     callbacks = read_checkpoint(last, weights_only=True).get("callbacks", {})
-    best = [state["best_model_path"] for state in callbacks.values() if state.get("monitor")]
-    return last.parent / Path(best[0]).name if best and best[0] else None
+    watching = {key: state for key, state in callbacks.items() if state.get("monitor")}
+    # A ModelCheckpoint of the user's may watch something else: the worst round, or the training loss.
+    own = [state for key, state in watching.items() if key.startswith("BestRound")] or list(watching.values())
+    best = next((state["best_model_path"] for state in own), "")
+    return last.parent / Path(best).name if best else None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.cli.runs.changes import in_words, newest_config, read_config, record_changes
+from pfl_lightning.cli.runs.changes import DATA, Change, in_words, newest_config, read_config, record_changes
 from pfl_lightning.cli.runs.folders import of_a_run
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
@@ -119,6 +119,12 @@ def _safely(weights_only: bool | None) -> dict[str, Any]:
     return {"weights_only": weights_only} if known else {}
 
 
+def _other_data(federation: Any) -> list[Change]:
+    """What the results of a run on other data must say: the options may be the same."""
+    before, now = federation.data_before, getattr(federation.data, "data_fingerprint", None)
+    return [] if before is None else [Change(DATA, before, now)]
+
+
 def _loop(trainer: L.Trainer) -> FederatedLoop:
     return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
 
@@ -144,7 +150,7 @@ class SaveConfig(SaveConfigCallback):
         with replace_file(path) as temporary:
             self.parser.save(self.config, temporary, skip_unset=False, multifile=self.multifile)
         if before:
-            found = record_changes(self.folder, path, before, _loop(trainer).rounds + 1)
+            found = record_changes(self.folder, path, before, _loop(trainer).rounds + 1, _other_data(pl_module))
             if found:
                 print(f"{self.folder} goes on with other options (see changes.json): {in_words(found)}")
         if self.slurm is not None:

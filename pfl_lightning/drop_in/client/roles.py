@@ -90,6 +90,11 @@ def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
     return all(name in own for name, _ in module.named_parameters())
 
 
+def _parameters_below(module: nn.Module, name: str) -> list[str]:
+    """Names of the parameters of a layer, or of one by its own name."""
+    return [own for own, _ in module.named_parameters() if own == name or own.startswith(f"{name}.")]
+
+
 def likely_head(module: nn.Module) -> Roles:
     """The last linear layer in the order in which layers are declared: where it is not known which is called last."""
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
@@ -120,11 +125,13 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
         problem = None if tied is None else f"{tied[0]} and {tied[1]} are one parameter (tied weights)"
     if problem is not None:
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
-        candidates = list(dict.fromkeys([*trace.last, *trace.called[-3:], *linear[-3:]]))
+        near = dict.fromkeys([*trace.last, *trace.called[-3:], *linear[-3:]])
+        candidates = [name for name in near if not _is_everything(module, _parameters_below(module, name))]
+        how = f"Name it by head=; candidates are {', '.join(map(repr, candidates))}"
         raise ConfigurationError(
             f"{method} sets the head of {_name(module)} apart, and the loss of a traced batch does not tell which "
-            "layer "
-            f"that is: {problem}. Name it by head=; candidates are {', '.join(map(repr, candidates)) or 'none'}"
+            f"layer that is: {problem}. "
+            + (how if candidates else "No layer stands before it: take a method without a head, such as FedAvg")
         )
     _log.warning(
         "head of %s: %r, the one last layer that the loss of a traced batch depends on (%s); head= names another",

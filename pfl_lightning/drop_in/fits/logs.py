@@ -32,6 +32,9 @@ class LogNotes:
         shown: Names of those that the progress bar shows.
         best: ``"max"`` or ``"min"`` by the name of what a MaxMetric or MinMetric of the module gave: these keep the
             best of all epochs, and are reset before each client.
+        loader: Number of the loader of the current batch; ``None`` between batches, and where there is one loader.
+        loaders: Numbers of the loaders in whose batches a value was logged, by its name; ``None`` for a hook between
+            batches.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,6 +42,13 @@ class LogNotes:
         self._keeping = [(each, how) for each in module.modules() for kind, how in kinds if isinstance(each, kind)]
         self.shown: set[str] = set()
         self.best: dict[str, str] = {}
+        self.loader: int | None = None
+        self.loaders: dict[str, set[int | None]] = {}
+
+    @property
+    def of_loaders(self) -> dict[str, frozenset[int]]:
+        """The loaders of those values that were logged in batches alone."""
+        return {name: frozenset(own) for name, own in self.loaders.items() if None not in own}  # type: ignore[arg-type]
 
     def watched(self, log: Callable[..., Any]) -> Callable[..., None]:
         """A function in the place of ``self.log`` that notes and then calls it."""
@@ -47,6 +57,7 @@ class LogNotes:
         def seen(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
             if args[0] if args else kwargs.get("prog_bar"):
                 self.shown.add(name)
+            self.loaders.setdefault(name, set()).add(self.loader)
             for metric, how in self._keeping:
                 if value is metric or value is metric._computed:
                     self.best[name] = how

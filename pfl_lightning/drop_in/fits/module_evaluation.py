@@ -163,9 +163,10 @@ def score_module(
         logged = {as_test_name(name): value for name, value in logged.items()}
         notes.shown = {as_test_name(name) for name in notes.shown}
         notes.best = {as_test_name(name): how for name, how in notes.best.items()}
+        notes.loaders = {as_test_name(name): own for name, own in notes.loaders.items()}
     sizes = getattr(part, "sizes", ())
-    shown, best = frozenset(notes.shown), notes.best
-    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, shown, best, loader_sizes=sizes)
+    noted = (frozenset(notes.shown), notes.best, sizes, notes.of_loaders if sizes else {})
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, *noted)
 
 
 def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
@@ -225,12 +226,14 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
         for batch, index, loader in _numbered(task.loader(environment.device)):
             batch = environment.precision.convert_input(batch)
             record.start_batch(batch, loader)
+            task.notes.loader = loader
             _call(module, f"on_{stage}_batch_start", batch, index, loader or 0)
             with environment.precision.forward_context():
                 output = call_step(step, batch, index, loader)
             task.scores.see(batch)
             _call(module, f"on_{stage}_batch_end", output, batch, index, loader or 0)
         record.start_batch(None)
+        task.notes.loader = None
         _call(module, f"on_{stage}_epoch_end")
         _call(module, f"on_{stage}_end")
         return record.values()

@@ -24,7 +24,7 @@ from pfl_lightning.drop_in.fits.counters import CourseCallback
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
 from pfl_lightning.drop_in.fits.kept_modes import KeptModes
 from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
-from pfl_lightning.drop_in.fits.logs import LogRecord, can_reduce
+from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, can_reduce
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.drop_in.fits.validation import LocalValidation
@@ -135,10 +135,20 @@ class _MethodGradients(L.Callback):
 
 
 class _ScoresCallback(L.Callback):
-    """Shows every evaluated batch to a :class:`ClassScores`."""
+    """Shows every evaluated batch to a :class:`ClassScores`, and notes of which of several loaders it is."""
 
-    def __init__(self, scores: ClassScores) -> None:
-        self._scores = scores
+    def __init__(self, scores: ClassScores, notes: LogNotes) -> None:
+        self._scores, self._notes = scores, notes
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Note the loader."""
+        self._notes.loader = dataloader_idx
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """There are no more batches."""
+        self._notes.loader = None
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -146,6 +156,8 @@ class _ScoresCallback(L.Callback):
         """Show a validation batch."""
         self._scores.see(batch)
 
+    on_test_batch_start = on_validation_batch_start
+    on_test_epoch_end = on_validation_epoch_end
     on_test_batch_end = on_validation_batch_end
 
 
@@ -217,7 +229,7 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
     Returns:
         Values that the module logged, by name; ``None`` where the engine has no inner Trainer.
     """
-    callback = _ScoresCallback(task.scores)
+    callback = _ScoresCallback(task.scores, task.notes)
     with silence():
         module = task.client.module
         trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)

@@ -102,6 +102,7 @@ class HoldsGivenModule(LogsOverClients):
     def fill_given_module(self) -> None:
         """Load the global model into the module that was given, with layers and attributes that ``setup`` has set."""
         model, given = self.global_model(), self._given.module
+        self.trainer.precision_plugin.convert_module(given)  # as a plain fit does with "64-true" and "bf16-true"
         for name in self.local.added:
             put_layer(given, name, copy.deepcopy(model.get_submodule(name)))
         take_layers(given, model)

@@ -9,7 +9,7 @@ from pfl_lightning.report.ranking import not_ranked
 from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.report.significance import PairedTests
 
-__all__ = ["FAIRNESS", "data_note", "ranking_note", "reference_note", "search_note", "without_note"]
+__all__ = ["FAIRNESS", "data_note", "ranking_note", "reference_note", "round_note", "search_note", "without_note"]
 
 FAIRNESS = (
     "Std over clients is that of all clients of a run (divided by their number), the worst decile the mean of the "
@@ -47,6 +47,24 @@ def _other_data(setting: str, rows: Sequence[MeasuredRow]) -> str:
         for fingerprint, names in group.items()
     ]
     return (f"{setting}: " if setting and said else "") + ", ".join(said)
+
+
+def round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
+    """Runs whose headline is not of their last round, though nothing else says so; empty where there are none.
+
+    Args:
+        rows: The rows.
+        figure: The headline.
+    """
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for run in row.runs:
+            round = run.evaluation(figure).round
+            if round is not None and round != run.rounds:
+                of = f"{row.label}{f' ({row.setting})' if row.setting else ''}"
+                said.setdefault(of, []).append(f"round {round} of {run.rounds}")
+    listed = [f"{of}: {', '.join(dict.fromkeys(rounds))}" for of, rounds in said.items()]
+    return f"Not of the last round: {'; '.join(listed)}." if listed else ""
 
 
 def without_note(rows: Sequence[MeasuredRow], what: str) -> str:

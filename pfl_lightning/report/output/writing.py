@@ -23,6 +23,7 @@ from pfl_lightning.report.output.notes import (
     data_note,
     ranking_note,
     reference_note,
+    round_note,
     search_note,
     without_note,
 )
@@ -149,6 +150,8 @@ class Report:
     def notes(self) -> list[str]:
         """What one must know to read the tables."""
         settings, found = self.settings, [self.caption(), data_note(self.rows), *self.about]
+        if settings.figure != "test" or settings.choice == "last":  # the caption names another choice
+            found.append(round_note(self.rows, settings.figure))
         done = sum(len(row.runs) + row.without for row in self.rows)
         found.append(without_note(self.rows, self._what()))
         expected = settings.expected_runs or sum(row.planned for row in self.rows)

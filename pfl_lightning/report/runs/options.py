@@ -12,6 +12,7 @@ __all__ = [
     "equal",
     "find_seeds",
     "flatten",
+    "is_below",
     "run_options",
     "same_options",
     "short_names",
@@ -105,6 +106,16 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def is_below(path: str, name: str) -> bool:
+    """Whether an option is another one or belongs to it.
+
+    Example:
+        >>> is_below("data.batch_size", "data"), is_below("data", "data"), is_below("database", "data")
+        (True, True, False)
+    """
+    return path == name or path.startswith(f"{name}.")
 
 
 def flatten(path: str, value: Any) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
     chosen = results["accuracy"][choice] or {}
     evaluated = _guess_evaluated(config, results) if old else results["evaluated"]
     clients = _client_accuracies(folder / "clients.csv", f"test_accuracy_{choice}")
-    test = _evaluation(evaluated, chosen if old else chosen.get("test") or {}, clients)
+    round = None if old else chosen.get("round")  # counted from 0 in the older form
+    test = _evaluation(evaluated, chosen if old else chosen.get("test") or {}, clients, round)
     return FinishedRun(
         path=folder,
         method=str(results["method"]),
@@ -171,7 +172,7 @@ def _tested_afterwards(
     if not found.get("test") or found["round"] != wanted:
         return None
     clients = _client_accuracies(folder / "test_clients.csv", "test_accuracy", "0")
-    return _evaluation(content["evaluated"], found["test"], clients)
+    return _evaluation(content["evaluated"], found["test"], clients, found["round"])
 
 
 def _personalized_only(folder: Path, content: Mapping[str, Any]) -> FinishedRun:
@@ -261,7 +262,9 @@ def _guess_evaluated(config: Mapping[str, Any], results: Mapping[str, Any]) -> M
     return {"score": "nearest_neighbor" if neighbors else "classifier"}
 
 
-def _evaluation(evaluated: Mapping[str, Any], summary: Mapping[str, Any], clients: Mapping[int, float]) -> Evaluation:
+def _evaluation(
+    evaluated: Mapping[str, Any], summary: Mapping[str, Any], clients: Mapping[int, float], round: int | None
+) -> Evaluation:
     return Evaluation(
         score=str(evaluated.get("score") or "classifier"),
         model=str(evaluated.get("model") or ""),
@@ -269,6 +272,7 @@ def _evaluation(evaluated: Mapping[str, Any], summary: Mapping[str, Any], client
         std=_number(summary.get("std")),
         worst_decile=_number(summary.get("worst_decile")),
         clients=clients,
+        round=round,
     )
 
 
@@ -295,7 +299,7 @@ def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any
     for name, group, novel in (("personalized", "participating", "0"), ("personalized_novel", "novel", "1")):
         if group in content:
             clients = _client_accuracies(folder / "personalized.csv", "test_accuracy", novel)
-            found[name] = _evaluation(evaluated, content[group], clients)
+            found[name] = _evaluation(evaluated, content[group], clients, content.get("round"))
     return found
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.report.runs.options import is_below
 from pfl_lightning.report.runs.study_folder import StudyPlace
 
 __all__ = ["CHOICES", "FIGURES", "Evaluation", "FinishedRun", "HistoryEntry", "Source"]
@@ -47,6 +48,7 @@ class Evaluation:
         std: Standard deviation over clients.
         worst_decile: Mean of the worst tenth of the clients.
         clients: Accuracy by client, as far as they are kept.
+        round: After which round the model was evaluated; ``None`` where unknown.
     """
 
     score: str = "classifier"
@@ -55,6 +57,7 @@ class Evaluation:
     std: float = math.nan
     worst_decile: float = math.nan
     clients: Mapping[int, float] = field(default_factory=dict)
+    round: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,9 +145,5 @@ class FinishedRun:
         """
         if figure == "test" or not self.personalization:
             return self
-        kept = {path: value for path, value in self.options.items() if not _is_below(path, "personalize")}
+        kept = {path: value for path, value in self.options.items() if not is_below(path, "personalize")}
         return replace(self, options=kept | dict(self.personalization))
-
-
-def _is_below(path: str, name: str) -> bool:
-    return path == name or path.startswith(f"{name}.")

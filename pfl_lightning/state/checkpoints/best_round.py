@@ -1,4 +1,4 @@
-"""The checkpoint of the best round, which is there after any kill."""
+"""The checkpoints of the last and of the best round, which are there after any kill."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-__all__ = ["BestRound"]
+__all__ = ["BestRound", "LastRound"]
 
 USUAL = "accuracy/mean"
 """What the best round is chosen by, unless told otherwise; it is missing where no client has a validation part."""
 
 LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
+
+
+class LastRound(ModelCheckpoint):
+    """ModelCheckpoint of the last round; a checkpoint holds its state apart from that of a user's ModelCheckpoint."""
 
 
 class BestRound(ModelCheckpoint):

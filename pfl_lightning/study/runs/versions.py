@@ -9,7 +9,7 @@ from typing import Any
 
 from pfl_lightning.cli.runs.changes import Change, changes, first_config, read_config, resumed_configs, says_how
 from pfl_lightning.cli.runs.folders import RunFolder
-from pfl_lightning.report.runs.options import SETTINGS, changes_training, find_seeds, flatten
+from pfl_lightning.report.runs.options import SETTINGS, changes_training, find_seeds, flatten, is_below
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import as_read
@@ -92,15 +92,11 @@ def _of_an_engine(change: Change) -> bool:
 
 def _is_compared(option: str) -> bool:
     """Whether an option is none of the Trainer's that change no result, such as a progress bar."""
-    return not option.startswith("trainer.") or any(_is_below(option, name) for name in COMPARED)
+    return not option.startswith("trainer.") or any(is_below(option, name) for name in COMPARED)
 
 
 def _makes_a_result(change: Change) -> bool:
-    return not says_how(change) and not any(_is_below(change.option, name) for name in NO_RESULT)
-
-
-def _is_below(option: str, name: str) -> bool:
-    return option == name or option.startswith(f"{name}.")
+    return not says_how(change) and not any(is_below(change.option, name) for name in NO_RESULT)
 
 
 def _agree(mine: Config, theirs: Config) -> bool:

@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from pfl_lightning.cli.runs.changes import (
+    Distance,
     changes,
     check_seed,
     distance,
+    evaluated_otherwise,
     in_words,
     newest_config,
     read_config,
@@ -121,6 +123,23 @@ def test_another_engine_and_other_folders_make_no_other_run(tmp_path):
         assert found(tmp_path, with_engine(config(), processes, "elsewhere")) == "version_0"
 
 
+def test_of_equal_runs_that_on_the_command_s_data_is_taken(tmp_path):
+    for number, root in enumerate(("a", "b", "c")):
+        write_run(tmp_path / f"version_{number}", with_engine(config(), None, root))
+    for number, root in enumerate(("a", "b", "c")):
+        assert found(tmp_path, with_engine(config(), None, root)) == f"version_{number}"
+    assert found(tmp_path, with_engine(config(), None, "moved")) == "version_2"
+
+
+def test_what_an_evaluation_has_otherwise(tmp_path):
+    write_run(tmp_path / "version_0", with_engine(config(), None, "a"))
+    same = with_engine(config(rounds=60), {"class_path": "pfl_lightning.RayEngine"}, "b")
+    assert evaluated_otherwise(tmp_path / "version_0", same) == []
+    [change] = evaluated_otherwise(tmp_path / "version_0", with_engine(config(lr=0.5), None, "a"))
+    assert (change.option, change.before, change.now) == ("model.method.init_args.lr", 0.1, 0.5)
+    assert evaluated_otherwise(tmp_path / "version_7", config()) == []
+
+
 def test_clipping_makes_another_run(tmp_path):
     clipped = {"class_path": "pfl_lightning.SequentialEngine", "init_args": {"gradient_clip_val": 1.0}}
     write_run(tmp_path / "version_0", with_engine(config(), clipped, "data"))
@@ -150,7 +169,7 @@ def test_a_resumed_run_is_found_by_either_config(tmp_path):
     write_run(run, config())
     (run / "config-resumed-1.yaml").write_text(yaml.safe_dump(config(rounds=60)))
     assert newest_config(run).name == "config-resumed-1.yaml"
-    assert distance(run, config()) == distance(run, config(rounds=60)) == (0, 0)
+    assert distance(run, config()) == distance(run, config(rounds=60)) == Distance()
 
 
 @pytest.mark.parametrize("content", [None, "", "a: [", "text"])

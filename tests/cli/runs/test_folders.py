@@ -9,15 +9,18 @@ import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from _helpers.configs import SMALL
+from _helpers.configs import SMALL, digits_config
 from _helpers.results import valid, without_seconds
+from PIL import Image
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
 from pfl_lightning.cli.runs.folders import RunFolder, run_folder
 from pfl_lightning.errors import CheckpointError, DiskFullError, RunLockedError
+from pfl_lightning.report.runs.reading import read_run
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 from pfl_lightning.state.run_lock import RunLock
 
@@ -113,6 +116,40 @@ def test_best_is_the_best_round_and_not_the_newest_file(monkeypatch, tmp_path):
     assert RunFolder(tmp_path / "runs").find_checkpoint("best").name == f"best-round-{best['round']}.ckpt"
 
 
+WORST = """
+- class_path: lightning.pytorch.callbacks.ModelCheckpoint
+  init_args: {monitor: accuracy/mean, mode: min, filename: "worst-{epoch}"}
+- class_path: lightning.pytorch.callbacks.ModelCheckpoint
+  init_args: {filename: "kept-{epoch}", save_top_k: -1}
+"""
+
+
+def test_checkpoints_of_the_user_s_are_apart(monkeypatch, tmp_path):
+    """From the best and the last round, in their names and in their states."""
+    callbacks = tmp_path / "callbacks.yaml"
+    callbacks.write_text(f"trainer:\n  callbacks:{WORST.replace(chr(10), chr(10) + '    ')}")
+    fit(monkeypatch, tmp_path, f"--config={callbacks}", rounds=4)
+    run = tmp_path / "runs" / "version_0"
+    chosen = valid(run / "results.json")["accuracy"]["validation_selected"]["round"]
+    assert RunFolder(tmp_path / "runs").find_checkpoint("best").name == f"best-round-{chosen}.ckpt"
+    whole = {path.name for path in (run / "checkpoints").iterdir()}
+    known = torch.load(run / "checkpoints" / "kept-epoch=1.ckpt", weights_only=True)["callbacks"]
+    best = next(state for key, state in known.items() if key.startswith("BestRound"))
+    writer = next(state for key, state in known.items() if key.startswith("ResultsWriter"))
+    assert Path(best["best_model_path"]).name == f"best-round-{writer['chosen']['validation_selected']['round']}.ckpt"
+    fit(monkeypatch, tmp_path, f"--config={callbacks}", rounds=2)
+    resumed = tmp_path / "runs" / "version_1"
+    fit(
+        monkeypatch, tmp_path, f"--config={callbacks}", f"--ckpt_path={resumed / 'checkpoints' / 'last.ckpt'}", rounds=4
+    )
+    assert {path.name for path in (resumed / "checkpoints").iterdir()} == whole
+    states = torch.load(resumed / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
+    kept = next(
+        state for key, state in states.items() if "'monitor': None" in key and key.startswith("ModelCheckpoint")
+    )
+    assert Path(kept["best_model_path"]).name == "kept-epoch=3.ckpt"
+
+
 def test_an_older_run_is_taken_with_a_warning(monkeypatch, tmp_path):
     fit(monkeypatch, tmp_path, rounds=1)
     (tmp_path / "runs" / "version_1").mkdir()
@@ -156,6 +193,37 @@ def test_a_run_that_goes_on_with_other_options_says_which_and_keeps_them(monkeyp
     assert {"option": "model.method.init_args.lr", "before": 0.02, "now": 0.5, "known": True} in entry["changes"]
 
 
+def test_an_evaluation_with_other_options_than_the_run_s_says_which(monkeypatch, tmp_path):
+    fit(monkeypatch, tmp_path, "--seed_everything=3", rounds=1)
+    last = tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
+    common = ("test", f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}")
+    for wanted in ("last", str(last)):
+        said = r"version_0, whose config has other options .*seed_everything: 3 -> 0.*--config \S+config.yaml has"
+        with pytest.warns(UserWarning, match=said):
+            pfl(monkeypatch, *common, f"--ckpt_path={wanted}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*other options")
+        pfl(monkeypatch, "test", f"--config={last.parents[1] / 'config.yaml'}", "--ckpt_path=last")
+
+
+def test_evaluations_of_rounds_that_are_played_again_are_set_aside(monkeypatch, tmp_path):
+    keep = "--checkpoint.save_top_k=-1"
+    fit(monkeypatch, tmp_path, keep, rounds=2)
+    run = tmp_path / "runs" / "version_0"
+    for command in ("test", "validate", "personalize"):
+        pfl(monkeypatch, command, f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}", "--ckpt_path=last")
+    names = {"test": "test_clients", "validate": "validate_clients", "personalized": "personalized"}
+    before = {name: (run / f"{name}.json").read_bytes() for name in names}
+    fit(monkeypatch, tmp_path, keep, "--ckpt_path=last", rounds=3)  # these rounds stay
+    assert {name: (run / f"{name}.json").read_bytes() for name in names} == before
+    fit(monkeypatch, tmp_path, keep, f"--ckpt_path={run / 'checkpoints' / 'best-round-1.ckpt'}", rounds=3)
+    for name, rows in names.items():
+        assert not (run / f"{name}.json").exists()
+        assert not (run / f"{rows}.csv").exists()
+        assert (run / f"{name}-1.json").read_bytes() == before[name]
+        assert (run / f"{rows}-1.csv").is_file()
+
+
 def test_another_seed_does_not_go_on_with_a_run(monkeypatch, tmp_path, capsys):
     fit(monkeypatch, tmp_path, rounds=1)
     before = files(tmp_path / "runs")
@@ -197,6 +265,55 @@ def test_a_log_of_a_fit_has_a_line_a_round_and_no_bar(monkeypatch, tmp_path, cap
     said = "".join(capsys.readouterr())
     assert [line[:11] for line in said.splitlines() if line.startswith("round")] == ["round 1/2: ", "round 2/2: "]
     assert "it/s" not in said
+
+
+def write_images(root, seed):
+    draw = np.random.default_rng(seed)
+    for part, count in (("train", 12), ("test", 4)):
+        for name in ("cat", "dog"):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                picture = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(picture).save(root / part / name / f"{number}.png")
+
+
+def test_a_run_that_goes_on_with_other_images_says_so(monkeypatch, tmp_path):
+    for seed, name in enumerate(("a", "b")):
+        write_images(tmp_path / name, seed)
+    data = {"root": str(tmp_path / "a"), "partition": {"class_path": "IID", "init_args": {"num_clients": 2}}}
+    changes = {
+        "model.encoder": {"class_path": "SmallCNN"},
+        "data": {"class_path": "ImageFolder", "init_args": {**data, "validation_share": 0.0}},
+    }
+    config = digits_config(tmp_path, changes)
+    common = (f"--config={config}", "--trainer.enable_progress_bar=false")
+    pfl(monkeypatch, "fit", *common, "--trainer.max_epochs=1")
+    other = f"--data.init_args.root={tmp_path / 'b'}"
+    with pytest.warns(UserWarning, match="trained on other data .* is evaluated"):
+        pfl(monkeypatch, "test", *common, other, "--ckpt_path=last")
+    with pytest.warns(UserWarning, match="trained on other data .* goes on"):
+        pfl(monkeypatch, "fit", *common, other, "--ckpt_path=last", "--trainer.max_epochs=2")
+    run = tmp_path / "runs" / "version_0"
+    [entry] = json.loads((run / "changes.json").read_text())
+    change = next(change for change in entry["changes"] if change["option"] == "data.fingerprint")
+    assert (
+        change["before"] != change["now"] == valid(run / "results.json")["data"]["fingerprint"].removeprefix("sha256:")
+    )
+    assert "data.fingerprint" in " ".join(read_run(run).options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*other data")
+        pfl(monkeypatch, "fit", *common, other, "--ckpt_path=last", "--trainer.max_epochs=3")
+
+
+def test_without_validation_parts_there_is_no_best_round(monkeypatch, tmp_path, capsys):
+    share = "--data.init_args.validation_share=0.0"
+    fit(monkeypatch, tmp_path, share, rounds=1)
+    common = (f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}", share)
+    with pytest.raises(SystemExit, match=r"no run in .* has a best round, .*validation.* take --ckpt_path last"):
+        pfl(monkeypatch, "test", *common, "--ckpt_path=best")
+    capsys.readouterr()
+    pfl(monkeypatch, "validate", *common, "--ckpt_path=last")
+    assert "No client has a validation part: nothing was evaluated" in capsys.readouterr().out
 
 
 def test_no_checkpoint_says_where_it_looked(tmp_path):

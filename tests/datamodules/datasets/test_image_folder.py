@@ -267,6 +267,13 @@ def test_what_is_wrong_with_a_folder_is_named(folder, tmp_path):
         make(folder, tmp_path, image_size=0)
 
 
+def test_folders_below_a_class_are_told(folder, tmp_path):
+    (folder / "train" / "cat" / "more").mkdir()
+    write_image(folder / "train" / "cat" / "more" / "0.png", 0)
+    with pytest.warns(UserWarning, match=r"class folder .*cat has folders of its own, which are not read: more\. Move"):
+        assert len(make(folder, tmp_path).load().train_inputs) == 10
+
+
 def test_a_truncated_picture_is_named(folder, tmp_path):
     path = folder / "train" / "ant" / "cut.jpg"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 6, 3), dtype=np.uint8)).save(path)

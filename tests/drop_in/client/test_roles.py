@@ -44,7 +44,11 @@ def test_the_traced_head_is_said(caplog):
             Trace(("first", "block.attention"), problem=None),
             "2 last layers at once.*'first', 'block.attention'",
         ),
-        (nn.Sequential(nn.Linear(2, 2)), Trace(("0",), problem=None), "'0' has all parameters of the module"),
+        (
+            nn.Sequential(nn.Linear(2, 2)),
+            Trace(("0",), problem=None),
+            "'0' has all parameters of the module. No layer stands before it: take a method without a head",
+        ),
     ],
 )
 def test_a_head_that_is_not_sure_is_refused(module, trace, message):

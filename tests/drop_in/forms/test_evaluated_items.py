@@ -122,6 +122,22 @@ def test_targets_of_a_clients_loader_are_its_own():
     assert part.targets.tolist() == [3, 5]
     whole.targets = list(range(20))
     assert part.targets == [3, 5]
+    whole.targets = Series({number: 19 - number for number in range(20)})
+    assert part.targets == [16, 14]
+
+
+class Series(dict):
+    """As of pandas: looked up by its index, and by places with ``iloc``."""
+
+    @property
+    def iloc(self) -> Any:
+        values = list(self.values())
+
+        class Places:
+            def __getitem__(self, places: list[int]) -> list[int]:
+                return [values[place] for place in places]
+
+        return Places()
 
 
 class Doubling(L.LightningDataModule):

@@ -141,6 +141,48 @@ def test_several_validation_loaders(engine):
     assert float(trainer.callback_metrics[name]) == pytest.approx(expected)
 
 
+class Named(Net):
+    """Values with names of their own for each loader, one of both loaders, and one of the whole epoch."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log_dict({f"{('id', 'ood')[dataloader_idx]}_loss": loss}, add_dataloader_idx=False)
+        self.log("loss", loss)
+        self.seen = float(loss)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("last_seen", self.seen)
+
+
+class OfOne(L.LightningDataModule):
+    """A client with validation loaders of given sizes."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(samples(20, sum(self.sizes)), 5)
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(samples(size, 7 * size), 4) for size in self.sizes]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_value_weighs_as_much_as_the_loader_that_it_is_of_whatever_its_name(engine):
+    federation, _, trainer = fitted(Named(), [OfOne(4, 36), OfOne(32, 8)], engine=engine())
+    found, model, scores = trainer.callback_metrics, federation.global_model().eval(), federation.validation_scores
+    for number, name in enumerate(["id_loss", "ood_loss"]):
+        losses = []
+        for sizes in ((4, 36), (32, 8)):
+            inputs, classes = samples(sizes[number], 7 * sizes[number]).tensors
+            losses.append(F.cross_entropy(model(inputs), classes, reduction="none").detach())
+        assert float(found[name]) == pytest.approx(float(torch.cat(losses).mean()), abs=1e-6)
+        assert float(found[name]) == float(found[f"loss/dataloader_idx_{number}"])
+    both = [scores[client].logged["last_seen"] for client in range(2)]
+    assert float(found["last_seen"]) == pytest.approx(sum(both) / 2)  # 40 items each
+
+
 class Pairs(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         parts = batch.values() if isinstance(batch, dict) else batch

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import json
 import math
 import re
 from dataclasses import replace
@@ -116,6 +117,24 @@ def test_a_personalized_figure_is_of_no_chosen_round(tmp_path):
     told = markdown([Row("FedAvg", "", (folder,))], figure="personalized", choice="best_test")
     assert "mean over clients; ±" in told
     assert "best test round" not in told
+
+
+def test_models_that_are_not_of_the_last_round_are_told(tmp_path):
+    """A run that is not evaluated in its last round, or was personalized from another one."""
+    config = {"model": {"method": {"class_path": "a.FedAvg"}}}
+    early = write_run(tmp_path / "early", clients=[0.5] * 4, curve=[0.1, 0.2, 0.3], config=config, rounds=4)
+    late = write_run(tmp_path / "late", clients=[0.6] * 4, curve=[0.1, 0.2, 0.3], config=config)
+    found = [Row("early", "", (early,)), Row("late", "", (late,))]
+    assert "Not of the last round: early: round 3 of 4." in markdown(found)
+    assert "Not of the last round" not in markdown(found, choice="best_test")
+    assert "Not of the last round" not in markdown(found[1:])
+    write_personalized(late, participating=[0.7] * 4)
+    assert "Not of the last round" not in markdown(found[1:], figure="personalized")
+    content = json.loads((late / "personalized.json").read_text())
+    (late / "personalized.json").write_text(json.dumps(content | {"round": 1}))
+    text = markdown(found[1:], figure="personalized")
+    assert "Not of the last round: late: round 1 of 3." in text
+    assert "70.00" in text
 
 
 def settings(**changes):

@@ -1,11 +1,14 @@
 """Samplers and batch samplers of the user's: what a client gets of them."""
 
 import random
+import threading
 import warnings
 
 import lightning as L
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import (
     BatchSampler,
@@ -21,6 +24,9 @@ from torch.utils.data import (
 
 from pfl_lightning.datamodules import IID, FromLoaders, FromSilos
 from pfl_lightning.datamodules.adapters.loading import orders
+from pfl_lightning.datamodules.adapters.loading.selections import places_of
+
+lock = threading.Lock()  # cannot be copied
 
 NUMBER = 40
 ITEMS = TensorDataset(torch.arange(NUMBER), torch.arange(NUMBER) % 2)
@@ -87,9 +93,10 @@ def test_weights_hold_among_a_client_s_items():
         one, two = passes(train, 2)
         assert passes(train, 2) == [one, two]
         assert one != two
-        assert [len(batch) for batch in one] == [4] * 5  # ten of forty items: twenty of eighty draws
+        assert [len(batch) for batch in one] == [4] * 5  # five of twenty items with a weight: twenty of eighty draws
         assert len(train.loader(4, generator=torch.Generator(), shuffle=True)) == 5
-        own = set(train.indices.tolist())
+        own = set(flat(batch[0].tolist() for batch in train.loader(4)))
+        assert len(own) == len(train) == 5
         assert all(place % 2 == 1 and place in own for batch in one for place in batch)
 
 
@@ -106,7 +113,8 @@ def test_any_sampler_gives_a_client_its_own_items_in_its_order(stage):
     data = ready(loader) if stage == "train" else ready(DataLoader(ITEMS, 4, shuffle=True), loader)
     for client in range(4):
         split = getattr(data.client_data(client), stage)
-        own = [place for place in sorted(split.indices.tolist(), reverse=True) if place % 2 == 0]
+        own = sorted((2 * place for place in split.indices.tolist()), reverse=True)  # the even ones are divided
+        assert len(own) == (5 if stage == "train" else 10)
         trains = {"shuffle": True, "generator": torch.Generator()} if stage == "train" else {}
         got = [batch[0].tolist() for batch in split.loader(4, **trains)]
         assert got == [own[start : start + 4] for start in range(0, len(own), 4)]
@@ -118,12 +126,89 @@ BATCHES = BatchSampler(WeightedRandomSampler([1.0] * NUMBER, 8), 4, False)
 @pytest.mark.parametrize("kind", [{"sampler": Backwards(), "batch_size": 4}, {"batch_sampler": BATCHES}])
 @pytest.mark.parametrize("divided", [True, False])
 def test_a_pass_over_all_training_items_leaves_none_out(kind, divided):
-    """Of which methods take the statistics that they send: a sampler gives some of them, or some twice."""
+    """Of which methods take the statistics that they send: a sampler gives some of them in a pass, or some twice."""
     loader = DataLoader(ITEMS, **kind)
     data = ready(loader) if divided else FromSilos([loader])
     data.setup()
     split = data.client_data(0).train
-    assert flat([batch[0].tolist() for batch in split.loader(7)]) == split.indices.tolist()
+    every = 2 if "sampler" in kind else 1  # the even ones are all that the sampler ever gives
+    assert flat([batch[0].tolist() for batch in split.loader(7)]) == [every * place for place in split.indices.tolist()]
+    assert len(split) == NUMBER // every // (4 if divided else 1)
+
+
+PART = range(6, 20)
+OF_A_PART = {
+    "list": {"sampler": [*PART], "batch_size": 4},
+    "subset sampler": {"sampler": SubsetRandomSampler(PART), "batch_size": 4},
+    "sampler of a collection": {"sampler": RandomSampler(range(14)), "batch_size": 4},
+    "weights": {"sampler": WeightedRandomSampler([float(i in PART) for i in range(NUMBER)], 30), "batch_size": 4},
+    "own sampler": {"sampler": SubsetRandomSampler([*PART, *PART]), "batch_size": 4},
+    "list of batches": {"batch_sampler": [[6, 7, 8, 9], [*range(10, 20), 6]]},
+    "batches of a subset": {"batch_sampler": BatchSampler(SubsetRandomSampler(PART), 4, False)},
+}
+
+
+class Repeating(Sampler):
+    """A part of the items, each twice."""
+
+    def __iter__(self):
+        return iter(torch.tensor([*PART, *PART])[torch.randperm(28)])
+
+    def __len__(self):
+        return 28
+
+
+@pytest.mark.parametrize("name", OF_A_PART)
+@pytest.mark.parametrize("divided", [True, False])
+def test_what_a_loader_never_gives_is_nobody_s(name, divided):
+    """Neither in local fits, nor in statistics, nor in the number by which a client counts: it may be for tests."""
+    options = {"sampler": Repeating(), "batch_size": 4} if name == "own sampler" else OF_A_PART[name]
+    part = set(range(14)) if name == "sampler of a collection" else set(PART)
+    loader = DataLoader(ITEMS, **options)
+    data = ready(loader) if divided else FromSilos([loader], validation_share=0.0)
+    data.setup()
+    splits = [data.client_data(client).train for client in range(4 if divided else 1)]
+    read = flat(batch[0].tolist() for split in splits for batch in split.loader(5))
+    assert sorted(read) == sorted(part)
+    assert sum(len(split) for split in splits) == len(part)
+    fitted = flat(flat(passes(split, 3)) for split in splits)
+    assert set(flat(fitted)) == part
+    assert all(split.class_counts(2).sum() == len(split) for split in splits)
+
+
+class ByRound(Sampler):
+    """More items in each epoch."""
+
+    def __init__(self, own):
+        self.own, self.epoch = own, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(range(min(NUMBER, 10 + self.epoch)))
+
+
+def test_what_a_later_pass_may_give_is_not_left_out():
+    assert places_of(ByRound(None), NUMBER) is None
+    assert places_of(RandomSampler(ITEMS, num_samples=39), NUMBER) is None
+    assert places_of(WeightedRandomSampler([1.0] * NUMBER, 3), NUMBER) is None
+    assert places_of(Endless(), NUMBER) is None
+    assert places_of(Backwards(), NUMBER) == list(range(0, NUMBER, 2))
+    uncopied = ByRound(lock)
+    assert places_of(uncopied, NUMBER) is None
+
+
+@given(st.data())
+def test_places_are_those_that_are_given(data):
+    length = data.draw(st.integers(1, 30))
+    part = data.draw(st.lists(st.integers(0, length - 1), min_size=1))
+    expected = sorted(set(part)) if len(set(part)) < length else None
+    batches = [part[start : start + 3] for start in range(0, len(part), 3)]
+    assert places_of(batches, length) == expected
+    assert places_of([torch.tensor(batch) for batch in batches], length) == expected
+    found = places_of(part, length)
+    assert found == (part if len(set(part)) == len(part) else expected)  # the order of a list is kept
 
 
 class Endless(Sampler):
