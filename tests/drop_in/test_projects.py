@@ -58,6 +58,9 @@ def test_precision_is_the_outer_trainer_s(precision):
         federation, _ = run_project(FedAvg, module=module, engine=engine(), trainer={"precision": precision})
         found = dict(federation.global_model().state_dict())
         assert found["fc.weight"].dtype == (torch.float64 if precision == "64-true" else torch.float32)
+        given = module.state_dict()
+        assert all(given[name].dtype == value.dtype for name, value in found.items())
+        assert_same(given, found, atol=0.0)
         return found
 
     assert_same(weights(SequentialEngine), weights(TrainerEngine), atol=1e-12 if precision == "64-true" else 1e-3)

@@ -26,7 +26,7 @@ class LogsOverClients(UserStages):
     _best: dict[str, float]
     """The best so far, by name, of what a MaxMetric or a MinMetric of the module gave."""
 
-    _said_nothing = False
+    _said_nothing = _said_replaced = False
 
     def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
         """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
@@ -35,14 +35,16 @@ class LogsOverClients(UserStages):
         accuracies = {client: s.accuracy for client, s in scores.items() if not math.isnan(s.accuracy)}
         if accuracies:
             summary = summarize(list(accuracies), list(accuracies.values()))
-            values |= {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+            found = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+            self._say_replaced(sorted(values.keys() & found.keys()))
+            values |= found
         for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
             values[key] = self._best_so_far(key, how, values[key])
         name = self._monitored(prefix)
         own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
         if len(own):
-            found = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
-            values |= {f"{before}{name}/{what}": float(value) for what, value in found.items()}
+            spread = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
+            values |= {f"{before}{name}/{what}": float(value) for what, value in spread.items()}
         if not values and not self._said_nothing:
             self._said_nothing = True
             warnings.warn(
@@ -51,6 +53,15 @@ class LogsOverClients(UserStages):
                 stacklevel=2,
             )
         return values
+
+    def _say_replaced(self, names: list[str]) -> None:
+        if names and not self._said_replaced:
+            self._said_replaced = True
+            warnings.warn(
+                f"{type(self.given_module).__name__} logs {', '.join(map(repr, names))}, which is the name of the "
+                "accuracies over clients: these replace it. Log it under another name",
+                stacklevel=2,
+            )
 
     def _best_so_far(self, name: str, how: str, value: float) -> float:
         """The best of the rounds up to now, of what a MaxMetric or a MinMetric of the module gave in this one."""

@@ -223,3 +223,19 @@ def test_that_nothing_is_known_is_said_once():
         warnings.simplefilter("always")
         run_project(FedAvg, 2, module=NoSteps(), data=Shifting(), engine=TrainerEngine())
     assert len([each for each in said if "logs nothing in its validation" in str(each.message)]) == 1
+
+
+class Colliding(Net):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("accuracy/mean", 100 * F.cross_entropy(self(batch[0]), batch[1]))
+        self.log("loss/mean", F.cross_entropy(self(batch[0]), batch[1]))
+
+
+def test_a_value_that_the_accuracies_replace_is_named_once():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _, trainer = run_project(FedAvg, 2, module=Colliding())
+    found = [str(each.message) for each in said if "these replace it" in str(each.message)]
+    assert len(found) == 1
+    assert "Colliding logs 'accuracy/mean', which" in found[0]
+    assert 0 <= float(trainer.callback_metrics["accuracy/mean"]) <= 1
