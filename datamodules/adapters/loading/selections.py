@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -84,9 +84,9 @@ def places_of(sampler: Any, length: int) -> list[int] | None:
         found = {place for place, weight in enumerate(torch.as_tensor(sampler.weights).tolist()) if weight > 0}
     else:
         passes = _passes(sampler, length)
-        found = next(passes, set())
-        if not all(found == other for other in passes):
+        if not passes or any(each != passes[0] for each in passes):
             return None
+        found = passes[0]
     return sorted(found) if found and len(found) < length and max(found) < length and min(found) >= 0 else None
 
 
@@ -97,17 +97,19 @@ def _range_of(sampler: Any, length: int | None) -> list[int] | None:
     return list(range(len(source))) if known and len(source) < length else None  # type: ignore[operator]
 
 
-def _passes(sampler: Any, length: int) -> Iterator[set[int]]:
-    """Places in several passes, each of a copy of the sampler; none of what cannot be copied or read."""
+def _passes(sampler: Any, length: int) -> list[set[int]]:
+    """Places in several passes, each of a copy of the sampler; empty where it cannot be copied, or read to an end."""
+    found = []
     for epoch in EPOCHS if length <= FEW or callable(getattr(sampler, "set_epoch", None)) else EPOCHS[:2]:
         own = copy.deepcopy(sampler) if isinstance(sampler, LISTS) else afresh(sampler)
         if own is sampler and not isinstance(sampler, LISTS):
-            return
+            return []
         try:
             with seeded_draws(torch.Generator().manual_seed(epoch), own, epoch):
-                yield _flat(ending(own, length))
-        except (TypeError, ValueError):  # without an end, or no numbers: said where its items are read
-            return
+                found.append(_flat(ending(own, length)))
+        except Exception:  # of the user's code; without an end, or no numbers: said where its items are read
+            return []
+    return found
 
 
 def _flat(given: Iterable[Any]) -> set[int]:
