@@ -65,7 +65,7 @@ def table(found: re.Match[str]) -> str:
     """The comment and the table below it, best row first."""
     when, folders, study = found.groups()
     file = yaml.safe_load((ROOT / "studies" / f"{study}.yaml").read_text())
-    figures = file.get("published", {}).get("figures", {})
+    figures = figures_of(file, folders.split())
     rows: list[tuple[float, str]] = []
     for method in methods_of(file):
         file_name = "personalized.json" if when == "personalized" else "results.json"
@@ -82,6 +82,15 @@ def table(found: re.Match[str]) -> str:
     if not figures and when.startswith("at round"):  # no paper has this table
         lines = [line[: line[:-1].rfind("|") + 1] for line in lines]
     return "\n".join([found.group(0).splitlines()[0], *lines]) + "\n"
+
+
+def figures_of(file: dict[str, Any], folders: Iterable[str]) -> dict[str, Any]:
+    """The paper's figures by method: where it has several settings, those of the one that was kept."""
+    figures = file.get("published", {}).get("figures", {})
+    if not all(isinstance(value, dict) for value in figures.values()):
+        return dict(figures)
+    kept = {path.name for folder in folders for path in (MEASURED / folder).glob("runs/*")}
+    return next((dict(own) for setting, own in figures.items() if folder_name(setting) in kept), {})
 
 
 def methods_of(file: dict[str, Any]) -> list[str]:
