@@ -24,6 +24,6 @@ def test_bytes_and_numbers_of_another_scale_are_refused(others):
 
 def test_numbers_of_the_scale_of_bytes_are_taken():
     for scaled in (BYTES / 255, BYTES.double() / 255, torch.full_like(BYTES, torch.nan, dtype=torch.float32)):
-        samples(BYTES, scaled)
-        samples(scaled, BYTES)
-    samples(BYTES.float(), BYTES.long())  # neither is divided
+        assert samples(BYTES, scaled).test_inputs is scaled
+        assert samples(scaled, BYTES).train_inputs is scaled
+    assert len(samples(BYTES.float(), BYTES.long()).train_inputs) == 2  # neither is divided
