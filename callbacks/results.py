@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -34,8 +33,6 @@ from pfl_lightning.state.files import explain_full_disk, replace_file
 from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
 __all__ = ["ResultsWriter"]
-
-_log = logging.getLogger(__name__)
 
 CHOICES = ("last", "validation_selected", "best_test")
 
@@ -131,7 +128,9 @@ class ResultsWriter(L.Callback):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = None if is_locked_here(folder) else RunLock(folder)  # the command line has locked its run
             for path in set_later_aside(folder, _loop(trainer).rounds):
-                _log.info("%s is of a round that is played again: it is kept under this name", path)
+                warnings.warn(
+                    f"{path} is an evaluation of a round that is played again; it is kept under this name", stacklevel=2
+                )
             with explain_full_disk(folder / "partition.npz", partial=folder / "partition.npz"):
                 trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 

@@ -173,7 +173,8 @@ def _read_input(value: Any, where: str) -> Tensor:
     if isinstance(value, Tensor):
         return _channels_first(value.detach().cpu(), where)
     if isinstance(value, np.ndarray):
-        return _channels_first(torch.from_numpy(np.ascontiguousarray(value)), where)
+        array = np.ascontiguousarray(value)  # of which torch warns where it cannot be written to
+        return _channels_first(torch.from_numpy(array if array.flags.writeable else array.copy()), where)
     if hasattr(value, "getbands"):  # a PIL picture
         pixels = np.array(to_bytes(value))
         return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))

@@ -6,38 +6,34 @@ import sys
 import warnings
 from contextlib import ExitStack
 from inspect import signature
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
 import yaml
-from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
-from rich.console import Console
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, RoundProgress
-from pfl_lightning.callbacks.evaluation_file import Part
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.options.allowed import check_names
 from pfl_lightning.cli.options.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
-from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
-from pfl_lightning.cli.runs.changes import check_seed, evaluated_otherwise, in_words, newest_config
-from pfl_lightning.cli.runs.folders import RunFolder, of_a_run, run_folder, runs_below
+from pfl_lightning.cli.runs.chosen_checkpoint import chosen_checkpoint
+from pfl_lightning.cli.runs.folders import RunFolder, run_folder, runs_below
+from pfl_lightning.cli.runs.placing import place_callbacks
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.cli.runs.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
-from pfl_lightning.cli.tables import fit_table, say_unevaluated
+from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
 from pfl_lightning.phases import Personalization
-from pfl_lightning.state.checkpoints.best_round import BestRound, LastRound
+from pfl_lightning.state.checkpoints.best_round import BestRound
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 
 __all__ = ["FederatedCLI"]
@@ -142,7 +138,7 @@ class FederatedCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         apply_engine_option(config)
-        apply_clipping(config)
+        apply_clipping(config, self._words)
         runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
         self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":
@@ -153,7 +149,11 @@ class FederatedCLI(LightningCLI):
             began = self._slurm.checkpoint_to_go_on_from(runs)
             config.ckpt_path = str(began) if began is not None else config.ckpt_path
         if config.ckpt_path is not None:
-            known = self._find_checkpoint(runs, config)
+            options = yaml.safe_load(self._parser(self.subcommand).dump(config, skip_unset=False))
+            elsewhere = any(word.startswith("--run_dir") for word in self._words)
+            config.ckpt_path, known = chosen_checkpoint(
+                runs, config.ckpt_path, options, goes_on=self.subcommand == "fit", elsewhere=elsewhere
+            )
         self.run_folder = self._held.enter_context(run_folder(runs, known, lock=self.subcommand == "fit"))
         if config.ckpt_path is None and self.subcommand != "fit":
             does = "exports" if self.subcommand == "export" else "evaluates"
@@ -168,26 +168,6 @@ class FederatedCLI(LightningCLI):
             config.verbose = False  # Lightning's table has the names of logged values; the CLI has its own
         if self.subcommand == "export":
             config.output = config.output or str(self.run_folder / "clients")
-
-    def _find_checkpoint(self, runs: RunFolder, config: Namespace) -> Path | None:
-        """Put the checkpoint's path into the config, name it, and return the run that it is from, if it is one here."""
-        options = yaml.safe_load(self._parser(self.subcommand).dump(config, skip_unset=False))
-        checkpoint = runs.find_checkpoint(config.ckpt_path, options)
-        if config.ckpt_path in ("last", "best"):
-            print(f"--ckpt_path {config.ckpt_path}: {checkpoint}")
-        config.ckpt_path, known = str(checkpoint), runs.run_of(checkpoint)
-        origin = known or of_a_run(checkpoint)  # a run of its own goes on from another one's checkpoint
-        if origin is not None and self.subcommand == "fit":
-            check_seed(origin, options)
-        elif origin is not None and (other := evaluated_otherwise(origin, options)):
-            warnings.warn(
-                f"{checkpoint} is of {origin}, whose config has other options than this command, which count here: "
-                f"{in_words(other)}. --config {newest_config(origin)} has the run's",
-                stacklevel=2,
-            )
-        if known is None and self.subcommand != "fit" and not any(w.startswith("--run_dir") for w in self._words):
-            return of_a_run(checkpoint)  # that was moved or copied, whose config has the folder where it was
-        return known
 
     def _parse_ckpt_path(self) -> None:
         """Take no options from a checkpoint: those of the config count, and it is read later, with checks."""
@@ -233,7 +213,7 @@ class FederatedCLI(LightningCLI):
         if processes > 1:  # it would wait for the others before anything of a federation is asked
             raise ConfigurationError(f"a federation runs in one process; the Trainer has {processes}. Use devices=1")
         trainer.callbacks.append(ArchitectureTable())  # type: ignore[attr-defined]
-        self._place(trainer, folder)
+        place_callbacks(trainer, folder, self._slurm, checkpoints=config.enable_checkpointing is not False)
         return trainer
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
@@ -264,26 +244,6 @@ class FederatedCLI(LightningCLI):
         own_bar = any(isinstance(one, ProgressBar) for one in callbacks)
         return {"enable_progress_bar": False} if wanted is None and not own_bar and not sys.stdout.isatty() else {}
 
-    def _place(self, trainer: L.Trainer, folder: Path) -> None:
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
-            if isinstance(callback, ResultsWriter):
-                callback.dirpath = callback.dirpath or str(folder)
-            elif isinstance(callback, BestRound):
-                callback.dirpath = callback.dirpath or str(folder / "checkpoints")
-            elif isinstance(callback, InspectionCallback):
-                callback.dirpath = callback.dirpath or str(folder / "inspection")
-            elif isinstance(callback, SaveConfig):
-                callback.folder, callback.slurm = folder, self._slurm
-        if self.config[self.subcommand].trainer.enable_checkpointing is not False:
-            # save_last of ModelCheckpoint follows the best round: it writes only when a best round is written.
-            callbacks.append(
-                LastRound(folder / "checkpoints", "last", enable_version_counter=False, save_on_train_epoch_end=True)
-            )
-        # A checkpoint that another callback saves has this round as the best one, if it is.
-        best_first = sorted(callbacks, key=lambda one: isinstance(one, Checkpoint) and not isinstance(one, BestRound))
-        callbacks[:] = best_first
-
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; a stop from outside has the exit code of its signal (130 and 143), and says how to go on."""
         try:
@@ -307,13 +267,7 @@ class FederatedCLI(LightningCLI):
 
     def after_personalize(self) -> None:
         """Print the accuracies and where they are saved."""
-        settings = self.trainer.personalization  # type: ignore[attr-defined]
-        Console().print(personalization_table(self.model, settings))
-        loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
-        kept = write_personalization(self.model, settings, self.run_folder, loop.rounds)
-        print(f"Results: {self.run_folder}/personalized.json, personalized.csv")
-        if kept is not None:
-            print(f"Those of an earlier personalization are kept: {kept}")
+        print_personalization(self.trainer, self.model, self.run_folder)
 
     def _personalization(self) -> Personalization | None:
         settings: Personalization | None = self.config_init[self.subcommand].personalize
@@ -321,39 +275,16 @@ class FederatedCLI(LightningCLI):
 
     def after_test(self) -> None:
         """Print the accuracies and where they are saved."""
-        self._report_evaluation("test", "test")
+        print_evaluation(self.trainer, self.model, "test")
 
     def after_validate(self) -> None:
         """Print the accuracies and where they are saved."""
-        self._report_evaluation("validate", "validation")
-
-    def _report_evaluation(self, name: str, part: Part) -> None:
-        writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
-        folder = writer.folder(self.trainer)
-        scores = self.model.test_scores if part == "test" else self.model.validation_scores
-        if not scores:
-            print(f"No client has a {part} part: nothing was evaluated")
-        elif (folder / f"{name}.json").is_file() and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            Console().print(evaluation_table(self.model, part))
-            print(f"Results: {folder}/{name}.json, {name}_clients.csv")
+        print_evaluation(self.trainer, self.model, "validate")
 
     def after_fit(self) -> None:
         """Print the results; then personalize, if the config asks for it."""
-        self._report_fit()
+        print_fit(self.trainer, self.model)
         if self._personalization() is not None and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.before_personalize()
             self.trainer.personalize(self.model, self.datamodule)  # type: ignore[attr-defined]
             self.after_personalize()
-
-    def _report_fit(self) -> None:
-        writer = next(c for c in self.trainer.callbacks if isinstance(c, ResultsWriter))  # type: ignore[attr-defined]
-        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        folder = writer.folder(self.trainer)
-        if not writer.chosen:
-            say_unevaluated(self.trainer, folder)
-            return
-        Console().print(fit_table(self.model, writer))
-        print(f"Results: {folder}/results.json, clients.csv")
-        if any(isinstance(logger, TensorBoardLogger) for logger in self.trainer.loggers):
-            print(f"TensorBoard: pfl tensorboard {folder.parent}")

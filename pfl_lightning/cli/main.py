@@ -52,7 +52,7 @@ def _answer(words: list[str]) -> bool:
     elif not words:
         sys.stderr.write(f"{help_text()}\n")
         sys.exit(2)
-    elif first.partition("=")[0].endswith(".help") or _is_an_option(first):
+    elif first.partition("=")[0].endswith(".help") or _is_an_option(first, words[1:]):
         sys.stderr.write(f"pfl: options follow a subcommand\ndid you mean pfl fit {' '.join(words)}\n")
         sys.exit(2)
     elif first.startswith("-") or first in TRAINER_COMMANDS or first in OTHER_COMMANDS:
@@ -65,9 +65,10 @@ def _answer(words: list[str]) -> bool:
     return True
 
 
-def _is_an_option(word: str) -> bool:
-    """Whether a word is an option of a subcommand, such as ``--data.batch_size=10``."""
-    return word.startswith("--") and word.partition("=")[0].partition(".")[0] in GROUPS
+def _is_an_option(word: str, others: list[str]) -> bool:
+    """Whether a word is an option of a subcommand, such as ``--data.batch_size=10``; any is where none is typed."""
+    without = not {*TRAINER_COMMANDS, *OTHER_COMMANDS} & {*others}
+    return word.startswith("--") and (word.partition("=")[0].partition(".")[0] in GROUPS or without)
 
 
 GROUPS = ("--model", "--data", "--trainer", "--loop", "--personalize", "--checkpoint", "--results")

@@ -150,9 +150,12 @@ def _imported(path: str) -> Any:
     """What an import path names, which must be an encoder: nothing else is ever called."""
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        there = importlib.import_module(module)
+        found = getattr(there, name, None)
     except Exception as error:  # whatever a module does when it is imported
         raise ValueError(f"the encoder {path!r} cannot be imported: {error}") from error
+    if found is None and (meant := _nearest(name, (one for one in vars(there) if not one.startswith("_")))):
+        raise ValueError(f"the module {module!r} has no {name!r}{meant}")
     if found is not None and not stands_for(found, nn.Module):
         raise ValueError(
             f"{path!r} is no encoder: expected a subclass of torch.nn.Module, or a function that is declared to return "

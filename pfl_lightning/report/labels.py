@@ -53,24 +53,20 @@ def _differing_folders(paths: Sequence[Path]) -> list[str]:
 def _study_labels(block: Sequence[Group]) -> list[str]:
     """What studies call the rows; empty for other rows.
 
-    The study is added where several have a row of that name, and the options that differ where one has several, as when
-    somebody has made further runs in its folder.
+    Where several rows have a name, because several studies have such a row or somebody has made further runs in the
+    folder of one, the study and the options that differ are added.
     """
     places = [next((run.place for run in row if run.place is not None), None) for row in block]
     found = []
-    for place in places:
+    for place, row in zip(places, block, strict=True):
         if place is None:
             found.append("")
             continue
-        named = [other for other in places if other is not None and other.row == place.row]
-        found.append(place.row if len({one.study for one in named}) == 1 else f"{place.row} ({place.study.name})")
-    for name in {name for name in found if name and found.count(name) > 1}:
-        rows = [number for number, other in enumerate(found) if other == name]
-        if len({place.study for number in rows if (place := places[number]) is not None}) > 1:
-            continue  # of one name in different folders
-        options = [block[number][0].options for number in rows]
-        for number, own in zip(rows, options, strict=True):
-            found[number] = ", ".join([name, *values_of(own, differing(options))])
+        same = [number for number, other in enumerate(places) if other is not None and other.row == place.row]
+        several = len({other.study for number in same if (other := places[number]) is not None}) > 1
+        paths = differing([block[number][0].options for number in same])
+        name = f"{place.row} ({place.study.name})" if several else place.row
+        found.append(", ".join([name, *values_of(row[0].options, paths)]))
     return found
 
 

@@ -32,7 +32,8 @@ def write_report(rows: Any, folder: Path, settings: ReportSettings) -> list[Path
     return [path]
 
 
-def live_table(rows: Any, settings: ReportSettings) -> str:
+def live_table(rows: Any, settings: ReportSettings, width: int) -> str:
+    assert width >= 80  # of the study's own console
     return "\n".join(f"{row.setting} {row.label}: {len(row.runs)} runs" for row in rows)
 
 

@@ -66,6 +66,25 @@ def test_comparisons(complete):
     assert "validation_selected" in complete("pfl compare --choice", "")
 
 
+def test_commands_without_options_of_runs(complete):
+    assert complete("pfl completion", "") == {"bash", "zsh", "tcsh"}
+    assert complete("pfl methods", "--het") == {"--heterogeneous"}
+    assert "FedPAC" in complete("pfl methods", "FedP")
+    assert complete("pfl fit --personalize.train", "") == {"linear", "linear+encoder", "head", "all", "nothing"}
+
+
+@pytest.mark.parametrize("words", ["pfl compare", "pfl tensorboard", "pfl fit --run_dir", "pfl test --ckpt_path"])
+def test_paths(complete, tmp_path, monkeypatch, words):
+    (tmp_path / "runs_of_mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert complete(words, "runs_") == {"runs_of_mine"}
+
+
+def test_files_are_offered_for_all_else(capsys):
+    main(["completion", "bash"])
+    assert "\ncomplete -o default " in capsys.readouterr().out
+
+
 def test_without_shtab(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.delenv("PFL_DEBUG", raising=False)

@@ -103,6 +103,13 @@ def test_a_misspelt_subcommand(capsys, typed, meant):
     assert capsys.readouterr().err.startswith(f"pfl: there is no subcommand {typed!r}\ndid you mean {meant!r}?\n")
 
 
+@pytest.mark.parametrize("words", [["--rounds", "3"], ["--config", "x.yaml", "--trainer.max_epochs=3"]])
+def test_options_without_a_subcommand(capsys, words):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert f"options follow a subcommand\ndid you mean pfl fit {' '.join(words)}\n" in capsys.readouterr().err
+
+
 def test_a_word_like_no_subcommand(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["xyzzy"])

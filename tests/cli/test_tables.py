@@ -31,6 +31,15 @@ def test_nothing_is_said_where_a_round_was_evaluated(tmp_path, capsys, every):
     assert "without accuracies" not in capsys.readouterr().out
 
 
+def test_an_evaluation_without_batches_says_why(tmp_path, capsys):
+    file = digits_config(tmp_path, {"trainer.max_epochs": 1, "trainer.enable_model_summary": False})
+    main(["fit", "--config", file])
+    for command, limit in (("test", "limit_test_batches"), ("validate", "limit_val_batches")):
+        capsys.readouterr()
+        main([command, "--config", file, "--ckpt_path", "last", f"--trainer.{limit}", "0"])
+        assert f"{limit} is 0: nothing was evaluated" in capsys.readouterr().out
+
+
 def lines_of(table):
     console = Console(file=io.StringIO(), width=80, color_system=None)
     console.print(table)

@@ -191,7 +191,7 @@ def test_rows_of_studies_with_folders_of_one_name_are_told_apart(tmp_path):
     paths = [in_study(tmp_path / where / "digits", "all", value=value) for where, value in (("a", 0.5), ("b", 0.25))]
     for number, path in enumerate(paths):
         (path / "config.yaml").write_text(json.dumps({"model": {"encoder": str(number)}}))
-    assert [label for _, label, _ in found(*paths)] == ["FedAvg (digits) (a)", "FedAvg (digits) (b)"]
+    assert [label for _, label, _ in found(*paths)] == ["FedAvg (digits), encoder=0", "FedAvg (digits), encoder=1"]
 
 
 def test_further_runs_in_a_folder_of_a_study_are_named_by_their_options(tmp_path):

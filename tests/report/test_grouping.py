@@ -209,3 +209,13 @@ def test_without_configs_a_partition_of_several_seeds_is_one_of_its_own(tmp_path
         rows = group_runs(map(read_run, order))
         assert sorted(len(row.runs) for row in rows) == sorted([len(seeds), len(others)])
         assert all(len({run.partition.fingerprint for run in row.runs}) == 1 for row in rows)
+
+
+def test_rows_of_one_name_in_two_studies_say_what_differs(tmp_path):
+    paths = []
+    for study, options in (("A", {}), ("B", {"lr": 0.5, "model__encoder": "mlp"})):
+        folder = tmp_path / study / "runs" / "all" / "FedAvg" / "seed_0"
+        paths.append(write_run(folder / "version_0", config=config(**options)))
+        (folder / "run.yaml").write_text("{}")
+    expected = ["FedAvg (A), lr=0.1, encoder=small_cnn", "FedAvg (B), lr=0.5, encoder=mlp"]
+    assert [label for _, label, _ in group(paths)] == expected

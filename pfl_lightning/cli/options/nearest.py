@@ -146,10 +146,14 @@ def nearest_options(word: str, options: Iterable[str], command: str = "") -> lis
     for option in known:
         alike[_last(option)].append(option)
     group, last = word.rpartition(".")[0], _last(word)
+    if word in known:  # where the beginning of this call was a misspelling
+        return [word]
     if same := _of_group(alike.get(last, []), group):
         return same[:3]
     for name in (word, word.replace(".", "_"), last, f"{word}s", word.removesuffix("s")):
         elsewhere = OTHER_NAMES.get(name)
+        if elsewhere == "run_dir" and "output" in known:  # of a command that writes elsewhere
+            elsewhere = "output"
         if elsewhere in known:
             return _of_command([elsewhere, *_of_group(alike[_last(elsewhere)], PERSONALIZATION)], command)
         if 0 < len(same := alike.get(name, [])) <= 3:

@@ -75,11 +75,10 @@ def _class_option(message: str, short: str) -> str | None:
     if not wrong:
         return None
     before = re.search(r"class_path '([\w.]+)':\s*$", message[: wrong.start()])
-    after = re.match(r"\.? Got value: \w*[({]'?class_path'?[=:] ?'([\w.]+)'", message[wrong.end() :])
-    path = before or after
+    path = before[1] if before else _class_of_value(message[wrong.end() :])
     if not path:
         return ""
-    cls = pkgutil.resolve_name(path[1])
+    cls = pkgutil.resolve_name(path)
     options = _arguments(cls)
     name = wrong[1].partition(".")[0]
     if name == "class_path":  # beside which the options of the class stand
@@ -91,6 +90,18 @@ def _class_option(message: str, short: str) -> str | None:
         )
     near = nearest_argument(name, options - {name}, short.partition(": ")[0]) or nearest(name, ["init_args"])
     return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
+
+
+def _class_of_value(text: str) -> str:
+    """The class of the value that a message ends with, wherever its ``class_path`` stands; empty if it has none."""
+    value = re.match(r"\.? Got value: \w*(?=[({])", text)
+    depth = 0
+    for token in re.finditer(r"[({\[]|[)}\]]|'?class_path'?[=:] ?'([\w.]+)'", text[value.end() :] if value else ""):
+        if token[1] and depth == 1:
+            return token[1]
+        if not token[1]:
+            depth += 1 if token[0] in "({[" else -1
+    return ""
 
 
 def _arguments(cls: type) -> set[str]:
@@ -115,12 +126,15 @@ def _choice(short: str) -> str | None:
 
 
 def _attribute(short: str) -> str | None:
-    """A name that a module of another package does not have."""
+    """A name that a module does not have: of another package, or one of the user's own."""
     found = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", short)
-    if not found or short.partition(": ")[0] in known_names():
+    named = short.partition(": ")[0] in known_names()
+    if not found or (named and found[1].startswith("pfl_lightning")):
         return None
     names = [name for name in dir(pkgutil.resolve_name(found[1])) if not name.startswith("_")]
     near = nearest(found[2], names)
+    if named and not near:
+        return None
     return _meant(f"{found[1]}.{near}" if near else "").strip()
 
 
@@ -140,7 +154,8 @@ def _class(short: str) -> str:
     option = asked[1] if asked else short.partition(": ")[0]
     kind, names = known_names().get(option, lambda: ("", ()))()
     given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
-    near = nearest(given[1].rpartition(".")[2], names) if given else ""
+    lasts = {name.rpartition(".")[2]: name for name in names}
+    near = lasts.get(nearest(given[1].rpartition(".")[2], lasts), "") if given else ""
     if asked and given and near == given[1]:
         return f"{near!r} is an encoder whose options are set; a class, such as ResNet18, lists its own"
     if "No module named '" in short:
@@ -152,7 +167,12 @@ def _class(short: str) -> str:
 
 def _subclasses(module: Any, base: type) -> list[str]:
     classes = {name: getattr(module, name) for name in module.__all__ if inspect.isclass(getattr(module, name))}
-    return [name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
+    bases = {base, datamodules.PartitionTransform}  # which users write subclasses of
+    return [
+        name
+        for name, cls in classes.items()
+        if issubclass(cls, base) and cls not in bases and not inspect.isabstract(cls)
+    ]
 
 
 def _callbacks() -> list[str]:
@@ -166,6 +186,20 @@ def _callbacks() -> list[str]:
     return found
 
 
+def _optimizers() -> list[str]:
+    from torch import optim
+
+    return [
+        f"torch.optim.{name}" for name in optim.__all__ if inspect.isclass(getattr(optim, name)) and name != "Optimizer"
+    ]
+
+
+def _loggers() -> list[str]:
+    from lightning.pytorch import loggers
+
+    return [name for name in loggers.__all__ if name != "Logger"]
+
+
 def known_names() -> Mapping[str, Callable[[], tuple[str, Sequence[str]]]]:
     """What can be named for an option, and the names."""
     partitions = lambda: ("partitions", _subclasses(datamodules, datamodules.Partitioner))  # noqa: E731
@@ -173,10 +207,12 @@ def known_names() -> Mapping[str, Callable[[], tuple[str, Sequence[str]]]]:
         "model.method": lambda: ("methods", [cls.__name__ for cls in (*methods.METHODS, *methods.ADAPTER_METHODS)]),
         "model.method.objective": lambda: ("objectives", _subclasses(self_supervised, self_supervised.Objective)),
         "model.method.partner": lambda: ("encoders", encoder_names()),
+        "model.method.optimizer": lambda: ("optimizers", _optimizers()),
         "model.encoder": lambda: ("encoders", encoder_names()),
         "model.engine": lambda: ("engines", _subclasses(engines, engines.Engine)),
         "data.partition": partitions,
         "partition": partitions,
         "data": lambda: ("data modules", _subclasses(datamodules, datamodules.FederatedDataModule)),
         "trainer.callbacks": lambda: ("callbacks", _callbacks()),
+        "trainer.logger": lambda: ("loggers", _loggers()),
     }

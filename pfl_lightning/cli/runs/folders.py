@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.cli.options.nearest import nearest
 from pfl_lightning.cli.runs.changes import Distance, changes, distance, in_words, newest_config, read_config
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.state.files import explain_folder, explain_full_disk, make_folder
@@ -66,7 +67,9 @@ class RunFolder:
         """
         if wanted not in ("last", "best"):
             if not Path(wanted).is_file():
-                raise UsageError(f"--ckpt_path: there is no file {wanted}; give a path, 'last' or 'best'")
+                near = nearest(wanted, ("last", "best"))
+                meant = f"; did you mean {near!r}?" if near else "; give a path, 'last' or 'best'"
+                raise UsageError(f"--ckpt_path: there is no file {wanted}{meant}")
             return Path(wanted)
         versions = self.versions()[::-1]
         apart = {version: Distance() if config is None else distance(version, config) for version in versions}

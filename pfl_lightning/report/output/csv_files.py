@@ -33,7 +33,7 @@ def rows_csv(
     names += [f"{c.name}_seeds" for c in columns if "to_target" in c.name]
     heading = ["setting", "run", "method", "seeds", "planned_seeds", "search_trials"]
     heading += ["rounds", "clients", "score", "model", *names]
-    tested = ["reference", "difference", "p_seeds", "p_clients"]
+    tested = ["reference", "difference", "pairs_of_seeds", "p_seeds", "pairs_of_clients", "p_clients"]
     lines: list[list[Any]] = [[*heading, "published_percent", *tested]]
     for row in rows:
         first = row.runs[0] if row.runs else None
@@ -47,13 +47,13 @@ def rows_csv(
         line += [found.count for found, c in zip(figures, columns, strict=True) if "to_target" in c.name]
         line.append("" if row.published is None else row.published)
         test = tests.get((row.setting, row.label))
-        line += ["", "", "", ""] if test is None else [test.reference, *map(_number, _values(test))]
+        line += [""] * len(tested) if test is None else [test.reference, *map(_number, _values(test))]
         lines.append(line)
     return _text(lines)
 
 
-def _values(test: PairedTests) -> tuple[float, float, float]:
-    return test.difference, test.p_seeds, test.p_clients
+def _values(test: PairedTests) -> tuple[float, ...]:
+    return test.difference, test.seeds, test.p_seeds, test.clients, test.p_clients
 
 
 def runs_csv(rows: Sequence[MeasuredRow], columns: Sequence[Column]) -> str:

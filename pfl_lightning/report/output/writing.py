@@ -232,11 +232,13 @@ class Report:
         return rows_csv(self.rows, self.columns, self.settings, tests)
 
     def latex(self) -> str:
-        """The tables of a paper: methods by settings, and fairness; without bytes and seconds."""
-        title = self.settings.title
+        """The tables of a paper: methods by settings, fairness, significance, ranking; without bytes and seconds."""
+        title, searched = self.settings.title, search_note(self.rows)
         parts = [latex_table([table], f"{title}: {table.title}.") for table in self.summaries()]
-        caption = " ".join(filter(None, [f"{title}. {self.caption()}", search_note(self.rows)]))
-        parts += [latex_table(tables, caption) for tables in self.main_tables(short=True)]
+        for tables in self.main_tables(short=True):
+            caption = " ".join(filter(None, [f"{_with_title(title, tables)}. {self.caption()}", searched]))
+            parts.append(latex_table(tables, caption))
+        parts += [latex_table([table], f"{title}: {table.title}.") for table in self.further_tables()]
         return "% needs \\usepackage{booktabs}\n" + "\n".join(parts)
 
     def png(self) -> bytes | None:
@@ -250,6 +252,11 @@ class Report:
     def html(self) -> str:
         """The page."""
         return html_page(self.settings.title, self.notes(), self.tables(), self.rows, self.figure)
+
+
+def _with_title(title: str, tables: Sequence[TextTable]) -> str:
+    """The title, with the setting where there is one alone: several stand above their rows."""
+    return ": ".join(filter(None, [title, tables[0].title if len(tables) == 1 else ""]))
 
 
 def _replace(path: Path, content: str | bytes) -> Path:
@@ -298,7 +305,7 @@ def live_table(rows: Sequence[Row], settings: ReportSettings, width: int | None 
     while True:
         shown = Shown(tuple(columns), (), published, settings.figure)
         tables = [block_table(name, some, shown) for name, some in report.blocks.items()]
-        table = terminal_table(tables, settings.title)
+        table = terminal_table(tables, _with_title(settings.title, tables))
         warnings = [data_note(report.rows), without_note(report.rows, report._what())]
         said = "\n".join(filter(None, warnings))
         table.caption, table.caption_justify = Text(said) if said else None, "left"

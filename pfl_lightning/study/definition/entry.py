@@ -16,6 +16,10 @@ from pfl_lightning.study.definition.yaml_file import read_yaml
 __all__ = ["Entry", "meant"]
 
 
+_NUMBER_OR_SHARE = frozenset({"cohort", "eval_cohort", "novel_clients"})
+"""Options that are a number of clients, or a share of them."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A value in a study file. Its readers raise a UsageError that names the place where the value is another.
@@ -66,7 +70,8 @@ class Entry:
     def different_values(self) -> tuple[Any, ...]:
         """A list of different values."""
         found = tuple(entry.value for entry in self.entries("a list of values"))
-        if len({_as_read(value) for value in found}) < len(found):
+        clients = not _NUMBER_OR_SHARE.isdisjoint(self.place.split("."))
+        if len({_as_read(value, clients) for value in found}) < len(found):
             raise self.error("different values")
         return found
 
@@ -144,8 +149,15 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _as_read(value: Any) -> str:
-    """A value as an option reads it: 1, 1.0 and "1" are one number, which would make equal rows."""
+def _as_read(value: Any, clients: bool) -> str:
+    """A value as an option reads it: 1, 1.0 and "1" are one number, which would make equal rows.
+
+    Args:
+        value: The value.
+        clients: Whether it is of clients: 1 is one of them then, and 1.0 the share of all.
+    """
+    if clients and isinstance(value, int):
+        return str(value)
     try:
         return str(value) if isinstance(value, bool) else repr(float(value))
     except (TypeError, ValueError, OverflowError):

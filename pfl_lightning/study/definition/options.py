@@ -23,7 +23,8 @@ def merge(below: Any, above: Any) -> Any:
     A mapping with another ``class_path`` replaces the class below with its arguments; a class is the same under its
     name alone and under its import path, and one of this package or of torch under each of its import paths. The name
     of the class below alone, without a mapping, leaves it its arguments. Arguments below without a class are those of
-    any class. A mapping over the name of a class gives that class arguments.
+    any class. A mapping over the name of a class gives that class arguments. Options beside a ``class_path`` are its
+    arguments, as they are where :func:`with_option` sets them.
 
     Args:
         below: The config that is changed; it is left as it is.
@@ -47,7 +48,10 @@ def merge(below: Any, above: Any) -> Any:
     if not isinstance(below, Mapping) or _is_other_class(below, above):
         below = {}
     merged = dict(below)
+    of_class = "class_path" in below or "class_path" in above
     for key, value in above.items():
+        if of_class and key not in _OF_A_CLASS:
+            key, value = "init_args", {key: value}
         merged[key] = merge(merged.get(key), value)
     return merged
 

@@ -22,6 +22,10 @@ TYPED = {
     "--model.method.local_epochs 3": "'epochs'",
     "--model.method.optimizer torch.optim.Adm": "'torch.optim.Adam'",
     "--model.method Calibre --model.method.objective SimCRL": "'simclr'",
+    "--model.method.optimizer Adm": "'torch.optim.Adam'",
+    "--trainer.logger TensorBoardLoger": "'TensorBoardLogger'",
+    "--output_dir runs": "'--run_dir'",
+    "--ckpt_path lst": "'last'",
     "--data Digit": "'Digits'",
     "--data.help digits": "'Digits'",
     "--data.batchsize 3": "'batch_size'",
@@ -73,6 +77,8 @@ WRITTEN = {
     "trainer: {max_epoch: 3}": "'trainer.max_epochs'",
     "trainer: {rounds: 3}": "'trainer.max_epochs'",
     "data: {init_args: {batchsize: 3}}": "'batch_size'",
+    "model: {method: {init_args: {learning_rate: 3}, class_path: Ditto}}": "'lr'",
+    "model: {method: {init_args: {optimizer: {class_path: torch.optim.SGD}, epoch: 3}, class_path: Ditto}}": "'epochs'",
     "model: {method: {class_path: FedPAC, init_arg: {lr: 3}}}": "'init_args'",
 }
 
@@ -93,6 +99,17 @@ def test_a_typo_on_the_command_line(capsys, tmp_path, monkeypatch, words, meant)
 def test_a_typo_in_a_config(capsys, tmp_path, text, meant):
     (tmp_path / "change.yaml").write_text(text)
     assert f"did you mean {meant}?" in said_of(capsys, tmp_path, "--config", str(tmp_path / "change.yaml"))
+
+
+@pytest.mark.parametrize("typed", ["--outpt", "--output_dir"])
+def test_commands_that_write_elsewhere_have_an_output(capsys, typed):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["partition", "--config", str(CONFIG), typed, "x"])
+    assert "did you mean '--output'?" in capsys.readouterr().err
+
+
+def test_base_classes_are_no_choices(capsys, tmp_path):
+    assert "PartitionTransform" not in said_of(capsys, tmp_path, "--data.partition", "Nothing")
 
 
 def test_options_beside_the_path_of_their_class(capsys, tmp_path):

@@ -216,7 +216,8 @@ def test_evaluations_of_rounds_that_are_played_again_are_set_aside(monkeypatch, 
     before = {name: (run / f"{name}.json").read_bytes() for name in names}
     fit(monkeypatch, tmp_path, keep, "--ckpt_path=last", rounds=3)  # these rounds stay
     assert {name: (run / f"{name}.json").read_bytes() for name in names} == before
-    fit(monkeypatch, tmp_path, keep, f"--ckpt_path={run / 'checkpoints' / 'best-round-1.ckpt'}", rounds=3)
+    with pytest.warns(UserWarning, match=r"test-1\.json is an evaluation of a round that is played again"):
+        fit(monkeypatch, tmp_path, keep, f"--ckpt_path={run / 'checkpoints' / 'best-round-1.ckpt'}", rounds=3)
     for name, rows in names.items():
         assert not (run / f"{name}.json").exists()
         assert not (run / f"{rows}.csv").exists()

@@ -1,6 +1,7 @@
 """Pictures of every kind read from a Dataset, and data sets that have no end."""
 
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -43,6 +44,15 @@ def test_pictures_of_bytes_have_their_channels_first(kind):
     for other in (pixels.transpose(2, 0, 1), pixels.astype(np.float32), pixels[:3]):  # a picture, no bytes, not clear
         inputs, _ = read_dataset([(other, 0)], "training set")
         assert inputs.shape[1:] == other.shape
+
+
+def test_arrays_that_cannot_be_written_to_are_read_without_a_warning():
+    pixels = np.zeros((1, 8, 9), dtype=np.uint8)
+    pixels.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inputs, _ = read_dataset([(pixels, 0)], "training set")
+    assert inputs.shape == (1, 1, 8, 9)
 
 
 @pytest.mark.parametrize("kind", PICTURES)

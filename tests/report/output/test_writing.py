@@ -248,6 +248,7 @@ def test_the_csv_has_plain_numbers(rows, report):
     assert float(row["mean"]) == pytest.approx(np.mean([_mean(folder) for folder in rows[2].runs]))
     assert row["reference"] == "FedPAC"
     assert 0 < float(row["p_seeds"]) <= 1
+    assert (row["pairs_of_seeds"], row["pairs_of_clients"]) == ("2", "16")
     assert found["20 clients", "Calibre"]["mean"] == ""
     with (report / "table_runs.csv").open() as file:
         runs = list(csv.DictReader(file))
@@ -368,6 +369,20 @@ def test_runs_without_accuracies_have_traffic_alone(tmp_path):
     text = markdown([Row("Own", "", (folder,))])
     assert "accuracy, %" not in text
     assert "| Own | 1 | 1 | 3 | aggregated | 1.00 | 3.00 | 2.00 |" in text
+
+
+def test_the_latex_has_significance_and_ranking(report):
+    captions = re.findall(r"\\caption\{(.*)\}", (report / "table.tex").read_text())
+    for what in ("Significance: 20 clients", "Significance: few", "Ranking over 2 settings"):
+        assert any(what in caption for caption in captions)
+
+
+def test_one_setting_is_named(rows, tmp_path):
+    some = [row for row in rows if row.setting == "20 clients" and row.label != "Calibre"]
+    write_report(some, tmp_path, settings())
+    assert "}{20 clients}" not in (text := (tmp_path / "table.tex").read_text())
+    assert re.search(r"\\caption\{.*: 20 clients\. ", text)
+    assert ": 20 clients" in show(live_table(some, settings(), width=250), 250)
 
 
 def show(table, width):

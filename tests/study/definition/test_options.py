@@ -51,6 +51,17 @@ def test_arguments_over_the_name_of_a_class():
     assert merge({"class_path": "mlp"}, "small_cnn") == "small_cnn"
 
 
+def test_options_beside_a_class_are_its_arguments():
+    digits = {"data": {"class_path": "Digits", "init_args": {"batch_size": 3}}}
+    found = merge(digits, {"data": {"partition": {"num_clients": 3}}})
+    assert found["data"]["init_args"] == {"batch_size": 3, "partition": {"num_clients": 3}}
+    assert merge(digits, {"data": {"init_args": {"batch_size": 5}, "seed": 1}})["data"] == {
+        "class_path": "Digits",
+        "init_args": {"batch_size": 5, "seed": 1},
+    }
+    assert merge({}, {"class_path": "Digits", "seed": 1}) == {"class_path": "Digits", "init_args": {"seed": 1}}
+
+
 def test_the_name_of_the_same_class_leaves_it_its_arguments():
     method = {"class_path": "FedAvg", "init_args": {"lr": 0.05}}
     for name in ("FedAvg", "pfl_lightning.methods.FedAvg"):

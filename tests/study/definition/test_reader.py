@@ -84,6 +84,13 @@ def test_a_search(study_file):
     ]
 
 
+def test_one_client_and_the_share_of_all_are_different_values(study_file):
+    grid = {"loop.cohort": [1, 1.0, 0.5]}
+    assert read_study(study_file(grid=grid)).grid == {"loop.cohort": (1, 1.0, 0.5)}
+    with pytest.raises(ConfigurationError, match="expected different values"):
+        read_study(study_file(grid={"loop.cohort": [0.5, 1, 1]}))
+
+
 def test_published_figures_with_and_without_settings(study_file):
     plain = read_study(study_file(published={"source": "a paper", "figures": {"FedAvg": 70}})).published
     assert (plain.source, plain.figures) == ("a paper", {"": {"FedAvg": 70.0}})
