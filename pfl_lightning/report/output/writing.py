@@ -238,7 +238,9 @@ class Report:
         for tables in self.main_tables(short=True):
             caption = " ".join(filter(None, [f"{_with_title(title, tables)}. {self.caption()}", searched]))
             parts.append(latex_table(tables, caption))
-        parts += [latex_table([table], f"{title}: {table.title}.") for table in self.further_tables()]
+        for table in self.further_tables():
+            tested = " p values are two-sided, with Holm's correction." if "(paired" in " ".join(table.headings) else ""
+            parts.append(latex_table([table], f"{title}: {table.title}.{tested}"))
         return "% needs \\usepackage{booktabs}\n" + "\n".join(parts)
 
     def png(self) -> bytes | None:

@@ -375,6 +375,7 @@ def test_the_latex_has_significance_and_ranking(report):
     captions = re.findall(r"\\caption\{(.*)\}", (report / "table.tex").read_text())
     for what in ("Significance: 20 clients", "Significance: few", "Ranking over 2 settings"):
         assert any(what in caption for caption in captions)
+    assert sum("Holm's correction" in caption for caption in captions) == 2
 
 
 def test_one_setting_is_named(rows, tmp_path):
