@@ -8,8 +8,8 @@ import warnings
 from typing import Any
 
 import lightning as L
+import numpy as np
 
-from pfl_lightning.callbacks.cohort import check_places, draw_clients, number_of_clients
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.callbacks.going_on import count_round, has_begun, stay_ended
@@ -99,8 +99,8 @@ class FederatedLoop(ProjectCallback):
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
-        size = num_clients if last else number_of_clients("cohort", self.cohort, num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
+        size = num_clients if last else _number_of_clients("cohort", self.cohort, num_clients)
+        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -108,8 +108,8 @@ class FederatedLoop(ProjectCallback):
         Raises:
             ConfigurationError: More clients than there are.
         """
-        size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
+        size = _number_of_clients("eval_cohort", self.eval_cohort, num_clients)
+        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
@@ -129,7 +129,7 @@ class FederatedLoop(ProjectCallback):
             self.begin()
         data: Any = pl_module.data
         clients = data.participating
-        size = number_of_clients("cohort", self.cohort, len(clients))
+        size = _number_of_clients("cohort", self.cohort, len(clients))
         if self.min_clients > size:
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
@@ -137,7 +137,11 @@ class FederatedLoop(ProjectCallback):
 
         def cohort(round: int) -> list[int]:
             places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
-            check_places(places, len(clients), round)
+            if places and not 0 <= min(places) <= max(places) < len(clients):
+                raise ConfigurationError(
+                    f"round {round + 1}: sample_cohort returned {places}, expected places among the {len(clients)} "
+                    "participating clients, from 0, which need not be their numbers where some clients are novel"
+                )
             return [clients[place] for place in places]
 
         data.cohort = cohort
@@ -326,3 +330,23 @@ class FederatedLoop(ProjectCallback):
             self.guard.load_state_dict(state_dict["guard"])
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
+
+
+def _number_of_clients(name: str, value: int | float, num_clients: int) -> int:
+    """The number of clients that a share, rounded up, or a number means.
+
+    Raises:
+        ConfigurationError: More clients than there are.
+    """
+    if isinstance(value, float):
+        return max(1, math.ceil(value * num_clients - 1e-9))
+    if value > num_clients:
+        raise ConfigurationError(f"{name} is {value} clients, there are {num_clients}")
+    return value
+
+
+def _draw_clients(size: int, num_clients: int, seed: int) -> list[int]:
+    """Distinct clients, ascending; a pure function of its arguments."""
+    if size == num_clients:
+        return list(range(num_clients))
+    return sorted(np.random.default_rng(seed).choice(num_clients, size, replace=False).tolist())

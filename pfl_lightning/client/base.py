@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 from pfl_lightning.client.context import Batch, Citation, FitContext
 from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.client.fits import FitAccess
-from pfl_lightning.client.logs import StepLogs
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["FederatedClient"]
 
 
-class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, StepLogs, FitAccess):
+class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     """An encoder, a head, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what
@@ -135,6 +136,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, StepLogs, FitAc
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
         self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
+        self._recorder: dict[str, list[Tensor]] | None = None
         self.frozen_before: dict[torch.dtype, Any] = {}
         """Samples of what is frozen, as it was when the current fit began."""
         self.logged_metrics: dict[str, float] = {}
@@ -312,6 +314,35 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, StepLogs, FitAc
         if self._make_scheduler is None or self.phase.optimizer is not None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
+
+    # ------------------------------------------------------------------ logged values
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log as in any LightningModule; a local fit without an inner Trainer averages the value over its steps."""
+        if self._recorder is None:
+            if not args and "on_step" not in kwargs and "on_epoch" not in kwargs:
+                kwargs |= {"on_step": False, "on_epoch": True}  # a mean (of the last epoch), not the last step
+            super().log(name, value, *args, **kwargs)
+        elif isinstance(value, Metric):
+            raise ConfigurationError(
+                f"self.log({name!r}, a metric): SequentialEngine takes numbers; metrics need TrainerEngine"
+            )
+        else:
+            self._recorder.setdefault(name, []).append(torch.as_tensor(value).detach().clone())
+
+    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+        """Log several values, as :meth:`log` does."""
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **kwargs)
+
+    @contextmanager
+    def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
+        """Collect what :meth:`log` is given inside the block, in ``record`` or in a new dictionary."""
+        self._recorder = {} if record is None else record
+        try:
+            yield self._recorder
+        finally:
+            self._recorder = None
 
     # ------------------------------------------------------------------ for the engines
 

@@ -1,0 +1,155 @@
+"""python -m _helpers.other_device_cases CASE: what runs on another device, and how far it is from the CPU, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from _helpers import other_device, toy
+from _helpers.methods import CORE
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning.callbacks import FederatedLoop, Inspection, ResultsWriter
+from pfl_lightning.datamodules import Digits, DominantClasses, RandomCrop, RandomFlip, RandomRotation
+from pfl_lightning.methods import FedAvg, FedPAC
+
+ENGINES: dict[str, Callable[[], Any]] = {
+    "sequential": SequentialEngine,
+    "vectorized": lambda: VectorizedEngine(forward="vmap"),
+    "trainer": TrainerEngine,
+}
+ON = {"accelerator": other_device.NAME, "inference_mode": False}  # whose tensors such a subclass cannot be
+COHORTS = [[0, 2, 3], [1, 2, 4]]
+
+
+def under(engine: str) -> dict[str, Any]:
+    """Methods under an engine: the largest difference of any tensor or loss from the CPU's."""
+    found = {}
+    for method in CORE:
+        fit = toy.for_toy(method, lr=0.01, epochs=1)
+        here = toy.run(fit, 2, cohorts=COHORTS, engine=ENGINES[engine]())
+        with other_device.OtherDevice():
+            there = toy.run(fit, 2, cohorts=COHORTS, engine=ENGINES[engine](), **ON)
+        states = toy.whole_state(here), toy.whole_state(there)
+        pairs = [(states[0][name].double(), states[1][name].double()) for name in states[0]]
+        losses = [abs(here.test_scores[c].loss - there.test_scores[c].loss) for c in here.test_scores]
+        tensors = [(one - other).abs().max().item() for one, other in pairs if one.numel()]
+        found[method.__name__] = max(*tensors, *(loss for loss in losses if loss == loss), 0.0)
+    return found
+
+
+def fed(method: type = FedPAC, **options: Any) -> Federation:
+    return Federation(partial(method, lr=0.02, epochs=1, **options), encoder="small_cnn")
+
+
+def digits(**options: Any) -> Digits:
+    return Digits(DominantClasses(num_clients=4, samples_per_client=60), batch_size=10, **options)
+
+
+def resumed(folder: Path) -> dict[str, Any]:
+    """A run that goes on from a checkpoint, against one that was not interrupted."""
+    losses = []
+    with other_device.OtherDevice():
+        for stops in ((3,), (2, 3)):
+            for rounds in stops:
+                federation = fed()
+                saved = ModelCheckpoint(folder, save_last=True, every_n_epochs=1)
+                trainer = toy.quiet_trainer(rounds, FederatedLoop(), saved, enable_checkpointing=True, **ON)
+                path = folder / "last.ckpt" if len(stops) > 1 and rounds == 3 else None
+                trainer.fit(federation, datamodule=digits(), ckpt_path=path)
+            trainer.test(federation, datamodule=digits(), verbose=False)
+            losses.append([score.loss for score in federation.test_scores.values()])
+            (folder / "last.ckpt").unlink(missing_ok=True)
+    return {"difference": max(abs(one - other) for one, other in zip(*losses, strict=True))}
+
+
+def inspected(folder: Path) -> dict[str, Any]:
+    """All pictures, augmentation, fine-tuning and novel clients."""
+    augment = [RandomCrop(padding=1), RandomFlip(), RandomRotation(15)]
+    runs = (fed(), digits(augment=augment)), (fed(FedAvg, fine_tune="all"), digits(novel_clients=1))
+    with other_device.OtherDevice():
+        for federation, data in runs:
+            pictures = Inspection().callbacks({}, without=[])
+            for callback in pictures:
+                callback.dirpath = str(folder)
+            loop, writer = FederatedLoop(), ResultsWriter(dirpath=str(folder))
+            toy.quiet_trainer(2, loop, writer, *pictures, **ON).fit(federation, datamodule=data)
+            federation.client_model(1)
+    return {"difference": 0.0, "pictures": len(list(folder.glob("*.png")))}
+
+
+class Module(L.LightningModule):
+    """A project's own module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU())
+        self.head = nn.Linear(32, 10)
+        self.accuracy = MulticlassAccuracy(10)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.head(self.encoder(inputs))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 0.01)
+
+
+def drop_in(folder: Path) -> dict[str, Any]:
+    """A project's module and loaders under a method that works on its features."""
+    found = load_digits()
+    data = TensorDataset(torch.tensor(found.images).float() / 16, torch.tensor(found.target))
+    train, rest = (DataLoader(Subset(data, part), batch_size=16) for part in (range(400), range(400, 600)))
+    metrics = []
+    for options in ({**ON, "accelerator": "cpu"}, ON):
+        torch.manual_seed(0)
+        loop, module = FederatedLoop(method=FedPAC, num_clients=3, head="head"), Module()
+        trainer = toy.quiet_trainer(2, loop, **options)
+        with other_device.OtherDevice():
+            trainer.fit(module, train, rest)
+            trainer.test(module, rest, verbose=False)
+            trainer.predict(module, rest)
+        metrics.append([score.logged["accuracy"] for score in loop.federation.test_scores.values()])
+    return {"difference": max(abs(one - other) for one, other in zip(*metrics, strict=True))}
+
+
+def main() -> None:
+    """Run a case; the last line that is printed is its result."""
+    (case,) = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    other_device.install()
+    with tempfile.TemporaryDirectory() as folder:
+        functions = {"resumed": resumed, "inspected": inspected, "drop_in": drop_in}
+        found = under(case) if case in ENGINES else functions[case](Path(folder))
+    print(json.dumps({"found": found, "products": other_device.products}))
+
+
+if __name__ == "__main__":
+    main()
