@@ -78,18 +78,27 @@ def resumed(folder: Path) -> dict[str, Any]:
 
 
 def inspected(folder: Path) -> dict[str, Any]:
-    """All pictures, augmentation, fine-tuning and novel clients."""
+    """All pictures, augmentation, fine-tuning and novel clients, against the CPU."""
     augment = [RandomCrop(padding=1), RandomFlip(), RandomRotation(15)]
-    runs = (fed(), digits(augment=augment)), (fed(FedAvg, fine_tune="all"), digits(novel_clients=1))
+    losses: list[list[float]] = []
     with other_device.OtherDevice():
-        for federation, data in runs:
-            pictures = Inspection().callbacks({}, without=[])
-            for callback in pictures:
-                callback.dirpath = str(folder)
-            loop, writer = FederatedLoop(), ResultsWriter(dirpath=str(folder))
-            toy.quiet_trainer(2, loop, writer, *pictures, **ON).fit(federation, datamodule=data)
-            federation.client_model(1)
-    return {"difference": 0.0, "pictures": len(list(folder.glob("*.png")))}
+        for options in ({**ON, "accelerator": "cpu"}, ON):
+            losses.append([])
+            runs = (fed(), digits(augment=augment)), (fed(FedAvg, fine_tune="all"), digits(novel_clients=1))
+            for federation, data in runs:
+                pictures = Inspection().callbacks({}, without=[])
+                for callback in pictures:
+                    callback.dirpath = str(folder / options["accelerator"])
+                loop, writer = FederatedLoop(), ResultsWriter(dirpath=str(folder))
+                toy.quiet_trainer(2, loop, writer, *pictures, **options).fit(federation, datamodule=data)
+                federation.client_model(1)
+                losses[-1] += [score.loss for score in federation.test_scores.values()]
+    names = [sorted(path.name for path in (folder / place).glob("*.png")) for place in ("cpu", other_device.NAME)]
+    assert names[0] == names[1]
+    return {
+        "difference": max(abs(one - other) for one, other in zip(*losses, strict=True)),
+        "pictures": len(names[1]),
+    }
 
 
 class Module(L.LightningModule):

@@ -82,6 +82,7 @@ def apply_clipping(config: Namespace, words: Sequence[str] = ()) -> None:
     given = {name: config.trainer[name] for name in CLIPPING if config.trainer[name] is not None}
     if not given:
         return
+    written = dict(given)
     if given.get("gradient_clip_val") == 0:
         given["gradient_clip_val"] = None
     for name in given:
@@ -105,7 +106,7 @@ def apply_clipping(config: Namespace, words: Sequence[str] = ()) -> None:
             raise UsageError(f"trainer.{name} is {value!r}, but {place.engine.class_path} has no such option")
         if own not in (None, value, arguments[name].default) and not _is_typed(name, words):
             raise UsageError(
-                f"trainer.{name} is {value!r}, {engine}.init_args.{name} is {own!r}: give one of them, or type "
+                f"trainer.{name} is {written[name]!r}, {engine}.init_args.{name} is {own!r}: give one of them, or type "
                 f"--trainer.{name}, which wins over a config"
             )
         place.engine.init_args[name] = value

@@ -138,9 +138,16 @@ class Report:
 
     def further_tables(self) -> list[TextTable]:
         """Significance and ranking, as far as there is something to say."""
-        found = [significance_table(name, tests) for name, tests in self.tests.items() if tests]
+        return [*self.significance_tables(), *self.ranking_tables()]
+
+    def significance_tables(self) -> list[TextTable]:
+        """A table of paired tests for each setting that has some."""
+        return [significance_table(name, tests) for name, tests in self.tests.items() if tests]
+
+    def ranking_tables(self) -> list[TextTable]:
+        """The ranking over settings, where there are several."""
         ranking = rank_rows(self.rows, self.settings.figure)
-        return found if ranking is None else [*found, ranking_table(ranking)]
+        return [] if ranking is None else [ranking_table(ranking)]
 
     def tables(self) -> list[TextTable]:
         """All tables."""
@@ -238,9 +245,9 @@ class Report:
         for tables in self.main_tables(short=True):
             caption = " ".join(filter(None, [f"{_with_title(title, tables)}. {self.caption()}", searched]))
             parts.append(latex_table(tables, caption))
-        for table in self.further_tables():
-            tested = " p values are two-sided, with Holm's correction." if "(paired" in " ".join(table.headings) else ""
-            parts.append(latex_table([table], f"{title}: {table.title}.{tested}"))
+        tested = "p values are two-sided, with Holm's correction."
+        parts += [latex_table([table], f"{title}: {table.title}. {tested}") for table in self.significance_tables()]
+        parts += [latex_table([table], f"{title}: {table.title}.") for table in self.ranking_tables()]
         return "% needs \\usepackage{booktabs}\n" + "\n".join(parts)
 
     def png(self) -> bytes | None:
