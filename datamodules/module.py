@@ -16,7 +16,7 @@ from pfl_lightning.checks import check_at_least, check_number, check_seed
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.clients.client_data import ClientData
-from pfl_lightning.datamodules.clients.cohort import draw_novel_clients
+from pfl_lightning.datamodules.clients.cohort import draw_novel_clients, warn_unless_federated
 from pfl_lightning.datamodules.clients.division import check_batches, divide
 from pfl_lightning.datamodules.clients.loaded import LoadedData
 from pfl_lightning.datamodules.clients.public import with_public
@@ -289,6 +289,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the round's clients, one per batch: tensors of shape (1,)."""
+        warn_unless_federated(getattr(self.trainer, "lightning_module", None))
         return DataLoader(self.current_cohort(), 1)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[int]:

@@ -1,8 +1,10 @@
-"""Clients that never train."""
+"""Which clients train: those that never do, and modules that are no federation of any."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from typing import Any
 
 import numpy as np
 
@@ -40,3 +42,19 @@ def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[
         )
     rng = np.random.default_rng([seed, DataStream.NOVEL])
     return sorted(rng.choice(num_clients, number, replace=False).tolist())
+
+
+def warn_unless_federated(module: Any) -> None:
+    """Warn of a module that is given ids of clients and takes them for samples.
+
+    Args:
+        module: The module that is fitted, if any.
+    """
+    if module is not None and not hasattr(module, "client_model"):
+        name = type(module).__name__
+        warnings.warn(
+            f"the Trainer fits a {name}, which is no federation, with the data of one, whose batches are ids of "
+            f"clients: fit what federate gives back, such as module, data = federate({name}(...), ...) and "
+            "trainer.fit(module, datamodule=data)",
+            stacklevel=3,
+        )

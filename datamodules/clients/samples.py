@@ -17,7 +17,8 @@ class Samples:
     """Whole data set as tensors, in its own order.
 
     Attributes:
-        train_inputs: Shape (N, ...): images as unsigned bytes (N, C, H, W), or floats of any shape.
+        train_inputs: Shape (N, ...): images as unsigned bytes (N, C, H, W), or floats of any shape. Bytes of shape
+            (N, H, W) are gray images and get their channel.
         train_targets: Classes from 0, shape (N,), int64.
         class_names: A name for each class.
         test_inputs: Published test inputs, shape (M, ...); None if there is no test set.
@@ -54,6 +55,8 @@ class Samples:
 
     def __post_init__(self) -> None:
         """Check that inputs, targets, class names and domains belong together."""
+        for name in ("train_inputs", "test_inputs", "unlabeled_inputs", "public_inputs"):
+            object.__setattr__(self, name, _with_channel(getattr(self, name)))
         _check_pairs("training", self.train_inputs, self.train_targets, len(self.class_names))
         if (self.test_inputs is None) != (self.test_targets is None):
             raise ValueError("test_inputs and test_targets must be given together, or neither")
@@ -100,6 +103,12 @@ def digest(inputs: Tensor) -> bytes:
     items = inputs[places].contiguous().cpu()
     content = items.reshape(-1).view(torch.uint8).numpy().tobytes() if items.numel() else b""
     return repr((tuple(inputs.shape), str(inputs.dtype))).encode() + content
+
+
+def _with_channel(inputs: Tensor | None) -> Tensor | None:
+    """The inputs; gray images of bytes without an axis for channels get one, or their rows would be taken for it."""
+    gray = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8 and inputs.ndim == 3
+    return inputs.unsqueeze(1) if gray and inputs is not None else inputs
 
 
 def _check_alike(what: str, others: Tensor, inputs: Tensor) -> None:

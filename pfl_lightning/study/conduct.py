@@ -20,6 +20,7 @@ from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.display import Display
 from pfl_lightning.study.runs.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runs.runner import Outcome, Runner
+from pfl_lightning.study.runs.shared_training import SharedTraining
 from pfl_lightning.study.search.report import bound_notes
 from pfl_lightning.study.search.searches import NoTrialError, search_folder
 from pfl_lightning.study.selection.agenda import Agenda
@@ -117,7 +118,13 @@ class Conductor:
         """What is known of how long runs take."""
         times = Times.load(self.output / "times.json")
         times.learn_all(self.agenda.runs)
+        times.leave_out(self._shared.repeated(self.agenda.open_runs()))
         return times
+
+    @property
+    def _shared(self) -> SharedTraining:
+        """Which runs train alike."""
+        return SharedTraining(self.agenda.all_runs)
 
     @property
     def probe_folder(self) -> Path:
@@ -251,6 +258,7 @@ class Conductor:
                 processes=self.processes,
                 threads=self.arguments.threads,
                 retry=self.arguments.retry,
+                shared=self._shared,
             )
             return runner.play(runs)
 

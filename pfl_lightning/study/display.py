@@ -69,13 +69,14 @@ class Display:
 
     # ------------------------------------------------------------------ events
 
-    def started(self, run: Run, resumed: bool) -> None:
-        """Say that a run was started, or goes on."""
+    def started(self, run: Run, resumed: bool, trained: Run | None = None) -> None:
+        """Say that a run was started, or goes on, and after whose training."""
         self.active[run.name] = run
         progress = read_progress(run.progress_file) if resumed else None
         self.times.start(run, progress.round if progress is not None else 0)
         after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
-        self._say(f"{run.name}{after}")
+        whose = f" of {trained.name}, which trains alike" if trained is not None else ""
+        self._say(f"{run.name}{after}{whose}")
 
     def finished(self, run: Run) -> None:
         """Say that a run is done, how good it is, and how long the others will take."""

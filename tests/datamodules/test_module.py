@@ -196,7 +196,8 @@ def test_the_trainer_sees_a_new_cohort_every_epoch():
         "enable_model_summary": False,
         "reload_dataloaders_every_n_epochs": 1,  # as FederatedLoop sets it
     }
-    L.Trainer(max_epochs=3, **options).fit(module, data)
+    with pytest.warns(UserWarning, match=r"fits a Record, which is no federation, .*fit what federate gives back"):
+        L.Trainer(max_epochs=3, **options).fit(module, data)
     assert module.ids == [(0, 0), (0, 3), (1, 1), (1, 4), (2, 2), (2, 5)]
 
 

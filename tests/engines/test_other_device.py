@@ -1,7 +1,8 @@
 """On a device that is not the CPU, all is where it must be: tensors of both are never mixed, and results are the CPU's.
 
 No GPU is needed: the device pretends (`_helpers.other_device`), and a process of its own has it. It stands in for a GPU
-in what a program says of devices, not in speed, in memory, or in how kernels round.
+in what a program says of devices, not in speed, in memory, or in how kernels round. Most results are the CPU's bit by
+bit; not all, for the CPU's libraries round by where a tensor lies in memory.
 """
 
 import json
@@ -14,6 +15,7 @@ import pytest
 from torch.utils import backend_registration
 
 TESTS = Path(__file__).parents[1]
+ROUNDING = 1e-5
 pytestmark = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch has no devices that are made in Python",
@@ -29,18 +31,18 @@ def result_of(case):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("engine", "most"), [("sequential", 0.0), ("vectorized", 1e-5), ("trainer", 0.0)])
-def test_methods(engine, most):
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "trainer"])
+def test_methods(engine):
     result = result_of(engine)
     assert result["found"]
-    assert {method: far for method, far in result["found"].items() if far > most} == {}
+    assert {method: far for method, far in result["found"].items() if far > ROUNDING} == {}
     assert result["products"]["device"] > 1000  # so that it was used
 
 
 @pytest.mark.parametrize("case", ["resumed", "drop_in", "inspected"])
 def test_runs(case):
     result = result_of(case)
-    assert result["found"]["difference"] == 0.0
+    assert result["found"]["difference"] <= ROUNDING
     assert result["found"].get("pictures", 1) > 0
     assert result["products"]["device"] > 100
 

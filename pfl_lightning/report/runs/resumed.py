@@ -7,22 +7,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.report.runs.options import PLACES, SETTINGS, changes_training
+from pfl_lightning.report.runs.options import PLACES, SETTINGS, changes_training, is_below
 
 __all__ = ["resumed_rounds", "resumed_with"]
+
+FIRST_CONFIG = "config.yaml"
+"""The config that a run began with in its folder."""
 
 
 def resumed_with(folder: Path) -> dict[str, str]:
     """What resumptions of a run have changed, as options of it: from which round, and the values before and then.
 
-    Rounds, the engine, seeds and places of files are none: they are compared otherwise, or change nothing.
+    Rounds, the engine, seeds and places of files are none: they are compared otherwise, or change nothing. Nor is the
+    personalization of a run that went on in a folder of its own: the one of its config alone was done.
 
     Args:
         folder: The run's folder, with ``changes.json`` if it was resumed with other options.
     """
     found: dict[str, list[str]] = {}
-    for change, from_round in _changes(folder):
+    for change, from_round, config in _changes(folder):
         option, before, now = str(change.get("option")), change.get("before"), change.get("now")
+        if config == FIRST_CONFIG and is_below(option, "personalize"):
+            continue
         # A later version of the package may have added an option; files of earlier ones do not say.
         known = change.get("known", before is not None and now is not None)
         if changes_training(option, before, now) or (known and _makes_a_result(option)):
@@ -37,13 +43,13 @@ def resumed_rounds(folder: Path) -> int | None:
     Args:
         folder: The run's folder.
     """
-    asked = [change.get("now") for change, _ in _changes(folder) if change.get("option") == "trainer.max_epochs"]
+    asked = [change.get("now") for change, *_ in _changes(folder) if change.get("option") == "trainer.max_epochs"]
     rounds = asked[-1] if asked else None
     return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else None
 
 
-def _changes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Any]]:
-    """What resumptions have changed, and from which round."""
+def _changes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Any, Any]]:
+    """What resumptions have changed, from which round, and the name of the resumption's config."""
     try:
         entries = json.loads((folder / "changes.json").read_text())
     except (OSError, ValueError):  # none, or damaged
@@ -52,7 +58,7 @@ def _changes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Any]]:
         changes = entry.get("changes") if isinstance(entry, Mapping) else None
         for change in changes if isinstance(changes, list) else ():
             if isinstance(change, Mapping):
-                yield change, entry.get("from_round")
+                yield change, entry.get("from_round"), entry.get("config")
 
 
 def _makes_a_result(option: str) -> bool:

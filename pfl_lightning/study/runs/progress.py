@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Progress", "read_progress"]
+from pfl_lightning.study.definition.plan import Run
+
+__all__ = ["Progress", "copy_progress", "read_progress"]
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,14 @@ def read_progress(path: Path) -> Progress | None:
         return Progress(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def copy_progress(trained: Run, run: Run) -> None:
+    """Let a run be as far as another one, whose training it goes on after.
+
+    Args:
+        trained: The other run.
+        run: The run.
+    """
+    with suppress(OSError):  # without it, accuracy and time left are not shown while the study runs
+        shutil.copyfile(trained.progress_file, run.progress_file)

@@ -16,6 +16,8 @@ from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import write_yaml
 from pfl_lightning.study.runs.processes import Command, Process, Starter, end_all, last_lines
+from pfl_lightning.study.runs.progress import copy_progress
+from pfl_lightning.study.runs.shared_training import SharedTraining, Trained
 from pfl_lightning.study.runs.state import (
     RunState,
     changed_options,
@@ -41,8 +43,8 @@ LOCKED = 2.0
 class Watcher(Protocol):
     """Is told what happens."""
 
-    def started(self, run: Run, resumed: bool) -> None:
-        """A run was started, or goes on after its last checkpoint."""
+    def started(self, run: Run, resumed: bool, trained: Run | None = None) -> None:
+        """A run was started, or goes on after its last checkpoint, or after that of a run that trains alike."""
 
     def finished(self, run: Run) -> None:
         """A run is done."""
@@ -102,16 +104,26 @@ class Runner:
         processes: How many are played at once.
         threads: Threads of each.
         retry: How often a run that failed is tried again; one whose options were refused would fail again.
+        shared: Which runs train alike: one of them trains, and the others go on after its last checkpoint. By default
+            every run trains.
     """
 
     def __init__(
-        self, starter: Starter, watcher: Watcher, *, processes: int = 1, threads: int = 1, retry: int = 0
+        self,
+        starter: Starter,
+        watcher: Watcher,
+        *,
+        processes: int = 1,
+        threads: int = 1,
+        retry: int = 0,
+        shared: SharedTraining | None = None,
     ) -> None:
         self.starter = starter
         self.watcher = watcher
         self.processes = processes
         self.threads = threads
         self.retry = retry
+        self.shared = shared or SharedTraining()
         self._active: list[_Active] = []
         self._tries: dict[str, int] = {}
         self._looked: dict[str, float] = {}  # when a run was found in use
@@ -147,7 +159,8 @@ class Runner:
             if len(self._active) >= self.processes:
                 return
             run = waiting.popleft()
-            lock = self._claim(run)
+            alike = self.shared.is_active(run, [active.run for active in self._active])
+            lock = None if alike else self._claim(run)
             if lock is None:
                 waiting.append(run)
             elif state_of(run) is RunState.DONE:  # by another study
@@ -174,6 +187,9 @@ class Runner:
         """The lock of a run; ``None`` while another process has it."""
         if time.monotonic() - self._looked.get(str(run.folder), -LOCKED) < LOCKED:
             return None
+        if self.shared.is_elsewhere(run):
+            self._looked[str(run.folder)] = time.monotonic()
+            return None
         run.folder.mkdir(parents=True, exist_ok=True)
         try:
             lock = RunLock(run.folder)
@@ -188,12 +204,13 @@ class Runner:
 
     def _start(self, run: Run, lock: RunLock) -> None:
         try:
-            command = run_command(run, self.threads)
+            trained = self.shared.done_by(run) if last_checkpoint(run) is None else None
+            command = run_command(run, self.threads, trained)
             self._active.append(_Active(run, self.starter.start(command), lock))
         except BaseException:
             lock.release()
             raise
-        self.watcher.started(run, resumed="--ckpt_path" in command.words)
+        self.watcher.started(run, "--ckpt_path" in command.words, None if trained is None else trained.run)
 
     def _look(self, waiting: deque[Run], outcome: Outcome, ending: bool = False) -> None:
         """Take note of the processes that have ended; of those that were told to, only if they are done."""
@@ -237,7 +254,7 @@ def how_it_ended(code: int) -> str:
     return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
 
 
-def run_command(run: Run, threads: int) -> Command:
+def run_command(run: Run, threads: int, trained: Trained | None = None) -> Command:
     """The command that starts a run or goes on with it; its config is written.
 
     What a process has left that was killed before its first checkpoint is moved aside.
@@ -245,10 +262,14 @@ def run_command(run: Run, threads: int) -> Command:
     Args:
         run: The run.
         threads: Threads of its process.
+        trained: The training of another run that it goes on after, unless it has a checkpoint of its own.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
         start_over(run)
+        if trained is not None:
+            checkpoint = trained.checkpoint
+            copy_progress(trained.run, run)
     write_yaml(run.config_file, dict(run.config))
     words = ["fit", "--config", str(run.config_file)]
     # In one word, as JSON: the path alone would be read as YAML, in which it may be a mapping or a list.

@@ -57,7 +57,7 @@ class _Watcher:
         self.times = times
         self._started: dict[str, float] = {}
 
-    def started(self, run: Run, resumed: bool) -> None:
+    def started(self, run: Run, resumed: bool, trained: Run | None = None) -> None:
         """Start the clock."""
         self._started[run.name] = time.monotonic()
 

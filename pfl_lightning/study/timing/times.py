@@ -58,6 +58,11 @@ class Times:
                 self.before[str(run.cell.path)] = CellTime(progress.seconds_per_round, known.around if known else None)
                 self.rounds[str(run.folder)] = progress.round
 
+    def leave_out(self, runs: Iterable[Run]) -> None:
+        """Expect no rounds of runs, since others train for them."""
+        for run in runs:
+            self.rounds[str(run.folder)] = run.rounds
+
     def probed(self, cell: Cell, time: CellTime) -> None:
         """Take over the time of one round, played to know it.
 

@@ -183,3 +183,14 @@ def test_trials_of_a_search_that_was_interrupted_are_no_runs(tmp_path):
     write_run(search / "trials_0123abcd" / "0" / "version_0")
     (search / "journal.log").write_text("")
     assert find_runs(tmp_path / "study") == [run]
+
+
+def test_a_run_that_went_on_after_another_ones_training_is_a_run_of_its_own_config(tmp_path):
+    """Its clients were personalized once; in the other's folder they were personalized twice."""
+    folder = write_run(tmp_path / "run")
+    change = {"option": "personalize.train", "before": "head", "now": "all", "known": True}
+    found = {}
+    for config in ("config.yaml", "config-resumed-1.yaml"):
+        (folder / "changes.json").write_text(json.dumps([{"config": config, "from_round": 3, "changes": [change]}]))
+        found[config] = [option for option in read_run(folder).options if option.startswith("resumed.")]
+    assert found == {"config.yaml": [], "config-resumed-1.yaml": ["resumed.personalize.train"]}

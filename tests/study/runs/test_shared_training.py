@@ -1,0 +1,146 @@
+"""Of runs that differ in what clients do after the last round, one trains."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from _helpers import studies
+from _helpers.studies import Notes, PretendedStarter, StarterHere, finish, write_study
+
+from pfl_lightning.report.runs.reading import read_run
+from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.study import plan_cells, plan_runs, read_study
+from pfl_lightning.study.definition.options import with_option
+from pfl_lightning.study.runs import runner
+from pfl_lightning.study.runs.runner import Runner
+from pfl_lightning.study.runs.shared_training import SharedTraining
+from pfl_lightning.study.runs.state import finished_folder
+from pfl_lightning.study.timing.times import Times
+from pfl_lightning.study.timing.times_file import CellTime
+
+FEDAVG = {"model": {"method": {"class_path": "FedAvg"}}}
+ROWS = {
+    "head": {**FEDAVG, "personalize": {"train": "head", "lr": 0.1}},
+    "all": {**FEDAVG, "personalize": {"train": "all", "lr": 0.1}},
+    "as trained": FEDAVG,
+    "FedPer": {"model": {"method": {"class_path": "FedPer"}}, "personalize": {"train": "head", "lr": 0.1}},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(runner, "POLL", 0.01)
+    monkeypatch.setattr(runner, "LOCKED", 0.02)
+
+
+def planned(folder, seeds=(0,)):
+    folder.mkdir(exist_ok=True)
+    study = read_study(write_study(folder, methods=ROWS, seeds=list(seeds)))
+    return plan_runs(study, plan_cells(study), folder / "out")
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Runs leave what runs with a checkpoint and a personalization do."""
+
+    def finish_with_checkpoint(folder):
+        finish(folder)
+        (folder / "version_0" / "personalized.json").write_text("{}")
+        (folder / "version_0" / "checkpoints").mkdir()
+        (folder / "version_0" / "checkpoints" / "last.ckpt").touch()
+
+    monkeypatch.setattr(studies, "finish", finish_with_checkpoint)
+
+
+def names(runs):
+    return [run.name for run in runs]
+
+
+def test_runs_train_alike_whose_configs_differ_in_the_personalization_alone(tmp_path):
+    runs = planned(tmp_path, seeds=[0, 1])
+    shared = SharedTraining(runs)
+    assert names(shared.others(runs[0])) == ["all, seed 0", "as trained, seed 0"]
+    assert shared.others(runs[3]) == []  # FedPer
+    longer = [replace(run, config=with_option(run.config, "trainer.max_epochs", 3)) for run in runs[:1]]
+    assert SharedTraining([*longer, *runs[1:]]).others(runs[0]) == []
+
+
+def test_one_of_them_trains_and_the_others_wait_for_it(tmp_path, pretended):
+    runs, notes, starter = planned(tmp_path, seeds=[0, 1]), Notes(), PretendedStarter()
+    outcome = Runner(starter, notes, processes=4, shared=SharedTraining(runs)).play(runs)
+    assert outcome.failed == []
+    started = [(kind, *found) for kind, *found in notes.events if kind != "finished"]
+    assert sorted(started) == [
+        *(("resumed", f"{row}, seed {seed}", f"head, seed {seed}") for row in ("all", "as trained") for seed in (0, 1)),
+        *(("started", f"{row}, seed {seed}") for row in ("FedPer", "head") for seed in (0, 1)),
+    ]
+    for words in starter.commands:
+        if "--ckpt_path" in words:
+            assert "/head/" in words[-1]
+            assert words[-1].split("/")[-4] in words[2]  # the same seed
+
+
+def test_where_it_fails_another_one_trains(tmp_path, pretended):
+    runs, notes = planned(tmp_path)[:3], Notes()
+    outcome = Runner(PretendedStarter({"head": [1]}), notes, shared=SharedTraining(runs)).play(runs)
+    assert names(outcome.failed) == ["head, seed 0"]
+    assert [event for event in notes.events if event[0] in ("started", "resumed")] == [
+        *(("started", "head, seed 0"), ("started", "all, seed 0"), ("resumed", "as trained, seed 0", "all, seed 0"))
+    ]
+
+
+def test_without_a_checkpoint_every_run_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "finish", lambda folder: (finish(folder), write_nothing(folder)))
+    runs, notes = planned(tmp_path)[:2], Notes()
+    Runner(PretendedStarter(), notes, shared=SharedTraining(runs)).play(runs)
+    assert [event[0] for event in notes.events] == ["started", "finished"] * 2
+
+
+def write_nothing(folder):
+    (folder / "version_0" / "personalized.json").write_text("{}")
+
+
+def test_a_run_waits_for_one_that_another_command_trains(tmp_path, pretended):
+    runs, notes = planned(tmp_path)[:2], Notes()
+    runs[0].folder.mkdir(parents=True)
+    other = RunLock(runs[0].folder)
+
+    def when_alone():
+        if ("elsewhere", runs[1].name) in notes.events and other.is_held:
+            studies.finish(runs[0].folder)
+            other.release()
+
+    notes.at_tick = when_alone
+    Runner(PretendedStarter(), notes, shared=SharedTraining(runs)).play(runs[1:])
+    assert notes.events[-2:] == [("resumed", "all, seed 0", "head, seed 0"), ("finished", "all, seed 0")]
+
+
+def test_the_time_left_has_the_rounds_of_one(tmp_path):
+    runs = planned(tmp_path)
+    times = Times({str(run.cell.path): CellTime(10.0, 1.0) for run in runs})
+    times.leave_out(SharedTraining(runs).repeated(runs))
+    assert times.left(runs, 1) == 2 * (1.0 + 2 * 10.0) + 2 * 1.0
+
+
+def results_of(run):
+    """What a run has left, without times and places."""
+    folder = finished_folder(run)
+    found = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json") if path.name != "changes.json"}
+    found["results.json"] = {k: v for k, v in found["results.json"].items() if not k.startswith("seconds")}
+    for entry in found["results.json"]["history"]:
+        del entry["seconds"]
+    return {**found, **{path.name: path.read_text() for path in folder.glob("*.csv")}}
+
+
+def test_the_results_are_those_of_runs_that_all_train(tmp_path):
+    alone, shared = planned(tmp_path / "alone")[:3], planned(tmp_path / "shared")[:3]
+    assert Runner(StarterHere(), Notes()).play(alone).failed == []
+    notes, starter = Notes(), StarterHere()
+    assert Runner(starter, notes, shared=SharedTraining(shared)).play(shared).failed == []
+    assert [event[0] for event in notes.events if event[0] != "finished"] == ["started", "resumed", "resumed"]
+    for one, other in zip(alone, shared, strict=True):
+        assert results_of(one) == results_of(other)
+        assert read_run(finished_folder(one)).options == read_run(finished_folder(other)).options
+    tuned = [results_of(run)["personalized.json"]["participating"]["mean"] for run in shared[:2]]
+    assert "personalized.json" not in results_of(shared[2])
+    assert tuned[0] != tuned[1]
