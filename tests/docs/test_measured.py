@@ -42,7 +42,7 @@ def percent(values):
 
 def kept(folders, method):
     """Every seed's run of a method, in the first of the folders that has it."""
-    name = re.sub(r"\W+", "-", method).strip("-")
+    name = re.sub(r"[^\w+]+", "-", method).strip("-")
     found = {}
     for folder in folders:
         for run in RUNS:
