@@ -17,7 +17,7 @@ from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import write_yaml
 from pfl_lightning.study.runs.processes import Command, Process, Starter, end_all, last_lines
 from pfl_lightning.study.runs.progress import copy_progress
-from pfl_lightning.study.runs.shared_training import SharedTraining, Trained
+from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, keep_checkpoints
 from pfl_lightning.study.runs.state import (
     RunState,
     changed_options,
@@ -82,11 +82,13 @@ class _Active:
         run: The run.
         process: Its process.
         lock: What keeps other studies from the run.
+        trained: The training of another run that it goes on after, if any.
     """
 
     run: Run
     process: Process
     lock: RunLock
+    trained: Trained | None = None
 
 
 REFUSED = 2
@@ -206,7 +208,7 @@ class Runner:
         try:
             trained = self.shared.done_by(run) if last_checkpoint(run) is None else None
             command = run_command(run, self.threads, trained)
-            self._active.append(_Active(run, self.starter.start(command), lock))
+            self._active.append(_Active(run, self.starter.start(command), lock, trained))
         except BaseException:
             lock.release()
             raise
@@ -221,6 +223,8 @@ class Runner:
             self._active.remove(active)
             run = active.run
             done = finished_folder(run) is not None
+            if done and active.trained is not None:
+                keep_checkpoints(active.trained, run)
             active.lock.release()
             if done:
                 self.watcher.finished(run)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +14,9 @@ from pfl_lightning.errors import RunLockedError
 from pfl_lightning.report.runs.options import same_options
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.runs.state import RunState, flat_options, last_checkpoint, state_of
+from pfl_lightning.study.runs.state import RunState, finished_folder, flat_options, last_checkpoint, state_of
 
-__all__ = ["SharedTraining", "Trained"]
+__all__ = ["SharedTraining", "Trained", "keep_checkpoints"]
 
 AFTER_TRAINING = "personalize"
 """The section of a config that changes nothing before a run's last round is played."""
@@ -83,6 +86,37 @@ class SharedTraining:
     def is_elsewhere(self, run: Run) -> bool:
         """Whether another command on the same folder now trains as a run does."""
         return any(state_of(other) is not RunState.DONE and _is_locked(other) for other in self.others(run))
+
+
+def keep_checkpoints(trained: Trained, run: Run) -> None:
+    """Give a run the checkpoints of the training that it went on after, so that commands find them in its folder.
+
+    They are links to the same files, which are replaced and never written to, or copies where a disk has no links.
+
+    Args:
+        trained: The training.
+        run: The run, which is done and has written no checkpoint itself.
+    """
+    version = finished_folder(run)
+    if version is None or last_checkpoint(run) is not None:
+        return
+    try:
+        (version / "checkpoints").mkdir(exist_ok=True)
+        for path in trained.checkpoint.parent.glob("*.ckpt"):
+            _link(path, version / "checkpoints" / path.name)
+    except OSError as error:  # such as a full disk
+        warnings.warn(
+            f"{run.name} has no checkpoints, as those of {trained.run.name} could not be copied to {version} "
+            f"({error}); they are in {trained.checkpoint.parent}",
+            stacklevel=2,
+        )
+
+
+def _link(path: Path, link: Path) -> None:
+    try:
+        os.link(path, link)
+    except OSError:
+        shutil.copyfile(path, link)
 
 
 def training_options(run: Run) -> dict[str, Any]:

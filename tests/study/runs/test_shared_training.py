@@ -7,13 +7,14 @@ import pytest
 from _helpers import studies
 from _helpers.studies import Notes, PretendedStarter, StarterHere, finish, write_study
 
+from pfl_lightning.cli import main
 from pfl_lightning.report.runs.reading import read_run
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.runner import Runner
-from pfl_lightning.study.runs.shared_training import SharedTraining
+from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, keep_checkpoints
 from pfl_lightning.study.runs.state import finished_folder
 from pfl_lightning.study.timing.times import Times
 from pfl_lightning.study.timing.times_file import CellTime
@@ -141,6 +142,32 @@ def test_the_results_are_those_of_runs_that_all_train(tmp_path):
     for one, other in zip(alone, shared, strict=True):
         assert results_of(one) == results_of(other)
         assert read_run(finished_folder(one)).options == read_run(finished_folder(other)).options
+    for run in shared:  # commands find the model of every row
+        assert main(["test", "--config", str(run.config_file), "--ckpt_path", "last"]) is None
+        found = json.loads((finished_folder(run) / "test.json").read_text())
+        assert found["accuracy"]["last"]["test"] == results_of(run)["results.json"]["accuracy"]["last"]["test"]
     tuned = [results_of(run)["personalized.json"]["participating"]["mean"] for run in shared[:2]]
     assert "personalized.json" not in results_of(shared[2])
     assert tuned[0] != tuned[1]
+
+
+def test_where_links_are_not_to_be_had_checkpoints_are_copied(tmp_path, pretended, monkeypatch):
+    def no_links(*paths):
+        raise OSError("no links here")
+
+    runs = planned(tmp_path)[:2]
+    finish(runs[1].folder)
+    (runs[1].folder / "version_0" / "personalized.json").write_text("{}")
+    studies.finish(runs[0].folder)
+    last = runs[0].folder / "version_0" / "checkpoints" / "last.ckpt"
+    last.write_text("content")
+    monkeypatch.setattr("os.link", no_links)
+    keep_checkpoints(Trained(runs[0], last), runs[1])
+    copy = runs[1].folder / "version_0" / "checkpoints" / "last.ckpt"
+    assert copy.read_text() == "content"
+    copy.unlink()
+    monkeypatch.setattr("shutil.copyfile", no_links)
+    with pytest.warns(
+        UserWarning, match="all, seed 0 has no checkpoints, as those of head, seed 0 could not be copied"
+    ):
+        keep_checkpoints(Trained(runs[0], last), runs[1])
