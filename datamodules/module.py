@@ -294,6 +294,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def val_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the evaluated clients, one per batch: tensors of shape (1,)."""
+        warn_unless_federated(getattr(self.trainer, "lightning_module", None))
         return DataLoader(self.evaluated_clients(), 1)  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[int]:

@@ -48,13 +48,13 @@ def warn_unless_federated(module: Any) -> None:
     """Warn of a module that is given ids of clients and takes them for samples.
 
     Args:
-        module: The module that is fitted, if any.
+        module: The module that is fitted or evaluated, if any.
     """
     if module is not None and not hasattr(module, "client_model"):
         name = type(module).__name__
         warnings.warn(
-            f"the Trainer fits a {name}, which is no federation, with the data of one, whose batches are ids of "
-            f"clients: fit what federate gives back, such as module, data = federate({name}(...), ...) and "
+            f"the Trainer has a {name}, which is no federation, with the data of one, whose batches are ids of "
+            f"clients: give it what federate gives back, such as module, data = federate({name}(...), ...) and "
             "trainer.fit(module, datamodule=data)",
             stacklevel=3,
         )

@@ -17,7 +17,7 @@ from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import write_yaml
 from pfl_lightning.study.runs.processes import Command, Process, Starter, end_all, last_lines
 from pfl_lightning.study.runs.progress import copy_progress
-from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, keep_checkpoints
+from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, settle
 from pfl_lightning.study.runs.state import (
     RunState,
     changed_options,
@@ -106,8 +106,8 @@ class Runner:
         processes: How many are played at once.
         threads: Threads of each.
         retry: How often a run that failed is tried again; one whose options were refused would fail again.
-        shared: Which runs train alike: one of them trains, and the others go on after its last checkpoint. By default
-            every run trains.
+        shared: Which runs train alike: one of them trains, the others wait and go on after its last checkpoint. By
+            default every run trains.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class Runner:
             if len(self._active) >= self.processes:
                 return
             run = waiting.popleft()
-            alike = self.shared.is_active(run, [active.run for active in self._active])
-            lock = None if alike else self._claim(run)
+            waits = self.shared.must_wait(run, [active.run for active in self._active])
+            lock = None if waits else self._claim(run)
             if lock is None:
                 waiting.append(run)
             elif state_of(run) is RunState.DONE:  # by another study
@@ -189,9 +189,6 @@ class Runner:
         """The lock of a run; ``None`` while another process has it."""
         if time.monotonic() - self._looked.get(str(run.folder), -LOCKED) < LOCKED:
             return None
-        if self.shared.is_elsewhere(run):
-            self._looked[str(run.folder)] = time.monotonic()
-            return None
         run.folder.mkdir(parents=True, exist_ok=True)
         try:
             lock = RunLock(run.folder)
@@ -206,13 +203,16 @@ class Runner:
 
     def _start(self, run: Run, lock: RunLock) -> None:
         try:
-            trained = self.shared.done_by(run) if last_checkpoint(run) is None else None
+            trained = self.shared.done_by(run)
             command = run_command(run, self.threads, trained)
             self._active.append(_Active(run, self.starter.start(command), lock, trained))
         except BaseException:
             lock.release()
             raise
-        self.watcher.started(run, "--ckpt_path" in command.words, None if trained is None else trained.run)
+        resumed = "--ckpt_path" in command.words
+        if not resumed:
+            self.shared.begin(run)
+        self.watcher.started(run, resumed, None if trained is None else trained.run)
 
     def _look(self, waiting: deque[Run], outcome: Outcome, ending: bool = False) -> None:
         """Take note of the processes that have ended; of those that were told to, only if they are done."""
@@ -224,11 +224,13 @@ class Runner:
             run = active.run
             done = finished_folder(run) is not None
             if done and active.trained is not None:
-                keep_checkpoints(active.trained, run)
+                settle(active.trained, run)
             active.lock.release()
             if done:
                 self.watcher.finished(run)
             elif not ending:
+                if active.trained is not None:
+                    self.shared.give_up(run)
                 self._note_failure(run, code, waiting, outcome)
 
     def _note_failure(self, run: Run, code: int, waiting: deque[Run], outcome: Outcome) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterable
@@ -10,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.errors import RunLockedError
-from pfl_lightning.report.runs.options import same_options
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.report.runs.options import is_below, same_options
+from pfl_lightning.state.files import replace_file
+from pfl_lightning.study.definition.options import option_of
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.runs.state import RunState, finished_folder, flat_options, last_checkpoint, state_of
+from pfl_lightning.study.runs.state import all_options, finished_folder, last_checkpoint
 
-__all__ = ["SharedTraining", "Trained", "keep_checkpoints"]
+__all__ = ["SharedTraining", "Trained", "settle"]
 
-AFTER_TRAINING = "personalize"
-"""The section of a config that changes nothing before a run's last round is played."""
+OTHERWISE = ("personalize", "run_dir")
+"""Options that change nothing before a run's last round is played."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class SharedTraining:
     """Which runs of a study train alike.
 
     The rounds of such runs are the same bit by bit: their configs differ in the section ``personalize`` alone, and
-    clients are personalized after the last round.
+    clients are personalized after the last round. A training is shared only by the command that has begun it: until
+    another one is given, the data or a project's own code may have changed.
 
     Args:
         runs: Runs of the study, whether they are done or not.
@@ -47,7 +50,11 @@ class SharedTraining:
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._groups: list[tuple[dict[str, Any], list[Run]]] = []
+        self._begun: set[Path] = set()  # folders of runs that were started from their first round
+        self._alone: set[Path] = set()  # those of runs that could not go on after another one
         for run in runs:
+            if not run.rounds or option_of(run.config, "trainer.enable_checkpointing", True) is False:
+                continue
             options = training_options(run)
             group = next((runs for others, runs in self._groups if same_options(options, others)), None)
             if group is None:
@@ -60,41 +67,68 @@ class SharedTraining:
         groups = [group for _, group in self._groups if any(one.folder == run.folder for one in group)]
         return [one for group in groups for one in group if one.folder != run.folder]
 
+    def begin(self, run: Run) -> None:
+        """Note that a run is started from its first round."""
+        self._begun.add(run.folder)
+
+    def give_up(self, run: Run) -> None:
+        """Note that a run could not go on after another one's training: it trains itself."""
+        self._alone.add(run.folder)
+
     def done_by(self, run: Run) -> Trained | None:
-        """The training of another run that a run can go on after; ``None`` if there is none."""
-        for other in self.others(run):
-            checkpoint = last_checkpoint(other) if state_of(other) is RunState.DONE else None
-            if checkpoint is not None:
-                return Trained(other, checkpoint)
-        return None
+        """The training of another run that a run, which has not begun, goes on after; ``None`` if there is none."""
+        if run.folder in self._alone or last_checkpoint(run) is not None:
+            return None
+        begun = [other for other in self.others(run) if other.folder in self._begun]
+        return next((found for other in begun if (found := _training_of(other)) is not None), None)
+
+    def must_wait(self, run: Run, active: Iterable[Run]) -> bool:
+        """Whether a run waits for one that is being played, since it can go on after that one's training."""
+        if run.folder in self._alone or last_checkpoint(run) is not None:
+            return False
+        begun = [other for other in self.others(run) if other.folder in self._begun]
+        played = {one.folder for one in active}
+        ended = any(finished_folder(other) is not None for other in begun)  # if of no use, the others would not be
+        return not ended and any(other.folder in played for other in begun)
 
     def repeated(self, runs: Iterable[Run]) -> list[Run]:
-        """The runs that others train for, if they are played in this order."""
+        """The runs that others train for, if they are started in this order."""
         found: list[Run] = []
-        before: list[Run] = []
+        before: set[Path] = set()
         for run in runs:
-            if last_checkpoint(run) is None and (self.is_active(run, before) or self.done_by(run) is not None):
-                found.append(run)
-            before.append(run)
+            if last_checkpoint(run) is None:
+                found += [run] if any(other.folder in before for other in self.others(run)) else []
+                before.add(run.folder)
         return found
 
-    def is_active(self, run: Run, active: Iterable[Run]) -> bool:
-        """Whether one of the runs that are played trains as a run does."""
-        folders = {one.folder for one in active}
-        return any(other.folder in folders for other in self.others(run))
 
-    def is_elsewhere(self, run: Run) -> bool:
-        """Whether another command on the same folder now trains as a run does."""
-        return any(state_of(other) is not RunState.DONE and _is_locked(other) for other in self.others(run))
+def training_options(run: Run) -> dict[str, Any]:
+    """The options of a run that have an effect before its last round is played, places of data among them."""
+    options = all_options(run.config)
+    return {path: value for path, value in options.items() if not any(is_below(path, name) for name in OTHERWISE)}
 
 
-def keep_checkpoints(trained: Trained, run: Run) -> None:
-    """Give a run the checkpoints of the training that it went on after, so that commands find them in its folder.
+def _training_of(run: Run) -> Trained | None:
+    """A run's training, if it has played all its rounds and has left its last checkpoint.
 
-    They are links to the same files, which are replaced and never written to, or copies where a disk has no links.
+    One that a callback has ended before is not shared: the callback would not end the others again.
+    """
+    version = finished_folder(run)
+    checkpoint = None if version is None else version / "checkpoints" / "last.ckpt"
+    if version is None or checkpoint is None or not checkpoint.is_file():
+        return None
+    played = json.loads((version / "results.json").read_text()).get("rounds")
+    return Trained(run, checkpoint) if played == run.rounds else None
+
+
+def settle(trained: Trained, run: Run) -> None:
+    """Leave in a run's folder what it would have left had it trained itself: checkpoints, and a config that trains.
+
+    The checkpoints are links to the same files, which are replaced and never written to, or copies where a disk has no
+    links.
 
     Args:
-        trained: The training.
+        trained: The training that the run went on after.
         run: The run, which is done and has written no checkpoint itself.
     """
     version = finished_folder(run)
@@ -104,6 +138,7 @@ def keep_checkpoints(trained: Trained, run: Run) -> None:
         (version / "checkpoints").mkdir(exist_ok=True)
         for path in trained.checkpoint.parent.glob("*.ckpt"):
             _link(path, version / "checkpoints" / path.name)
+        _without_checkpoint(version / "config.yaml")
     except OSError as error:  # such as a full disk
         warnings.warn(
             f"{run.name} has no checkpoints, as those of {trained.run.name} could not be copied to {version} "
@@ -119,18 +154,9 @@ def _link(path: Path, link: Path) -> None:
         shutil.copyfile(path, link)
 
 
-def training_options(run: Run) -> dict[str, Any]:
-    """The options of a run that have an effect before its last round is played."""
-    options = flat_options(run.config)
-    return {path: value for path, value in options.items() if path.partition(".")[0] != AFTER_TRAINING}
-
-
-def _is_locked(run: Run) -> bool:
-    """Whether a study plays the run."""
-    if not run.folder.is_dir():
-        return False
-    try:
-        RunLock(run.folder).release()
-    except RunLockedError:
-        return True
-    return False
+def _without_checkpoint(config: Path) -> None:
+    """Let a config begin at the first round; a long path goes on over indented lines."""
+    if config.is_file():
+        text = re.sub(r"^ckpt_path:.*(\n[ \t]+.*)*", "ckpt_path: null", config.read_text(), flags=re.MULTILINE)
+        with replace_file(config) as temporary:
+            temporary.write_text(text)

@@ -21,6 +21,7 @@ from pfl_lightning.study.runs.versions import own_versions
 __all__ = [
     "NOT_GIVEN",
     "RunState",
+    "all_options",
     "changed_options",
     "finished_folder",
     "flat_options",
@@ -91,7 +92,12 @@ def changed_options(run: Run) -> dict[str, tuple[Any, Any]]:
 
 def flat_options(config: Config) -> dict[str, Any]:
     """The options of a config by path, without those that change no result."""
-    return {path: value for path, value in _flat(config) if not _is_elsewhere(path)}
+    return {path: value for path, value in all_options(config).items() if not _is_elsewhere(path)}
+
+
+def all_options(config: Config) -> dict[str, Any]:
+    """The options of a config by path."""
+    return dict(_flat(config))
 
 
 def _is_elsewhere(path: str) -> bool:

@@ -9,12 +9,11 @@ from _helpers.studies import Notes, PretendedStarter, StarterHere, finish, write
 
 from pfl_lightning.cli import main
 from pfl_lightning.report.runs.reading import read_run
-from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.runner import Runner
-from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, keep_checkpoints
+from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, settle
 from pfl_lightning.study.runs.state import finished_folder
 from pfl_lightning.study.timing.times import Times
 from pfl_lightning.study.timing.times_file import CellTime
@@ -45,7 +44,7 @@ def pretended(monkeypatch):
     """Runs leave what runs with a checkpoint and a personalization do."""
 
     def finish_with_checkpoint(folder):
-        finish(folder)
+        finish(folder, rounds=2)
         (folder / "version_0" / "personalized.json").write_text("{}")
         (folder / "version_0" / "checkpoints").mkdir()
         (folder / "version_0" / "checkpoints" / "last.ckpt").touch()
@@ -90,30 +89,63 @@ def test_where_it_fails_another_one_trains(tmp_path, pretended):
     ]
 
 
-def test_without_a_checkpoint_every_run_trains(tmp_path, monkeypatch):
-    monkeypatch.setattr(studies, "finish", lambda folder: (finish(folder), write_nothing(folder)))
-    runs, notes = planned(tmp_path)[:2], Notes()
-    Runner(PretendedStarter(), notes, shared=SharedTraining(runs)).play(runs)
-    assert [event[0] for event in notes.events] == ["started", "finished"] * 2
+def test_without_a_checkpoint_every_run_trains_and_none_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "finish", lambda folder: (finish(folder, rounds=2), write_nothing(folder)))
+    runs, notes, starter = planned(tmp_path)[:3], Notes(), PretendedStarter()
+    Runner(starter, notes, processes=3, shared=SharedTraining(runs)).play(runs)
+    assert [event[0] for event in notes.events if event[0] != "finished"] == ["started"] * 3
+    assert starter.most == 2  # once the first has shown that it leaves none
+    off = [replace(run, config=with_option(run.config, "trainer.enable_checkpointing", False)) for run in runs]
+    assert SharedTraining(off).others(off[0]) == []
 
 
 def write_nothing(folder):
     (folder / "version_0" / "personalized.json").write_text("{}")
 
 
-def test_a_run_waits_for_one_that_another_command_trains(tmp_path, pretended):
+def test_a_training_that_a_callback_has_ended_is_not_shared(tmp_path, pretended, monkeypatch):
+    whole = studies.finish
+
+    def stop_early(folder):
+        whole(folder)
+        finish(folder, rounds=1)
+
+    monkeypatch.setattr(studies, "finish", stop_early)
     runs, notes = planned(tmp_path)[:2], Notes()
-    runs[0].folder.mkdir(parents=True)
-    other = RunLock(runs[0].folder)
+    Runner(PretendedStarter(), notes, shared=SharedTraining(runs)).play(runs)
+    assert [event[0] for event in notes.events] == ["started", "finished"] * 2
 
-    def when_alone():
-        if ("elsewhere", runs[1].name) in notes.events and other.is_held:
-            studies.finish(runs[0].folder)
-            other.release()
 
-    notes.at_tick = when_alone
-    Runner(PretendedStarter(), notes, shared=SharedTraining(runs)).play(runs[1:])
-    assert notes.events[-2:] == [("resumed", "all, seed 0", "head, seed 0"), ("finished", "all, seed 0")]
+def test_other_data_are_another_training(tmp_path):
+    runs = planned(tmp_path)[:2]
+    elsewhere = [replace(run, config=with_option(run.config, "data.root", f"/data/{run.cell.label}")) for run in runs]
+    assert SharedTraining(elsewhere).others(elsewhere[0]) == []
+
+
+def test_the_training_of_an_earlier_command_is_not_shared(tmp_path, pretended):
+    """Data or code may have changed since."""
+    runs, notes = planned(tmp_path)[:2], Notes()
+    for some in (runs[:1], runs):
+        Runner(PretendedStarter(), notes, shared=SharedTraining(runs)).play(some)
+    assert ("started", "all, seed 0") in notes.events
+
+
+def test_rows_do_not_wait_for_each_other_once_one_has_trained(tmp_path, pretended):
+    runs, starter = planned(tmp_path)[:3], PretendedStarter()
+    Runner(starter, Notes(), processes=3, shared=SharedTraining(runs)).play(runs)
+    assert starter.most == 2
+
+
+def test_a_row_that_cannot_go_on_trains_itself(tmp_path, pretended):
+    """Such as after a checkpoint that was damaged on the way."""
+    runs, notes = planned(tmp_path)[:2], Notes()
+    Runner(PretendedStarter({"all": [1, 0]}), notes, retry=1, shared=SharedTraining(runs)).play(runs)
+    events = [event for event in notes.events if event[0] in ("started", "resumed")]
+    assert events == [
+        ("started", "head, seed 0"),
+        ("resumed", "all, seed 0", "head, seed 0"),
+        ("started", "all, seed 0"),
+    ]
 
 
 def test_the_time_left_has_the_rounds_of_one(tmp_path):
@@ -142,7 +174,8 @@ def test_the_results_are_those_of_runs_that_all_train(tmp_path):
     for one, other in zip(alone, shared, strict=True):
         assert results_of(one) == results_of(other)
         assert read_run(finished_folder(one)).options == read_run(finished_folder(other)).options
-    for run in shared:  # commands find the model of every row
+    for run in shared:  # commands find the model of every row, and its config trains
+        assert "ckpt_path: null\n" in (finished_folder(run) / "config.yaml").read_text()
         assert main(["test", "--config", str(run.config_file), "--ckpt_path", "last"]) is None
         found = json.loads((finished_folder(run) / "test.json").read_text())
         assert found["accuracy"]["last"]["test"] == results_of(run)["results.json"]["accuracy"]["last"]["test"]
@@ -162,7 +195,7 @@ def test_where_links_are_not_to_be_had_checkpoints_are_copied(tmp_path, pretende
     last = runs[0].folder / "version_0" / "checkpoints" / "last.ckpt"
     last.write_text("content")
     monkeypatch.setattr("os.link", no_links)
-    keep_checkpoints(Trained(runs[0], last), runs[1])
+    settle(Trained(runs[0], last), runs[1])
     copy = runs[1].folder / "version_0" / "checkpoints" / "last.ckpt"
     assert copy.read_text() == "content"
     copy.unlink()
@@ -170,4 +203,4 @@ def test_where_links_are_not_to_be_had_checkpoints_are_copied(tmp_path, pretende
     with pytest.warns(
         UserWarning, match="all, seed 0 has no checkpoints, as those of head, seed 0 could not be copied"
     ):
-        keep_checkpoints(Trained(runs[0], last), runs[1])
+        settle(Trained(runs[0], last), runs[1])
