@@ -173,6 +173,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             ValueError: If :meth:`load` returns something else, or the public samples are more than there are, or of
                 another size than the clients'.
         """
+        warn_unless_federated(getattr(self.trainer, "lightning_module", None))
         if self._ready is not None:
             return
         samples = self.load()
@@ -289,12 +290,10 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the round's clients, one per batch: tensors of shape (1,)."""
-        warn_unless_federated(getattr(self.trainer, "lightning_module", None))
         return DataLoader(self.current_cohort(), 1)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the evaluated clients, one per batch: tensors of shape (1,)."""
-        warn_unless_federated(getattr(self.trainer, "lightning_module", None))
         return DataLoader(self.evaluated_clients(), 1)  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[int]:

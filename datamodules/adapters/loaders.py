@@ -19,6 +19,7 @@ from pfl_lightning.datamodules.adapters.loading.growth import warn_of_other_item
 from pfl_lightning.datamodules.adapters.loading.loader_classes import find_classes
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.sources import source_of
+from pfl_lightning.datamodules.clients.cohort import warn_unless_federated
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
@@ -150,6 +151,7 @@ class FromLoaders(ItemDataModule):
             PartitionError: If the partition cannot be met, or its rule changes images or classes.
         """
         if self._ready is not None:
+            warn_unless_federated(getattr(self.trainer, "lightning_module", None))
             if stage == "fit":
                 divided = [source.dataset for source in self._sources["train"]]
                 warn_of_other_items(self.datamodule, divided, self._items, self.trainer)
