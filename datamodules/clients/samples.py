@@ -107,8 +107,9 @@ def digest(inputs: Tensor) -> bytes:
 
 def _with_channel(inputs: Tensor | None) -> Tensor | None:
     """The inputs; gray images of bytes without an axis for channels get one, or their rows would be taken for it."""
-    gray = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8 and inputs.ndim == 3
-    return inputs.unsqueeze(1) if gray and inputs is not None else inputs
+    if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8 and inputs.ndim == 3:
+        return inputs.unsqueeze(1)
+    return inputs
 
 
 def _check_alike(what: str, others: Tensor, inputs: Tensor) -> None:

@@ -114,11 +114,10 @@ def _training_of(run: Run) -> Trained | None:
     One that a callback has ended before is not shared: the callback would not end the others again.
     """
     version = finished_folder(run)
-    checkpoint = None if version is None else version / "checkpoints" / "last.ckpt"
-    if version is None or checkpoint is None or not checkpoint.is_file():
+    if version is None or not (version / "checkpoints" / "last.ckpt").is_file():
         return None
     played = json.loads((version / "results.json").read_text()).get("rounds")
-    return Trained(run, checkpoint) if played == run.rounds else None
+    return Trained(run, version / "checkpoints" / "last.ckpt") if played == run.rounds else None
 
 
 def settle(trained: Trained, run: Run) -> None:
