@@ -299,7 +299,7 @@ class ClientUpdate(Message):
     """Message from a client to the server after its local fit.
 
     Attributes:
-        num_samples: Number of the client's training samples, n_k.
+        num_samples: Number of the client's training samples, n_k; a round refuses another one.
         weights: The client's shared state after the local fit; empty when nothing is shared.
     """
 

@@ -143,6 +143,11 @@ class Round:
                     raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
             self.traffic.count(self.traffic.up, update)
             server.check(update)
+            if update.num_samples != result.num_samples:  # which the engine has counted
+                update.refuse(
+                    f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
+                    "the client has trained on: send context.data.num_samples, and other weights in a further field"
+                )
             if type(server).receive not in WHOLE:
                 before = self._last = Snapshot(server)  # shares what has not changed since
             server.receive(update)

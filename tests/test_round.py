@@ -58,6 +58,12 @@ LIES = {
     "bool": (weights(lambda t: t > 0), "has dtype torch.bool, expected torch.float32"),
     "NaN samples": (lambda u: replace(u, num_samples=float("nan")), "num_samples is nan"),
     "10^400 samples": (lambda u: replace(u, num_samples=10**400), "num_samples is a number of many digits"),
+    "10^12 samples": (
+        lambda u: replace(u, num_samples=10**12),
+        "is 1000000000000, expected 14, the number",
+    ),
+    "a sample more": (lambda u: replace(u, num_samples=u.num_samples + 1), "num_samples is 15, expected 14"),
+    "a sample less": (lambda u: replace(u, num_samples=u.num_samples - 1), "num_samples is 13, expected 14"),
     "weights by number": (lambda u: replace(u, weights={1: torch.ones(1)}), "unexpected ['1']"),
     "weights that are no tensors": (weights(lambda t: t.tolist()), "is a list, expected a tensor"),
     "no weights": (lambda u: replace(u, weights=None), "client 2, round 1: "),
@@ -75,7 +81,9 @@ def test_a_client_that_lies_is_left_out_and_named(change, reason):
 
 
 @pytest.mark.parametrize("engine", [VectorizedEngine, TrainerEngine, None], ids=["vmap", "trainer", "ray"])
-@pytest.mark.parametrize("lie", ["another client", "nothing", "a text", "1e30", "sparse", "int64", "no weights"])
+@pytest.mark.parametrize(
+    "lie", ["another client", "nothing", "a text", "1e30", "10^12 samples", "sparse", "int64", "no weights"]
+)
 def test_a_client_that_lies_is_left_out_by_every_engine(lie, engine, monkeypatch):
     change, reason = LIES[lie]
     made = [fake_ray_engine(monkeypatch)[0] if engine is None else engine() for _ in range(2)]

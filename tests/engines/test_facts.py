@@ -1,7 +1,7 @@
 """What methods may ask for: optimizer steps, participating clients, planned rounds, and a server's own generator."""
 
 import ast
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pfl_lightning.engines
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.errors import InvalidMessageError
-from pfl_lightning.messages import Message
+from pfl_lightning.messages import ClientUpdate, Message, statistics_field
 from pfl_lightning.methods import FedAvg, FedRep, LocalOnly
 from pfl_lightning.seeding import derive_seed
 from pfl_lightning.server import Aggregator, AveragingAggregator
@@ -33,9 +33,22 @@ ENGINES = pytest.mark.parametrize(
 EPOCHS = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToldUpdate(ClientUpdate):
+    """With a number that reaches the server under every engine."""
+
+    told: torch.Tensor = statistics_field(shape="", dtype=torch.int64)
+
+
+def tell(update, number):
+    shown = {"client": update.client, "round": update.round, "num_samples": update.num_samples}
+    return ToldUpdate(**shown, weights=update.weights, told=torch.tensor(number))
+
+
 class Server(AveragingAggregator):
     """Keeps what clients and server are told."""
 
+    update_class = ToldUpdate
     unsaved = ("told",)
 
     def __init__(self, client, num_clients):
@@ -44,19 +57,19 @@ class Server(AveragingAggregator):
 
     def receive(self, update):
         assert (self.facts.num_participating, self.facts.num_rounds) == (4, 2)
-        self.told[update.round, update.client] = update.num_samples
+        self.told[update.round, update.client] = int(update.told)
         super().receive(update)
 
 
 class Told(FedRep):
-    """Uploads the number of steps as the number of samples, which reaches the server under every engine."""
+    """Uploads the number of steps."""
 
     def before_fit(self, context):
         assert context.num_steps == 0
 
     def make_update(self, context, before):
         assert (context.facts.num_participating, context.facts.num_rounds) == (4, 2)
-        return replace(super().make_update(context, before), num_samples=context.num_steps)
+        return tell(super().make_update(context, before), context.num_steps)
 
     def configure_aggregator(self, num_clients):
         return Server(self, num_clients)
@@ -92,14 +105,14 @@ def test_steps_and_clients_in_other_processes(make, monkeypatch):
 
 
 class Held(FedAvg):
-    """Uploads, as the number of samples, how many the client has held back and what their classes add up to."""
+    """Uploads how many the client has held back and what their classes add up to."""
 
     def before_fit(self, context):
         return summary(context.validation.tensors()[1]) if context.validation is not None else 1
 
     def make_update(self, context, before):
         assert context.data.num_samples == len(LABELS[context.client])
-        return replace(super().make_update(context, None), num_samples=before)
+        return tell(super().make_update(context, None), before)
 
     def configure_aggregator(self, num_clients):
         return Server(self, num_clients)

@@ -295,4 +295,5 @@ class VectorizedEngine(VectorizedEvaluation):
             raise
         means = {name: sum(values) / len(values) for name, values in member.losses.items()}
         seconds += time.perf_counter() - start
-        return FitResult(context.client, context.round, update, personal, means, seconds)
+        count = context.data.num_samples
+        return FitResult(context.client, context.round, update, personal, means, seconds, num_samples=count)

@@ -9,9 +9,10 @@ from _helpers.project import Net
 from _helpers.toy import INPUTS, assert_same, quiet_trainer
 from torch.utils.data import DataLoader, IterableDataset
 
-from pfl_lightning import FederatedLoop, SequentialEngine, federate
+from pfl_lightning import FederatedLoop, SequentialEngine, TrainerEngine, federate
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
+from pfl_lightning.server import AveragingAggregator
 
 
 class Replay(IterableDataset):
@@ -78,3 +79,35 @@ def test_a_stream_that_needs_a_set_up_is_given_by_the_client():
     federation, data = federate(Prepared(), method=FedAvg, num_clients=2)
     with pytest.raises(TypeError, match=r"give a map-style Dataset .*, or a list of data sets, one a client.*__init__"):
         quiet_trainer(1).fit(federation, datamodule=data)
+
+
+class Uneven(IterableDataset):
+    """Another number of items in each pass."""
+
+    read: list[int]
+
+    def __iter__(self) -> Any:
+        self.read.append(4 + len(self.read) % 3)
+        for place in range(self.read[-1]):
+            yield torch.full((INPUTS,), float(place)), place % 5
+
+
+BATCHES = [(torch.ones(size, INPUTS), torch.zeros(size, dtype=torch.int64)) for size in (3, 4, 2)]
+
+
+def test_an_update_counts_the_items_of_the_last_pass(monkeypatch, recwarn):
+    """The round compares it with what the engine has counted after the fit: no update of such clients is refused."""
+    receive, counts = AveragingAggregator.receive, []
+
+    def noting(server: Any, update: Any) -> None:
+        counts.append((update.num_samples, Uneven.read[-1]))
+        receive(server, update)
+
+    monkeypatch.setattr(AveragingAggregator, "receive", noting)
+    Uneven.read = []
+    silos = [DataLoader(Uneven(), 3), DataLoader(BATCHES, batch_size=None)]
+    federation, data = federate(Net(), silos, FedAvg, epochs=2, engine=TrainerEngine())
+    quiet_trainer(2, limit_val_batches=0).fit(federation, datamodule=data)
+    assert len(set(Uneven.read[-4:])) == 3
+    assert all(told == read for told, read in counts[::2])
+    assert not [str(one.message) for one in recwarn if "left out" in str(one.message)]
