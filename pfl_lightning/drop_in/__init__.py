@@ -8,10 +8,11 @@ Where to look:
   arguments: ``given_data``, ``module_streams``, ``checks``.
 - ``outer/``: the federation, and what its Trainer has. ``federation``, ``given_module``, ``logs_over_clients``;
   ``trainer_checks`` and ``handed_options`` (its options), ``outer_hooks`` and ``local_callbacks`` (its callbacks),
-  ``user_stages`` (setup, checkpoints, predict), ``set_up``, ``shown_model`` (the global model behind ``pl_module``).
+  ``user_stages`` (setup, checkpoints, predict), ``set_up``, ``shown_model`` (the global model behind ``pl_module``),
+  ``traveling`` (what is said of tensors that travel).
 - ``client/``: a client. ``module_client`` and ``module_steps``, with ``made_class`` (of a method) and
   ``module_options``, ``network_parts``, ``roles`` and ``head``, ``tracing`` (which layer is the head), ``parts`` (what
-  a method needs of a module), ``copies``, ``transient``, ``frozen``.
+  a method needs of a module), ``chosen`` (what its user keeps or shares), ``copies``, ``transient``, ``frozen``.
 - ``features/``: methods on features. ``feature_client`` with ``feature_parts``, ``feature_method``, ``passes``,
   ``capture``; ``view_client``, ``views`` and ``encoder`` (self-supervised methods).
 - ``fits/``: a local fit and an evaluation. ``module_trainer``, ``module_evaluation``, ``hooks`` and ``loggers``,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.client.copies import Factory
-from pfl_lightning.drop_in.forms.checks import check_labels
+from pfl_lightning.drop_in.forms.checks import check_labels, split_method
 from pfl_lightning.drop_in.forms.given_data import Division, LoadersByStage, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
@@ -37,6 +38,8 @@ def federate(
     labels: Callable[[Any], Any] | None = None,
     module_factory: Factory | None = None,
     frozen: Sequence[str] | None = None,
+    personal: str | Sequence[str] = (),
+    shared: str | Sequence[str] = (),
     cohort: int | float = 1.0,
     local_callbacks: Sequence[L.Callback] = (),
     engine: Engine | None = None,
@@ -82,6 +85,10 @@ def federate(
         frozen: Names or patterns of parameters with ``requires_grad=False`` that no local fit changes. They neither
             travel nor are stored for each client, and copies share their memory. ``None`` is all of them but those of a
             network that may be a moving average of another; ``()`` is none: they travel as what trains does.
+        personal: Names or patterns of layers, parameters or buffers that stay with each client, whatever the method
+            shares: ``("queue*",)`` for a queue of keys, which has no mean. They are stored, saved and exported with the
+            client's state. A method that has a parameter ``personal`` of its own (DualFed) is given it.
+        shared: Names or patterns of what travels and is averaged, whatever the method keeps on the client.
         cohort: How many clients take part in a round; for more, give the Trainer a FederatedLoop of your own.
         local_callbacks: Callbacks that run inside local fits and evaluations, on the batches of each client; each local
             fit has new copies of them.
@@ -109,6 +116,8 @@ def federate(
     from pfl_lightning.callbacks.loop import FederatedLoop  # which may make the federation by this function
 
     check_labels(labels)
+    if personal and callable(method) and "personal" in inspect.signature(split_method(method)[0].__init__).parameters:
+        hyperparameters, personal = {**hyperparameters, "personal": personal}, ()
     made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method
     federation = ModuleFederation(
         module,
@@ -121,6 +130,8 @@ def federate(
         module_factory=module_factory,
         local_callbacks=local_callbacks,
         frozen=frozen,
+        personal=personal,
+        shared=shared,
         engine=engine,
         schedule=schedule,
         optimizer_state=optimizer_state,

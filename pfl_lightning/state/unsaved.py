@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["UnsavedState"]
+__all__ = ["UnsavedState", "content_hash"]
 
 # What a checkpoint saves, or torch's own bookkeeping.
 TORCHS_OWN = frozenset(vars(nn.Module()))
@@ -106,7 +106,7 @@ class UnsavedState:
         version = 0 if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is None or known[0] is not tensor or known[1] != version:
-            known = (tensor, version, f"{tuple(tensor.shape)} {tensor.dtype} {_hash(tensor)}")
+            known = (tensor, version, f"{tuple(tensor.shape)} {tensor.dtype} {content_hash(tensor)}")
         self._digests[id(tensor)] = known
         return known[2]
 
@@ -117,7 +117,7 @@ def _own_ignored(module: nn.Module) -> frozenset[str]:
     return frozenset((*base, "_base_attributes", *unsaved))
 
 
-def _hash(tensor: Tensor) -> str:
+def content_hash(tensor: Tensor) -> str:
     """Hash of a tensor's content; empty where its content cannot be read, which must not end a run."""
     try:
         dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()

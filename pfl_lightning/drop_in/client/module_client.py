@@ -13,6 +13,7 @@ from torch import nn
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.client.buffers import say_what_is_left_out
+from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors, make_leaves
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.drop_in.client.module_options import refuse_options
@@ -53,6 +54,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
         factory: Makes the module once more where it is to be copied; see
             :func:`~pfl_lightning.drop_in.client.copies.copied`.
         frozen: See :func:`~pfl_lightning.drop_in.client.frozen.frozen_parameters`.
+        chosen: What its user keeps on the clients, or shares.
         options: None: learning rates, optimizers and schedulers are those of the module.
     """
 
@@ -77,11 +79,13 @@ class ModuleClient(NetworkParts, ModuleSteps):
         batch_norm: BatchNorm | None = None,
         factory: Factory | None = None,
         frozen: Sequence[str] | None = None,
+        chosen: ChosenParts | None = None,
         **options: Any,
     ) -> None:
         refuse_options(type(self), options)
         self._roles = head if isinstance(head, Roles) else find_roles(encoder, head)
         self._factory, self._frozen_patterns = factory, frozen
+        self.chosen = (chosen or ChosenParts()).names_in(encoder)
         super().__init__(
             encoder,
             num_classes,

@@ -46,6 +46,9 @@ class NetworkParts(FederatedClient):
     _never_trained: set[str]
     module: L.LightningModule
 
+    chosen: tuple[frozenset[str], frozenset[str]]
+    """Names in the module of what its user keeps on the clients, and of what the user shares."""
+
     unset: frozenset[str]
     """Names of buffers that are not finite at the start."""
 
@@ -119,8 +122,21 @@ class NetworkParts(FederatedClient):
         """Names of what travels: of whole numbers (a table, a counter) only the counters of batch normalization.
 
         These are averaged and rounded; a mean of other whole numbers has no meaning, and they stay on the client. So do
-        buffers that are not finite at the start, such as a threshold that is yet to be set.
+        buffers that are not finite at the start, such as a threshold that is yet to be set. What the user has chosen
+        goes before all this.
         """
         counters, state = norm_names(self, affine=False), self.state_dict()
-        known = [name for name in super().shared_names() if name not in self.unset]
-        return [name for name in known if state[name].is_floating_point() or name in counters]
+        usual = {name for name in super().shared_names() if name not in self.unset}
+        usual = {name for name in usual if state[name].is_floating_point() or name in counters}
+        personal, shared = self.chosen
+        usual |= {name for name in state if _names(shared, name)} - self.frozen
+        return [name for name in state if name in usual and not _names(personal, name)]
+
+    def fixed_names(self) -> list[str]:
+        """Names of what keeps its first value; not what the user keeps on the clients or shares."""
+        return [name for name in super().fixed_names() if not any(_names(own, name) for own in self.chosen)]
+
+
+def _names(chosen: frozenset[str], name: str) -> bool:
+    """Whether a name of the client's state is that of a chosen part of the module."""
+    return bool(chosen) and name.startswith(NETWORKS) and bare_name(name) in chosen

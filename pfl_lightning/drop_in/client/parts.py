@@ -10,6 +10,7 @@ import lightning as L
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from pfl_lightning.data import FederatedData
+from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.frozen import frozen_parameters
 from pfl_lightning.drop_in.client.head import head_layer, input_width, number_of_scores
@@ -35,6 +36,7 @@ class ClientParts:
         labels: Gives the classes of a batch.
         factory: Makes the module once more.
         frozen: Which of the frozen parameters never change.
+        chosen: What the user keeps on the clients, or shares.
     """
 
     client_type: type[ModuleClient]
@@ -44,6 +46,7 @@ class ClientParts:
     labels: Callable[[Any], Any] | None = None
     factory: Factory | None = None
     frozen: Sequence[str] | None = None
+    chosen: ChosenParts | None = None
 
     @property
     def on_features(self) -> bool:
@@ -137,7 +140,8 @@ class ClientParts:
             client._roles = traced_head(client.module, trace, "a personalization of the head")
 
     def _client(self, module: L.LightningModule, num_classes: int, **options: Any) -> ModuleClient:
-        known = {"factory": self.factory, "frozen": self.frozen, **options, **self.settings}
+        own = {"factory": self.factory, "frozen": self.frozen, "chosen": self.chosen}
+        known = {**own, **options, **self.settings}
         return self.client_type(module, num_classes, **known)
 
     def _check_features(self, module: L.LightningModule) -> None:

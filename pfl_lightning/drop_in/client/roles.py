@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.tracing import Trace
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["Roles", "check_layers", "find_roles", "likely_head", "traced_head"]
+__all__ = ["Roles", "check_layers", "find_roles", "fitting_names", "likely_head", "tied_across", "traced_head"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +48,13 @@ def find_roles(module: nn.Module, head: str | Sequence[str]) -> Roles:
     """
     check_layers(module)
     names = list(plain_state(module))
-    roles = Roles(_fitting(names, [head] if isinstance(head, str) else head))
+    roles = Roles(fitting_names(names, [head] if isinstance(head, str) else head, "head"))
     if roles and _is_everything(module, roles.head):
         raise ConfigurationError(
             f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the "
             f"last layers alone; there are {names}"
         )
-    tied = _tied_across(module, roles.head)
+    tied = tied_across(module, roles.head)
     if tied is not None:
         raise ConfigurationError(
             f"{tied[0]} and {tied[1]} are one parameter of {_name(module)} (tied weights), and only one of the names "
@@ -75,14 +76,42 @@ def check_layers(module: nn.Module) -> None:
         )
 
 
-def _fitting(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def fitting_names(
+    names: Sequence[str], patterns: Sequence[str], option: str, not_saved: Sequence[str] = ()
+) -> list[str]:
+    """Names that fit one of the patterns, each of which names layers, parameters or buffers.
+
+    Args:
+        names: Names in the module's state.
+        patterns: Names or patterns.
+        option: Name of the option that they are given by.
+        not_saved: Names of non-persistent buffers.
+
+    Raises:
+        ConfigurationError: A pattern fits nothing.
+    """
     found: list[str] = []
     for pattern in patterns:
-        fitting = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        fitting = [name for name in names if _fits(name, pattern)]
         if not fitting:
-            raise ConfigurationError(f"head={pattern!r} fits no parameter or buffer; there are {names}")
+            raise ConfigurationError(
+                f"{option}={pattern!r} fits no parameter or buffer{_hint(pattern, names, not_saved)}"
+            )
         found += fitting
     return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def _hint(pattern: str, names: Sequence[str], not_saved: Sequence[str]) -> str:
+    scratch = [name for name in not_saved if _fits(name, pattern)]
+    if scratch:
+        return f" that is saved: {scratch[0]} is a non-persistent buffer, register it with persistent=True"
+    parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
+    near = difflib.get_close_matches(pattern.rstrip("*."), sorted(parts), 1)
+    return f"{f'; did you mean {near[0]!r}?' if near else ''}; there are {list(names)}"
 
 
 def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
@@ -99,7 +128,7 @@ def likely_head(module: nn.Module) -> Roles:
     """The last linear layer in the order in which layers are declared: where it is not known which is called last."""
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
     found = [name for name in plain_state(module) if linear and name.startswith(f"{linear[-1]}.")]
-    return Roles([] if not found or _is_everything(module, found) or _tied_across(module, found) else found)
+    return Roles([] if not found or _is_everything(module, found) or tied_across(module, found) else found)
 
 
 def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
@@ -121,7 +150,7 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
     elif problem is None and (not found or _is_everything(module, found)):
         problem = f"{trace.last[0]!r} has all parameters of the module"
     elif problem is None:
-        tied = _tied_across(module, found)
+        tied = tied_across(module, found)
         problem = None if tied is None else f"{tied[0]} and {tied[1]} are one parameter (tied weights)"
     if problem is not None:
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
@@ -142,9 +171,9 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
     return Roles(found)
 
 
-def _tied_across(module: nn.Module, head: Iterable[str]) -> tuple[str, str] | None:
-    """Two names of one tensor, of which one is of the head."""
-    own, seen = set(head), dict[int, str]()
+def tied_across(module: nn.Module, part: Iterable[str]) -> tuple[str, str] | None:
+    """Two names of one tensor, of which one belongs to a part of the module."""
+    own, seen = set(part), dict[int, str]()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         other = seen.setdefault(id(parameter), name)
         if (name in own) != (other in own):

@@ -12,10 +12,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
+from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.client.frozen import apart, name_followers
 from pfl_lightning.drop_in.client.made_class import client_class
 from pfl_lightning.drop_in.client.module_client import ModuleClient
+from pfl_lightning.drop_in.client.network_parts import bare_name
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.fits.added_layers import add_layers
@@ -30,8 +32,10 @@ from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
 from pfl_lightning.drop_in.outer.set_up import set_up_by
 from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
+from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.carried import CarriedStates
@@ -57,6 +61,8 @@ class ModuleFederation(HoldsGivenModule):
         module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
         local_callbacks: Callbacks that run inside local fits; see :func:`federate`.
         frozen: Which of the frozen parameters never change; see :func:`federate`.
+        personal: What stays with each client; see :func:`federate`.
+        shared: What travels; see :func:`federate`.
         loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
@@ -80,6 +86,8 @@ class ModuleFederation(HoldsGivenModule):
         module_factory: Factory | None = None,
         local_callbacks: Sequence[L.Callback] = (),
         frozen: Sequence[str] | None = None,
+        personal: str | Sequence[str] = (),
+        shared: str | Sequence[str] = (),
         engine: Engine | None = None,
         schedule: str = "continue",
         optimizer_state: str = "reset",
@@ -89,7 +97,8 @@ class ModuleFederation(HoldsGivenModule):
         made, settings = split_method(method)
         client = client_class(made)
         super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
-        parts = ClientParts(client, settings, head, features, labels, module_factory, frozen)
+        chosen = ChosenParts(personal, shared)
+        parts = ClientParts(client, settings, head, features, labels, module_factory, frozen, chosen)
         first = parts.copied(module)
         take_cli_optimizers(module, first)
         self._given = Given(module, first, parts, module_factory, frozen, Gained(module))
@@ -103,6 +112,7 @@ class ModuleFederation(HoldsGivenModule):
         self.changes = Changes()
         self._continuity = Continuity(schedule, optimizer_state)
         self._best: dict[str, float] = {}
+        self._averaged_buffers = AveragedBuffers()
 
     # ------------------------------------------------------------------ set-up
 
@@ -160,6 +170,22 @@ class ModuleFederation(HoldsGivenModule):
             stored = sum(store.most_bytes for store in self.personal.stores) / 1e9
             rest = None if limit is None else limit - stored
             self.clients.carried = CarriedStates(data.num_clients, rest, self.spill_dir)
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        """Refuse ``shared=`` of what the method's server does not average."""
+        _, shared = cast(ModuleClient, self.clients.models[0]).chosen
+        sent = {bare_name(name) for name in self._sent()} if shared else set()
+        unsent = sorted(shared - sent - self._shared_names())
+        if unsent:
+            raise ConfigurationError(
+                f"shared= names {unsent[0]}, and the server of {self.method_name} averages no such part of a model: "
+                "leave shared= out, or use a method that averages what it shares, such as FedAvg, FedPer or FedBN"
+            )
+
+    def _sent(self) -> State:
+        """What the server would send of the clients' models."""
+        return self.server.broadcast(0, self.round).weights
 
     def on_train_start(self) -> None:
         """Let schedules and best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
@@ -167,10 +193,18 @@ class ModuleFederation(HoldsGivenModule):
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
         for model in self.clients.models:
             cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.monitor)
+        client = cast(ModuleClient, self.clients.models[0])
+        say_what_travels(client)
+        if len(self.data.participating) > 1:
+            self._averaged_buffers.begin(client, self._sent())
         if self.trainer.current_epoch == 0:
             self._best.clear()
             if self.clients.carried is not None:
                 self.clients.carried.clear()
+
+    def on_train_epoch_end(self) -> None:
+        """Look at what the round has made of averaged buffers."""
+        self._averaged_buffers.look(self.given_module, self._sent())
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:

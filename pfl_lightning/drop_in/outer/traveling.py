@@ -1,0 +1,114 @@
+"""What of a user's module travels between clients and server: said before the first round, and watched."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from pfl_lightning.drop_in.client.module_client import ModuleClient
+from pfl_lightning.drop_in.client.network_parts import NETWORKS, bare_name
+from pfl_lightning.messages import State
+from pfl_lightning.state.tensors import norm_names
+from pfl_lightning.state.unsaved import content_hash
+
+__all__ = ["AveragedBuffers", "say_what_travels", "what_travels"]
+
+_NAMED = 6
+"""How many names of each kind the line has."""
+
+_STATISTICS = ("running_mean", "running_var")
+"""Names of buffers that any normalization layer has."""
+
+
+def say_what_travels(client: ModuleClient) -> None:
+    """Print which tensors of the module travel."""
+    rank_zero_info(what_travels(client))
+
+
+def what_travels(client: ModuleClient) -> str:
+    """Which tensors of the module travel, and what becomes of the others."""
+    every = [name for name in client.state_dict() if name.startswith(NETWORKS)]
+    sent = set(client.shared_names()) & set(every)
+    fixed = set(client.fixed_names()) & set(every)
+    frozen = client.frozen & set(every)
+    rest = {
+        "with each client": set(every) - sent - fixed - frozen,
+        "at their first values": fixed,
+        "frozen": frozen,
+    }
+    number = "all" if len(sent) == len(every) else str(len(sent)) if sent else "none"
+    travels = f" ({_outline(sent, every)})" if sent and len(sent) < len(every) else ""
+    stays = [f"{how}: {_outline(names, every)}" for how, names in rest.items() if names]
+    return (
+        f"Between clients and server travel {number} of the {len(every)} tensors of {type(client.module).__name__}"
+        f"{travels}{'; stay ' if stays else ''}{'; '.join(stays)}"
+    )
+
+
+def _outline(names: Collection[str], every: Sequence[str]) -> str:
+    """Names, those of a layer whose tensors are all among them as one."""
+    chosen, found = set(names), dict[str, None]()
+    divided = {prefix for name in every if name not in chosen for prefix in _prefixes(name)}
+    for name in every:
+        if name in chosen:
+            whole = next((f"{prefix}.*" for prefix in _prefixes(name) if prefix not in divided), name)
+            found[whole.removeprefix("module.")] = None
+    rest = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(list(found)[:_NAMED]) + rest
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Names of the layers that hold a tensor, the outermost first; not of the user's module itself."""
+    parts = name.split(".")
+    start = 2 if name.startswith("module.") else 1
+    yield from (".".join(parts[:depth]) for depth in range(start, len(parts)))
+
+
+class AveragedBuffers:
+    """Warns once of buffers that local fits change and the server averages, where nobody has asked for that."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}  # hashes
+        self._said = False
+
+    def begin(self, client: ModuleClient, weights: State) -> None:
+        """Training begins: note what the buffers hold.
+
+        Args:
+            client: A client.
+            weights: What the server sends.
+        """
+        names = [] if self._said else _watched(client)
+        self._first = {name: content_hash(weights[name]) for name in names if name in weights}
+
+    def look(self, module: Any, weights: State) -> None:
+        """A round is over: warn of what it has changed.
+
+        Args:
+            module: The user's module.
+            weights: What the server sends.
+        """
+        found = [name for name, before in self._first.items() if content_hash(weights[name]) != before]
+        if not found:
+            return
+        self._said, self._first = True, {}
+        names = tuple(dict.fromkeys(map(bare_name, found)))
+        warnings.warn(
+            f"local fits change buffers of {type(module).__name__} that are averaged over the clients: "
+            f"{', '.join(names)}. A mean of queues, of memories with a row for each item, or of places in them has no "
+            f"meaning: personal={names!r} keeps them on each client. If a mean is what you want, shared={names!r} says "
+            "so",
+            stacklevel=2,
+        )
+
+
+def _watched(client: ModuleClient) -> list[str]:
+    """Names of buffers that are averaged, but for statistics of normalization and what the user shares."""
+    _, wanted = client.chosen
+    passed = norm_names(client, affine=False) | {f"{prefix}{name}" for prefix in NETWORKS for name in wanted}
+    buffers = {name: b for name, b in client.named_buffers() if name.startswith(NETWORKS) and b.is_floating_point()}
+    names = (name for name in client.shared_names() if name in buffers)
+    return [name for name in names if name not in passed and not name.endswith(_STATISTICS)]
