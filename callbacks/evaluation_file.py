@@ -14,7 +14,7 @@ import lightning as L
 
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.result_rows import accuracies, as_text, summary_of
-from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
+from pfl_lightning.callbacks.run_facts import counts, evaluated, rounds_column, run_facts
 from pfl_lightning.federation import Federation
 
 __all__ = ["Part", "evaluation_files", "rename_aside", "set_later_aside"]
@@ -116,10 +116,11 @@ def _rows(federation: Federation, part: Part) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     columns = [f"{part}_samples", f"{part}_accuracy", f"{part}_loss"]
-    writer.writerow(["client", "novel", "train_samples", *columns, *logged])
+    writer.writerow(["client", "novel", "train_samples", "rounds_trained", *columns, *logged])
+    rounds = rounds_column(federation)
     for client, score in scores.items():
         samples = len(federation.data.client_data(client).train)
         figures = (score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))
         row = ["" if figure != figure else figure for figure in figures]  # NaN is an empty field
-        writer.writerow([client, int(client in novel), samples, score.num_samples, *row])
+        writer.writerow([client, int(client in novel), samples, rounds[client], score.num_samples, *row])
     return text.getvalue()

@@ -24,7 +24,7 @@ from pfl_lightning.callbacks.result_rows import (
     from_first_format,
     mean_of,
 )
-from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, run_facts
+from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, rounds_column, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
@@ -242,10 +242,12 @@ class ResultsWriter(L.Callback):
         columns = [f"{part}_accuracy_{name}" for name in CHOICES for part in ("test", "validation")]
         text = io.StringIO(newline="")
         writer = csv.writer(text)
-        writer.writerow(["client", "train_samples", "validation_samples", "test_samples", *columns])
+        known = ["train_samples", "validation_samples", "test_samples", "rounds_trained"]
+        writer.writerow(["client", *known, *columns])
+        rounds = rounds_column(federation)
         for client in range(federation.personal.num_clients):
             parts = federation.data.client_data(client)
-            row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test)]
+            row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test), rounds[client]]
             for name in CHOICES:
                 chosen = self.chosen.get(name)
                 for values in (chosen.test, chosen.validation) if chosen else ({}, {}):

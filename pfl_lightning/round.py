@@ -207,6 +207,8 @@ class Round:
             )
         elif self.number < CHECKED_ROUNDS:
             self.server.check_unsaved()
+        if growth.fault is None:
+            self.clients.count_round(result.client for result in self.results if result.error is None)
         return growth
 
     def drop(self) -> None:

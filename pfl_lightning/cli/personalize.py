@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pfl_lightning.callbacks.evaluation_file import Part, rename_aside
 from pfl_lightning.callbacks.result_rows import as_text
-from pfl_lightning.callbacks.run_facts import evaluated, run_facts, score_name
+from pfl_lightning.callbacks.run_facts import evaluated, rounds_column, run_facts, score_name
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
@@ -37,11 +37,12 @@ ADAPTED = {"score": "classifier", "model": "fine_tuned"}
 
 
 def _summaries(federation: Federation, part: Part = "test") -> dict[str, tuple[int, AccuracySummary]]:
-    """Number of clients and summary of those that took part in the training, and of the novel ones."""
-    novel = set(federation.data.novel)
+    """Number of clients and summary of those that trained, of those that could have and did not, and of novel ones."""
+    novel, idle = set(federation.data.novel), set(federation.never_trained)
     scores = federation.test_scores if part == "test" else federation.validation_scores
     groups: dict[str, Mapping[int, EvalMetrics]] = {
-        "participating": {c: s for c, s in scores.items() if c not in novel},
+        "participating": {c: s for c, s in scores.items() if c not in novel | idle},
+        "never_trained": {c: s for c, s in scores.items() if c in idle},
         "novel": {c: s for c, s in scores.items() if c in novel},
     }
     return {
@@ -72,7 +73,7 @@ def _table(title: str, federation: Federation, part: Part = "test") -> Table:
     for name, (number, found) in _summaries(federation, part).items():
         figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
         extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
-        table.add_row(f"{number} {name}", *(f"{figure:.2f}" for figure in (*figures, *extremes)))
+        table.add_row(f"{number} {name.replace('_', ' ')}", *(f"{figure:.2f}" for figure in (*figures, *extremes)))
     return table
 
 
@@ -117,12 +118,21 @@ def write_personalization(
     novel, failed = set(federation.data.novel), set(federation.finetune_failures)
     with replace_file(folder / "personalized.csv") as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
-        columns = ["client", "novel", "personalized", "train_samples", "test_samples", "test_accuracy", "test_loss"]
-        writer.writerow(columns)
+        columns = ["client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples"]
+        writer.writerow([*columns, "test_accuracy", "test_loss"])
+        trained = rounds_column(federation)
         for client, score in federation.test_scores.items():
             samples = len(federation.data.client_data(client).train)
             what = [int(client in novel), int(personalization.adapts and client not in failed)]
-            row = [client, *what, samples, score.num_samples, _known(score.accuracy), _known(score.loss)]
+            row = [
+                client,
+                *what,
+                samples,
+                trained[client],
+                score.num_samples,
+                _known(score.accuracy),
+                _known(score.loss),
+            ]
             writer.writerow(row)
     return kept
 

@@ -267,3 +267,13 @@ def test_an_output_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit, match=r"the folder \S*file cannot be made or written \(.*\): give another --output"):
         main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "file")])
+
+
+def test_clients_that_never_trained_are_named_below_the_table(tmp_path, capsys):
+    write_run(tmp_path / "a", clients=(0.25, 0.75, 0.5), rounds_trained=[0, 4, 4], novel_clients=[])
+    write_run(tmp_path / "b", "FedPer", clients=(0.25, 0.75, 0.5), rounds_trained=[2, 4, 0], novel_clients=[2])
+    write_run(tmp_path / "c", "Ditto", clients=(0.25, 0.75, 0.5))  # of a version that did not count rounds
+    out = " ".join(compare(capsys, *(tmp_path / name for name in "abc"), "--output", tmp_path / "out").split())
+    said = "FedAvg, seed 0: 1 client never trained (0; mean 25.00 %, of the other 2: 62.50 %)."
+    assert f"Clients that no round drew, or whose updates were left out: {said}" in out
+    assert said in (tmp_path / "out" / "comparison.md").read_text()

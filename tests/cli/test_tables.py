@@ -52,11 +52,12 @@ def test_a_terminal_of_80_columns_shows_evaluations_in_full(monkeypatch):
     scores = {client: EvalMetrics(1.0, 0.0, 1) for client in range(10_000)}
     scores |= {client: EvalMetrics(client % 2, 0.0, 1) for client in range(10_000, 10_100)}
     data = SimpleNamespace(novel=list(range(10_000, 10_100)))
-    federation = SimpleNamespace(data=data, test_scores=scores, method_name="FedAvg")
+    federation = SimpleNamespace(data=data, test_scores=scores, method_name="FedAvg", never_trained=[0])
     lines = lines_of(evaluations.evaluation_table(federation, "test"))
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert cells == [
-        ["10000 participating", "100.00", "0.00", "0.00", "100.00", "100.00", "100.00"],
+        ["9999 participating", "100.00", "0.00", "0.00", "100.00", "100.00", "100.00"],
+        ["1 never trained", "100.00", "0.00", "0.00", "100.00", "100.00", "100.00"],
         ["100 novel", "50.00", "50.00", "2500.00", "0.00", "100.00", "0.00"],
     ]
 
@@ -67,8 +68,11 @@ def test_a_terminal_of_80_columns_shows_the_results_of_a_fit_in_full(monkeypatch
     writer = SimpleNamespace(
         evaluated_clients=5,
         summaries=lambda part: dict.fromkeys(choices, summarize([0, 1], [1.0, 1.0])),
-        chosen=dict.fromkeys(choices, SimpleNamespace(round=1000)),
+        chosen=dict.fromkeys(choices, SimpleNamespace(round=1000, test={0: 1.0, 1: 0.5, 2: 0.0})),
     )
-    lines = lines_of(tables.fit_table(SimpleNamespace(num_clients=10, method_name="FedAvg"), writer))
+    federation = SimpleNamespace(num_clients=10, method_name="FedAvg", never_trained=[2, 7])
+    lines = lines_of(tables.fit_table(federation, writer))
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert cells == [[choice, "1000", "100.00", "0.00", *["100.00"] * 3] for choice in choices]
+    below = " ".join(" ".join(lines[lines.index(next(line for line in lines if line.startswith("└"))) + 1 :]).split())
+    assert below.startswith("2 clients never trained (2, 7; mean 0.00 %, of the other 2: 75.00 %): no round drew them")

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from pfl_lightning.report.grouping import data_options
 from pfl_lightning.report.ranking import not_ranked
 from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.report.significance import PairedTests
 
-__all__ = ["FAIRNESS", "data_note", "ranking_note", "reference_note", "round_note", "search_note", "without_note"]
+__all__ = [
+    "FAIRNESS",
+    "data_note",
+    "idle_clients",
+    "idle_note",
+    "ranking_note",
+    "reference_note",
+    "round_note",
+    "search_note",
+    "without_note",
+]
+
+SHOWN = 6
+"""Runs that a sentence names."""
 
 FAIRNESS = (
     "Std over clients is that of all clients of a run (divided by their number), the worst decile the mean of the "
@@ -65,6 +79,48 @@ def round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
                 said.setdefault(of, []).append(f"round {round} of {run.rounds}")
     listed = [f"{of}: {', '.join(dict.fromkeys(rounds))}" for of, rounds in said.items()]
     return f"Not of the last round: {'; '.join(listed)}." if listed else ""
+
+
+def idle_clients(clients: Sequence[int], accuracies: Mapping[int, float]) -> str:
+    """Clients that never trained, and what they do to the mean; empty without clients.
+
+    Args:
+        clients: Their numbers.
+        accuracies: The accuracies of which the mean is taken, by client.
+
+    Example:
+        >>> idle_clients([1], {0: 0.75, 1: 0.25, 2: 0.75})
+        '1 client never trained (1; mean 25.00 %, of the other 2: 75.00 %)'
+    """
+    if not clients:
+        return ""
+    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
+    own = [accuracies[client] for client in clients if client in accuracies]
+    others = [accuracy for client, accuracy in accuracies.items() if client not in set(clients)]
+    means = f"; mean {100 * fmean(own):.2f} %" if own else ""
+    means += f", of the other {len(others)}: {100 * fmean(others):.2f} %" if own and others else ""
+    means += "; not in the mean" if others and not own else ""
+    return f"{len(clients)} client{'s' if len(clients) > 1 else ''} never trained ({shown}{means})"
+
+
+def idle_note(rows: Sequence[MeasuredRow], figure: str) -> str:
+    """Runs of which clients never trained, which says little of the method; empty where there are none.
+
+    Args:
+        rows: The rows.
+        figure: The headline.
+    """
+    said = [
+        f"{row.label}{f' ({row.setting})' if row.setting else ''}, seed {run.seed}: "
+        + idle_clients(run.never_trained, run.evaluation(figure).clients)
+        for row in rows
+        for run in row.runs
+        if run.never_trained and figure != "personalized_novel"
+    ]
+    more = f"; and {len(said) - SHOWN} more runs" if len(said) > SHOWN else ""
+    return (
+        f"Clients that no round drew, or whose updates were left out: {'; '.join(said[:SHOWN])}{more}." if said else ""
+    )
 
 
 def without_note(rows: Sequence[MeasuredRow], what: str) -> str:

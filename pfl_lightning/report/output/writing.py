@@ -21,6 +21,7 @@ from pfl_lightning.report.output.formats import fits, latex_table, markdown_tabl
 from pfl_lightning.report.output.notes import (
     FAIRNESS,
     data_note,
+    idle_note,
     ranking_note,
     reference_note,
     round_note,
@@ -160,7 +161,7 @@ class Report:
         if settings.figure != "test" or settings.choice == "last":  # the caption names another choice
             found.append(round_note(self.rows, settings.figure))
         done = sum(len(row.runs) + row.without for row in self.rows)
-        found.append(without_note(self.rows, self._what()))
+        found += [without_note(self.rows, self._what()), idle_note(self.rows, settings.figure)]
         expected = settings.expected_runs or sum(row.planned for row in self.rows)
         if done < expected:
             found.append(f"{done} of {expected} runs are finished; the table has these.")

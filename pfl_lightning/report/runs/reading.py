@@ -149,6 +149,7 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
         seed=int(results["seed"]),
         rounds=int(results["rounds"]),
         num_clients=int(results["num_clients"]),
+        never_trained=_never_trained(results),
         test=test if old or chosen.get("test") else _tested_afterwards(folder, chosen, choice, results) or test,
         **_personalized(folder, _rounds_of(results)),
         bytes_up=_number(results["bytes"]["up"]),
@@ -157,6 +158,12 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
         history=tuple((_old_entry if old else _entry)(entry) for entry in results["history"]),
         versions=dict(results.get("versions") or {}),
     )
+
+
+def _never_trained(results: Mapping[str, Any]) -> tuple[int, ...]:
+    """Clients without a round; none where nothing was trained, or a version that did not count them wrote the file."""
+    rounds, novel = results.get("rounds_trained") or [], set(results.get("novel_clients") or ())
+    return tuple(c for c, number in enumerate(rounds) if not number and c not in novel) if any(rounds) else ()
 
 
 def _tested_afterwards(
@@ -298,17 +305,19 @@ def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any
     found: dict[str, Any] = {"personalization": flatten("personalize", content.get("personalization") or {})}
     for name, group, novel in (("personalized", "participating", "0"), ("personalized_novel", "novel", "1")):
         if group in content:
-            clients = _client_accuracies(folder / "personalized.csv", "test_accuracy", novel)
+            trained = novel == "0" and "never_trained" in content
+            clients = _client_accuracies(folder / "personalized.csv", "test_accuracy", novel, trained)
             found[name] = _evaluation(evaluated, content[group], clients, content.get("round"))
     return found
 
 
-def _client_accuracies(path: Path, column: str, novel: str | None = None) -> dict[int, float]:
+def _client_accuracies(path: Path, column: str, novel: str | None = None, trained: bool = False) -> dict[int, float]:
     if not path.is_file():
         return {}
     try:
         with path.open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
+        rows = [row for row in rows if not trained or row["rounds_trained"] != "0"]
         found = {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
     except (ValueError, LookupError, TypeError, csv.Error) as error:
         raise ConfigurationError(

@@ -98,6 +98,7 @@ class FinishedRun:
         seeds: All its seeds.
         rounds: Communication rounds that were played.
         num_clients: Number of clients, novel ones included.
+        never_trained: Clients that could take part in rounds and trained in none, as far as the run has counted.
         test: Test accuracies in the chosen round.
         personalized: Those after the personalization stage; NaN where there was none.
         personalized_novel: The same of clients that never trained.
@@ -122,6 +123,7 @@ class FinishedRun:
     seeds: tuple[int, ...] = ()
     rounds: int = 0
     num_clients: int = 0
+    never_trained: tuple[int, ...] = ()
     test: Evaluation = Evaluation()
     personalized: Evaluation = Evaluation()
     personalized_novel: Evaluation = Evaluation()
