@@ -25,7 +25,7 @@ from pfl_lightning.cli.runs.chosen_checkpoint import chosen_checkpoint
 from pfl_lightning.cli.runs.folders import RunFolder, run_folder, runs_below
 from pfl_lightning.cli.runs.placing import place_callbacks
 from pfl_lightning.cli.runs.slurm import SlurmCommand
-from pfl_lightning.cli.runs.stopping import how_to_go_on, stopping_signal
+from pfl_lightning.cli.runs.stopping import explain_lost_files, how_to_go_on, stopping_signal
 from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
 from pfl_lightning.datamodules import FederatedDataModule
@@ -247,15 +247,18 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; a stop from outside has the exit code of its signal (130 and 143), and says how to go on."""
         try:
-            super()._run_subcommand(subcommand)
+            with explain_lost_files(self.run_folder, self._how_to_go_on):
+                super()._run_subcommand(subcommand)
         except (SystemExit, KeyboardInterrupt, FederationError) as error:
             number = stopping_signal(error, self.trainer.received_sigterm)
             if number is None:
                 raise
-            last = self.run_folder / "checkpoints" / "last.ckpt"
-            how = f" {how_to_go_on(self._words, last)}" if subcommand == "fit" else ""
-            print(f"pfl: stopped by {number.name}.{how}", file=sys.stderr)
+            print(f"pfl: stopped by {number.name}. {self._how_to_go_on()}".rstrip(), file=sys.stderr)
             sys.exit(128 + number)
+
+    def _how_to_go_on(self) -> str:
+        last = self.run_folder / "checkpoints" / "last.ckpt"
+        return how_to_go_on(self._words, last) if self.subcommand == "fit" else ""
 
     def before_export(self) -> None:
         """Take the personalization of the config, if there is one."""

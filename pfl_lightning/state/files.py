@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pfl_lightning.errors import DiskFullError, FederationError
 
-__all__ = ["explain_folder", "explain_full_disk", "make_folder", "replace_file", "size_text"]
+__all__ = ["explain_folder", "explain_full_disk", "file_below", "make_folder", "replace_file", "size_text"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, larger than files may be."""
@@ -72,7 +72,7 @@ def explain_folder(folder: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL or not Path(error.filename or "").is_relative_to(folder):
+        if error.errno in FULL or file_below(error, folder) is None:
             raise
         raise type(error)(
             f"the folder {folder} cannot be made or written ({error.strerror}): give another {option}, or make it a "
@@ -94,12 +94,29 @@ def make_folder(folder: Path, option: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _full(error: BaseException | None) -> str | None:
+def file_below(error: OSError, folder: Path) -> Path | None:
+    """The file that an error is about, if it lies in a folder, or is the folder.
+
+    Args:
+        error: The error; TensorBoard's names its file in bytes, and one of a pipe names none.
+        folder: The folder.
+    """
+    named = error.filename
+    if not isinstance(named, (str, bytes, os.PathLike)):
+        return None
+    path = Path(os.fsdecode(named))
+    return path if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)) else None
+
+
+def _full(error: BaseException) -> str | None:
     """Why there is no room; ``None`` for other errors. Torch's writer may hide the error behind one of its own."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL:
-            return error.strerror or "the disk is full"
-        error = error.__cause__ or error.__context__
+    seen: list[BaseException] = []  # an exception that is raised again and again may be in its own context
+    following: BaseException | None = error
+    while following is not None and not any(following is one for one in seen):
+        if isinstance(following, OSError) and following.errno in FULL:
+            return following.strerror or "the disk is full"
+        seen.append(following)
+        following = following.__cause__ or following.__context__
     return None
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from weakref import WeakSet
@@ -105,7 +106,8 @@ class RunLock:
     def release(self) -> None:
         """Remove the file and drop the lock; nothing happens the second time."""
         if self._descriptor is not None:
-            self._path.unlink(missing_ok=True)  # before the lock is dropped: nobody else's file
+            with suppress(OSError):  # the folder may be gone; an error that ends the run must be seen, not this one
+                self._path.unlink()  # before the lock is dropped: nobody else's file
             self._close()
 
     def _close(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pfl_lightning.errors import ConfigurationError, DiskFullError
-from pfl_lightning.state.files import explain_full_disk
+from pfl_lightning.state.files import explain_full_disk, file_below
 
 __all__ = ["explain_unwritable"]
 
@@ -36,7 +36,7 @@ def explain_unwritable(output: Path) -> Iterator[None]:
         error.add_note(GO_ON)
         raise
     except OSError as error:
-        if error.errno not in FORBIDDEN or not str(error.filename or "").startswith(str(output)):
+        if error.errno not in FORBIDDEN or file_below(error, output) is None:
             raise
         raise ConfigurationError(
             f"the study's folder {output} cannot be written ({error.strerror}: {error.filename}): give another "

@@ -3,11 +3,12 @@
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from pfl_lightning.errors import DiskFullError, FederationError
-from pfl_lightning.state.files import explain_full_disk, replace_file
+from pfl_lightning.state.files import explain_folder, explain_full_disk, file_below, replace_file
 
 
 def write(path, error, needed=None):
@@ -50,6 +51,37 @@ def test_the_error_is_found_behind_that_of_a_writer(tmp_path):
     error.__cause__ = no_space()
     with pytest.raises(DiskFullError, match="free in"), explain_full_disk(tmp_path / "not" / "there"):
         raise error
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+def test_errors_in_a_ring_end_the_search(tmp_path, length, link):
+    """A writer that keeps its error and raises it again comes to stand in its own context."""
+    ring = [RuntimeError(f"error {number}") for number in range(length)]
+    for number, error in enumerate(ring):
+        setattr(error, link, ring[(number + 1) % length])
+    with pytest.raises(RuntimeError, match="error 0"), explain_full_disk(tmp_path):
+        raise ring[0]
+    outside = RuntimeError("outside of the ring")
+    setattr(outside, link, ring[0])
+    with pytest.raises(RuntimeError, match="outside"), explain_full_disk(tmp_path):
+        raise outside
+
+
+@pytest.mark.parametrize("kind", [str, os.fsencode, Path, os.path.relpath])
+def test_the_file_of_an_error_however_it_is_named(tmp_path, kind):
+    folder, file = tmp_path / "run", tmp_path / "run" / "sub" / "events"
+    found = file_below(OSError(errno.EACCES, "no", kind(str(file))), folder)
+    assert found is not None
+    assert found.absolute().resolve() == file
+    assert file_below(OSError(errno.EACCES, "no", kind(str(tmp_path / "run2"))), folder) is None
+    with pytest.raises(OSError, match="cannot be made or written"), explain_folder(folder, "--run_dir"):
+        raise OSError(errno.EACCES, "no", kind(str(file)))
+
+
+@pytest.mark.parametrize("name", [None, 3])
+def test_an_error_without_a_path(tmp_path, name):
+    assert file_below(OSError(errno.EPIPE, "Broken pipe", name), tmp_path) is None
 
 
 def test_an_error_that_says_what_to_do_is_not_replaced(tmp_path):

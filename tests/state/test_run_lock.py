@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,6 +87,17 @@ def test_a_file_that_its_holder_removes_meanwhile_is_not_the_lock(tmp_path, monk
     monkeypatch.setattr(run_lock.fcntl, "flock", late)
     with RunLock(tmp_path), pytest.raises(RunLockedError):
         RunLock(tmp_path)
+
+
+@pytest.mark.parametrize("instead", [False, True], ids=["removed", "a file"])
+def test_a_folder_that_is_gone_is_released(tmp_path, instead):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with RunLock(folder) as lock:
+        shutil.rmtree(folder)
+        if instead:
+            folder.touch()
+    assert not lock.is_held
 
 
 def test_without_locks_the_run_goes_on_and_says_so(tmp_path, monkeypatch):

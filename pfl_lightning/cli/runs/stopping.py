@@ -1,17 +1,20 @@
-"""Exit codes and words for a command that was stopped from outside."""
+"""Exit codes and words for a command that was stopped from outside, or whose files were taken away."""
 
 from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pfl_lightning.errors import FederationError
+from pfl_lightning.state.files import FULL, file_below
 
-__all__ = ["how_to_go_on", "stopping_signal"]
+__all__ = ["explain_lost_files", "how_to_go_on", "stopping_signal"]
 
 
 def stopping_signal(error: BaseException, terminated: bool = False) -> signal.Signals | None:
@@ -46,3 +49,36 @@ def how_to_go_on(arguments: Sequence[str], last: Path) -> str:
         elif not word.startswith("--ckpt_path="):
             words.append(word)
     return f"Go on after the last finished round with:\npfl {shlex.join([*words, '--ckpt_path', str(last)])}"
+
+
+@contextmanager
+def explain_lost_files(run: Path, how: Callable[[], str]) -> Iterator[None]:
+    """Inside, an error of a file of the run, whoever reads or writes it, becomes a sentence.
+
+    TensorBoard writes in a thread, which keeps its error, and every later call of the writer raises it. Inside, the
+    thread does not print that error, too.
+
+    Args:
+        run: The run's folder.
+        how: Says how to go on.
+
+    Raises:
+        FederationError: Names the file. A full disk is told by others.
+    """
+    before = threading.excepthook
+
+    def hook(error: threading.ExceptHookArgs) -> None:
+        kept = getattr(error.thread, "exception", None)
+        if kept is None or kept is not error.exc_value:
+            before(error)
+
+    threading.excepthook = hook
+    try:
+        yield
+    except OSError as error:
+        path = None if error.errno in FULL else file_below(error, run)
+        if path is None:
+            raise
+        raise FederationError(f"{path} cannot be read or written ({error.strerror}). {how()}".rstrip()) from error
+    finally:
+        threading.excepthook = before

@@ -1,0 +1,124 @@
+"""Files of a run that are taken away while it runs: a sentence that names the file, and nothing else is lost."""
+
+import json
+import shutil
+import threading
+
+import pytest
+from _helpers.configs import digits_config
+
+from pfl_lightning.callbacks import FederatedLoop
+from pfl_lightning.cli import main
+from pfl_lightning.cli.runs.stopping import explain_lost_files
+from pfl_lightning.errors import FederationError
+
+
+def remove(run):
+    shutil.rmtree(run)
+
+
+def replace_by_a_file(run):
+    shutil.rmtree(run)
+    run.write_text("in its place")
+
+
+def make_folders_of_events(run):
+    for events in run.glob("events*"):
+        events.unlink()
+        events.mkdir()
+
+
+def fill_the_disk_of_events(run):
+    for events in run.glob("events*"):
+        events.unlink()
+        events.symlink_to("/dev/full")
+
+
+def make_a_folder_of_metrics(run):
+    (run / "metrics.csv").unlink(missing_ok=True)
+    (run / "metrics.csv").mkdir()
+
+
+def close_the_checkpoints(run):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("in its place")
+
+
+def fit(tmp_path, monkeypatch, hurt, *words, round=1):
+    """What a run of four rounds says whose folder is hurt in the middle of a round."""
+    begin = FederatedLoop.on_train_epoch_start
+
+    def begin_and_hurt(loop, trainer, pl_module):
+        begin(loop, trainer, pl_module)
+        if trainer.current_epoch == round:
+            hurt(tmp_path / "runs" / "version_0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FederatedLoop, "on_train_epoch_start", begin_and_hurt)
+        config = digits_config(tmp_path, {"trainer.max_epochs": 4})
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", "--config", config, *words])
+    return ended.value.code
+
+
+CSV = (
+    "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
+    "--trainer.logger.flush_logs_every_n_steps=1",
+    "--trainer.logger.name=runs",
+    "--trainer.logger.version=version_0",
+)
+
+
+@pytest.mark.filterwarnings("ignore:the results could not be written")
+@pytest.mark.parametrize(
+    ("hurt", "said"),
+    [
+        (remove, r"/events\S+ cannot be read or written (No such file or directory)"),
+        (replace_by_a_file, r"/events\S+ cannot be read or written (Not a directory)"),
+        (make_folders_of_events, r"/events\S+ cannot be read or written (Is a directory)"),
+        (fill_the_disk_of_events, " cannot be written (No space left on device): "),
+        (make_a_folder_of_metrics, "/metrics.csv cannot be read or written (Is a directory)"),
+        (close_the_checkpoints, "/checkpoints cannot be read or written (File exists)"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_one_sentence_and_the_rest_stays(tmp_path, monkeypatch, capsys, hurt, said):
+    logger = (*CSV, f"--trainer.logger.save_dir={tmp_path}") if hurt is make_a_folder_of_metrics else ()
+    code = fit(tmp_path, monkeypatch, hurt, *logger)
+    run = tmp_path / "runs" / "version_0"
+    before, _, after = said.partition(r"\S+")
+    assert str(code).startswith(f"pfl: {run}{before}")
+    assert after in str(code)
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err + printed.out
+    if run.is_dir():
+        assert json.loads((run / "results.json").read_text())["rounds"] == 2
+    if hurt in (make_folders_of_events, fill_the_disk_of_events):
+        monkeypatch.setattr("sys.argv", ["pfl"])
+        main(["fit", "--config", str(tmp_path / "config.yaml"), f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"])
+        assert [row["round"] for row in json.loads((run / "results.json").read_text())["history"]] == [1, 2, 3, 4]
+
+
+def test_the_command_that_goes_on_is_told(tmp_path, monkeypatch):
+    last = tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
+    assert f"--ckpt_path {last}" in str(fit(tmp_path, monkeypatch, make_folders_of_events))
+    shutil.rmtree(tmp_path / "runs")
+    assert "the same command starts again" in str(fit(tmp_path, monkeypatch, make_folders_of_events, round=0))
+
+
+def test_errors_of_other_files_and_other_threads_stay_as_they_are(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(threading, "excepthook", lambda error: told.append(error.exc_value))
+
+    def fail():
+        raise KeyError("of another thread")
+
+    with explain_lost_files(tmp_path / "run", str):
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    assert [type(error) for error in told] == [KeyError]
+    with pytest.raises(FileNotFoundError), explain_lost_files(tmp_path / "run", str):
+        (tmp_path / "data.csv").read_text()
+    with pytest.raises(FederationError, match="run/events cannot be"), explain_lost_files(tmp_path / "run", str):
+        open(bytes(tmp_path / "run" / "events"), "ab")  # noqa: SIM115
