@@ -137,6 +137,7 @@ class FederatedCLI(LightningCLI):
         if self.subcommand is None:
             return
         config = self.config[self.subcommand]
+        self._check_trains(config)
         apply_engine_option(config)
         apply_clipping(config, self._words)
         runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
@@ -168,6 +169,27 @@ class FederatedCLI(LightningCLI):
             config.verbose = False  # Lightning's table has the names of logged values; the CLI has its own
         if self.subcommand == "export":
             config.output = config.output or str(self.run_folder / "clients")
+
+    def _check_trains(self, config: Any) -> None:
+        """Refuse results of models that were never trained, unless they are asked for.
+
+        Raises:
+            UsageError: A fit has no round and no personalization, or a personalization has no checkpoint.
+        """
+        untrained = (
+            "to let each client adapt untrained models on purpose: pfl fit --trainer.max_epochs 0 --personalize.train "
+            "all (or another choice)"
+        )
+        rounds = config.trainer.max_epochs
+        if self.subcommand == "fit" and rounds == 0 and not config.personalize and not config.trainer.fast_dev_run:
+            raise UsageError(
+                f"--trainer.max_epochs is the number of rounds, and it is 0: nothing would be trained; {untrained}"
+            )
+        if self.subcommand == "personalize" and config.ckpt_path is None:
+            raise UsageError(
+                "pfl personalize needs --ckpt_path, the trained model that clients adapt: last, best or a file; "
+                f"{untrained}"
+            )
 
     def _parse_ckpt_path(self) -> None:
         """Take no options from a checkpoint: those of the config count, and it is read later, with checks."""

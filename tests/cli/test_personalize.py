@@ -12,7 +12,7 @@ from _helpers.toy import run
 
 from pfl_lightning.cli import main
 from pfl_lightning.cli.personalize import write_personalization
-from pfl_lightning.errors import CheckpointError
+from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.phases import Personalization
 
@@ -114,11 +114,20 @@ def test_nothing_writes_what_the_method_gives(tmp_path, config, capsys):
     assert [row["test_accuracy"] for row in rows] == tested
 
 
-def test_without_a_checkpoint_it_says_so(tmp_path, config):
+def test_untrained_models_are_adapted_only_where_that_is_asked_for(tmp_path, config):
     """Each client alone, for as many epochs as the stage has: the baseline Script-Fair."""
-    with pytest.warns(UserWarning, match="a model that was not trained"):
+    with pytest.raises(UsageError, match="needs --ckpt_path, the trained model that clients adapt: last, best or a f"):
         main(["personalize", "--config", str(config), "--personalize.train", "all"])
-    assert results(tmp_path)[0]["participating"]["num_clients"] == 3
+    none = ["fit", "--config", str(config), "--trainer.max_epochs", "0"]
+    with pytest.raises(UsageError, match=r"the number of rounds, and it is 0: nothing would be trained; .* pfl fit"):
+        main(none)
+    with pytest.raises(UsageError, match="nothing would be trained"):
+        main([*none, "--personalize", "null"])
+    assert not (tmp_path / "runs").exists()
+    main([*none, "--personalize.train", "all"])
+    found, rows = results(tmp_path)
+    assert (found["participating"]["num_clients"], found["round"]) == (3, 0)
+    assert [row["rounds_trained"] for row in rows] == ["0"] * 5
 
 
 def test_without_novel_clients_there_are_only_participating_ones(tmp_path, config, capsys):
@@ -146,7 +155,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, config):
 
 def test_too_many_novel_clients_are_refused(config):
     with pytest.raises(ValueError, match="novel_clients is 5: all of the 5 clients would be novel"):
-        main(["personalize", "--config", str(config), "--data.init_args.novel_clients", "5"])
+        main(["fit", "--config", str(config), "--data.init_args.novel_clients", "5"])
 
 
 def test_clients_whose_personalization_fails_are_named(tmp_path, config):
@@ -167,10 +176,6 @@ def test_each_client_alone_from_the_same_start(tmp_path, config):
     main(["fit", *more, "--personalize.epochs", "3", "--trainer.max_epochs", "0"])
     found, rows = results(tmp_path)
     assert (found["participating"]["num_clients"], found["novel"]["num_clients"]) == (3, 2)
-    with pytest.warns(UserWarning, match="a model that was not trained"):
-        main(["personalize", *more, "--personalize.epochs", "3", "--run_dir", str(tmp_path / "other")])
-    again = valid(tmp_path / "other" / "version_0" / "personalized.json")
-    assert again == found
     losses = {row["client"]: float(row["test_loss"]) for row in rows}
     main(["fit", *more, "--personalize.epochs", "30", "--trainer.max_epochs", "0", "--run_dir", str(tmp_path / "long")])
     with (tmp_path / "long" / "version_0" / "personalized.csv").open() as file:

@@ -106,7 +106,7 @@ class FederatedTrainer(L.Trainer):
         Args:
             model: The federation.
             datamodule: The data.
-            ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
+            ckpt_path: A checkpoint, ``last`` or ``best``.
             weights_only: Whether nothing but tensors and plain values is loaded.
         """
         with model.personalized(self.personalization):
