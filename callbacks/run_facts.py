@@ -27,7 +27,7 @@ FORMAT = 2
 NOT_ARGUMENTS = {"self", "encoder", "num_classes", "head", "factory", "frozen"}
 """Parameters of a client's class that are no hyper-parameters, or whose values are modules."""
 
-OWN_TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
+OWN_TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler", "schedule"}
 """Arguments that say nothing of a client whose user's LightningModule makes its optimizers itself."""
 
 DEPTH = 6

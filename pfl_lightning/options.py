@@ -36,6 +36,7 @@ __all__ = [
     "FitOptions",
     "OptionsWithoutSGD",
     "SGDOptions",
+    "Schedule",
     "SharingOptions",
     "TrainingOptions",
     "Unpack",
@@ -43,6 +44,9 @@ __all__ = [
 
 BatchNorm = Literal["shared", "own_statistics", "own"]
 """Whether layers of batch normalization travel, keep their running statistics on the client, or stay there whole."""
+
+Schedule = Literal["rounds", "continue", "restart"]
+"""What a schedule of the learning rate counts before a local fit: all rounds, the client's own, or nothing."""
 
 
 class SGDOptions(TypedDict, total=False):
@@ -62,9 +66,10 @@ class FitOptions(TypedDict, total=False):
 
 
 class SharingOptions(TypedDict, total=False):
-    """What of batch normalization is shared."""
+    """What of batch normalization is shared, and what a schedule of the learning rate counts."""
 
     batch_norm: BatchNorm | None
+    schedule: Schedule
 
 
 class EvaluationOptions(SharingOptions, total=False):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,7 +19,7 @@ from pfl_lightning.client.fits import FitAccess
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.options import BatchNorm
+from pfl_lightning.options import BatchNorm, Schedule
 from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.state.tensors import load_state, select_state
 
@@ -49,6 +48,9 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         epochs: Local epochs a round, E.
         optimizer: Makes the optimizer from the trainable parameters, in place of SGD.
         lr_scheduler: Makes a scheduler from the optimizer, stepped after every local epoch of a phase.
+        schedule: What the scheduler counts before a local fit: ``"rounds"``, the local epochs of all earlier rounds, as
+            if the client had taken part in each; ``"continue"``, those of the rounds that it took part in;
+            ``"restart"``, none. A fine-tuning before an evaluation starts at the beginning.
         fine_tune: Part that a client trains on its own data, from its model, before it is evaluated: ``None``,
             ``"head"`` or ``"all"``. The result is used for the evaluation and then forgotten.
         fine_tune_epochs: Epochs of that fine-tuning.
@@ -106,6 +108,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         epochs: int = 5,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
         lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+        schedule: Schedule = "rounds",
         fine_tune: str | None = None,
         fine_tune_epochs: int = 1,
         fine_tune_lr: float | None = None,
@@ -116,6 +119,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         check_choice("fine_tune", fine_tune, (None, "head", "all"))
         check_choice("eval_model", eval_model, (None, "aggregated", "trained"))
         check_choice("batch_norm", batch_norm, (None, *get_args(BatchNorm)))
+        check_choice("schedule", schedule, get_args(Schedule))
         self.eval_model = eval_model or type(self).eval_model
         self.batch_norm = batch_norm or type(self).batch_norm
         check_at_least("epochs", epochs, 1)
@@ -134,7 +138,7 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         self.frozen = self.find_frozen(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
         self.fine_tune, self.fine_tune_epochs, self.fine_tune_lr = fine_tune, fine_tune_epochs, fine_tune_lr
-        self._make_optimizer, self._make_scheduler = optimizer, lr_scheduler
+        self._make_optimizer, self._make_scheduler, self.schedule = optimizer, lr_scheduler, schedule
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self._recorder: dict[str, list[Tensor]] | None = None
         self.frozen_before: dict[torch.dtype, Any] = {}
@@ -305,11 +309,10 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
             optimizer = make(parameters)
         else:
             optimizer = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        if self.phase.lr is not None:
-            for group in optimizer.param_groups:
+        for group in optimizer.param_groups:
+            if self.phase.lr is not None:
                 group["lr"] = self.phase.lr
-        if self.phase.lr_share is not None:
-            for group in optimizer.param_groups:
+            if self.phase.lr_share is not None:
                 group["lr"] = group["lr"] * self.phase.lr_share
         if self._make_scheduler is None or self.phase.optimizer is not None:
             return optimizer
@@ -343,10 +346,3 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
             yield self._recorder
         finally:
             self._recorder = None
-
-    # ------------------------------------------------------------------ for the engines
-
-    @property
-    def step_module(self) -> L.LightningModule:
-        """The module whose steps and hooks a local fit calls."""
-        return self

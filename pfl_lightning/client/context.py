@@ -41,6 +41,8 @@ class FitContext:
         public: The public samples; ``None`` unless the method asks for them (``public_samples``).
         stored: In an evaluation, whether the federation has stored a state of the client: not until its first local fit
             ends, never of novel clients, and never under methods that keep nothing on the client. True in a local fit.
+        earlier_fits: Number of local fits that schedules of the learning rate count before this one, see ``schedule``
+            of :class:`FederatedClient`; ``None`` where they start at the beginning, as in an evaluation.
     """
 
     client: int
@@ -50,6 +52,7 @@ class FitContext:
     num_steps: int = 0
     public: PublicSamples | None = None
     stored: bool = True
+    earlier_fits: int | None = None
 
     @property
     def validation(self) -> FitData | None:

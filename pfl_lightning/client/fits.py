@@ -12,6 +12,7 @@ from pfl_lightning.client.context import FitContext
 from pfl_lightning.data import SplitSource
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.options import Schedule
 from pfl_lightning.state.closures import copy_module
 
 if TYPE_CHECKING:
@@ -32,10 +33,21 @@ class FitAccess(L.LightningModule):
     exported_label: str | None = None
     """Name of an exported model's encoder, where it is not that of the client's architecture."""
 
+    schedule: Schedule
     encoder: Any
     head: Any
     frozen: Any
     personalization_phases: Any
+
+    @property
+    def step_module(self) -> L.LightningModule:
+        """The module whose steps and hooks a local fit calls."""
+        return self
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether a local fit hands anything on to the client's next, beside its state."""
+        return self.schedule == "continue"
 
     def evaluate(
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer

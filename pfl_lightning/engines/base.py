@@ -20,6 +20,7 @@ from pfl_lightning.engines.advice import explained
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
 from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, local_fit, phase_data, trains
 from pfl_lightning.engines.preparation import forget_preparation
+from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.tasks import (
     EvaluationResult,
     EvaluationTask,
@@ -128,7 +129,7 @@ class Engine(ABC):
         context, losses = task.context, dict[str, list[float]]()
         client.logged_metrics, client.shown_metrics, client.carried = {}, frozenset(), task.carried
         try:
-            begin(client, task)
+            context = begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
             with local_fit(environment), torch_seed(seed, python=True):
                 before = client.before_fit(context)
@@ -138,7 +139,7 @@ class Engine(ABC):
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
                 update, personal = conclude(client, context, before)
-            carried, client.carried = client.carried, None
+            carried, client.carried = handed_on(client, context), None
         except ClientError as error:
             seconds = time.perf_counter() - start
             return FitResult(context.client, context.round, None, {}, {}, seconds, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines.received import attributes, check_attributes, check_names, check_set, mark_shared
+from pfl_lightning.engines.schedules import earlier_fits
 from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
@@ -104,8 +105,12 @@ def local_fit(environment: FitEnvironment) -> AbstractContextManager[object]:
     return torch.autocast(environment.device.type, enabled=False, cache_enabled=False)
 
 
-def begin(client: FederatedClient, task: FitTask) -> None:
-    """Bring a client to the start of its fit: its personal state, under the message of the server."""
+def begin(client: FederatedClient, task: FitTask) -> FitContext:
+    """Bring a client to the start of its fit: its personal state, under the message of the server.
+
+    Returns:
+        The context of the fit.
+    """
     client.train()
     known = _names.setdefault(client, {})
     if BEGUN not in known:
@@ -117,6 +122,7 @@ def begin(client: FederatedClient, task: FitTask) -> None:
     # The client may keep tensors of the message, which belong where its model is.
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
     client.frozen_before = sampled(client, client.frozen) if client.frozen else {}
+    return replace(task.context, earlier_fits=earlier_fits(client, task))
 
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:

@@ -19,6 +19,7 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.feature_cache import is_as_in_evaluation
 from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means, trains, unpack_optimizers
+from pfl_lightning.engines.schedules import advance
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import seeded_generator
@@ -95,7 +96,10 @@ class SequentialEngine(Engine):
         scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = context.data.loader(generator)
-        most = math.inf if sized_len(loader) is None else context.data.num_samples
+        length = sized_len(loader)
+        most = math.inf if length is None else context.data.num_samples
+        for entry in schedulers:
+            advance(entry.scheduler, client, phase, context, phase.epochs * ((length or 0) if entry.every_step else 1))
         batches = getattr(loader, "batches", None)  # of several loaders, as a project's Trainer combines them
         steps: dict[str, list[Tensor]] = {}
         features = frozen_features(client, context) if self.cache_features and not trains(client.encoder) else None

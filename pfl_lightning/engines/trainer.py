@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.inner_trainers import NothingProfiled, keep_fewer_signals, set_levels
 from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means
+from pfl_lightning.engines.schedules import advance
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator
@@ -98,7 +100,7 @@ class TrainerEngine(Engine):
     ) -> PhaseResult:
         """Train through one phase; see :meth:`Engine.run_phase`."""
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        watch = _Watch(context, phase)
+        watch = _Watch(client, context, phase)
 
         def make_trainer(callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
             own = [*copy.deepcopy(self.callbacks), *callbacks, watch]
@@ -178,14 +180,25 @@ def _known_entry_points() -> Iterator[None]:
 class _Watch(L.Callback):
     """Collects the loss terms and counts the steps; stops at the end of an epoch with a non-finite loss."""
 
-    def __init__(self, context: FitContext, phase: Phase) -> None:
-        self.context, self.phase = context, phase
+    def __init__(self, client: FederatedClient, context: FitContext, phase: Phase) -> None:
+        self.client, self.context, self.phase = client, context, phase
         self.steps: dict[str, list[Tensor]] = {}
         self.error: NonFiniteLossError | None = None
         self.count = StepCount()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.count = StepCount(trainer.optimizers)
+        a_round = trainer.max_steps if trainer.max_steps != -1 else math.inf
+        batches = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        steps = min(self.phase.epochs * batches, a_round)
+        for config in trainer.lr_scheduler_configs if self.context.earlier_fits is not None else ():
+            often = steps if config.interval == "step" else math.ceil(steps / batches)
+            if config.frequency != 1:
+                raise ConfigurationError(
+                    f"a frequency of {config.frequency} counts within a local fit: let the scheduler itself count, or "
+                    "use schedule='restart', under which it starts again in every local fit"
+                )
+            advance(config.scheduler, self.client, self.phase, self.context, int(often))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         terms = outputs if isinstance(outputs, dict) else {} if outputs is None else {"loss": outputs}

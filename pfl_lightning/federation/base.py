@@ -35,6 +35,7 @@ from pfl_lightning.state.architectures import (
     as_assignment,
     build_clients,
 )
+from pfl_lightning.state.carried import CarriedStates
 from pfl_lightning.state.checkpoints.writing import use_atomic_files
 from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
@@ -150,6 +151,11 @@ class Federation(EvaluationHooks, SavedState):
         self.server.seed = self.seed
         stores = [*self.personal.stores, *self.server.client_states()]
         spill_to_disk(self.client_state_memory_gb, stores, self.spill_dir)
+        if any(model.hands_on for model in self.clients.models):
+            limit = self.client_state_memory_gb
+            stored = sum(store.most_bytes for store in self.personal.stores) / 1e9
+            rest = None if limit is None else limit - stored
+            self.clients.carried = CarriedStates(data.num_clients, rest, self.spill_dir)
         self._know(data)
 
     def configure_callbacks(self) -> list[L.Callback]:

@@ -123,6 +123,8 @@ class FederationRounds(L.LightningModule):
             traffic: Counts the messages of the round.
         """
         trainer, data = self.trainer, self.data
+        if trainer.current_epoch == 0 and self.clients.carried is not None:
+            self.clients.carried.clear()  # a Trainer that starts at round 0 goes on with no earlier schedules
         cohort = data.current_cohort()[: int(trainer.num_training_batches)]
         begun = Round(trainer.current_epoch, cohort, self.clients, self.server, data, self.environment, traffic)
         begun.fits = self.engine.run(begun.broadcasts(), begun.environment)

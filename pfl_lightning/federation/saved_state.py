@@ -55,7 +55,7 @@ class SavedState(FederationRounds):
         if self.clients.carried is not None and "carried" not in state and self.trainer.state.fn == TrainerFn.FITTING:
             warnings.warn(
                 "the checkpoint holds no schedules and no states of optimizers: those of all clients start again; "
-                "federate(..., schedule='restart', optimizer_state='reset') lets every local fit start again",
+                "schedule='restart' (and optimizer_state='reset' of federate) lets every local fit start again",
                 stacklevel=2,
             )
         self._compare_data(state.get("data"))

@@ -95,6 +95,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
             fine_tune_lr=fine_tune_lr,
             eval_model=eval_model,
             batch_norm=batch_norm,
+            schedule="restart",  # of the base, which counts epochs by themselves: GoesOn counts here
         )
         self._record = self._own_loss = None
         self._transients: list[Transient] = []  # made before the first fit

@@ -9,7 +9,7 @@ from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["TRAINING", "refuse_options"]
 
-TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"}
+TRAINING = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler", "schedule"}
 """Options of clients that make their optimizers themselves."""
 
 
@@ -29,7 +29,8 @@ def refuse_options(made: type, options: dict[str, Any], only: Collection[str] | 
         return
     training = [name for name in refused if name in TRAINING]
     raise ConfigurationError(
-        f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how it is trained"
+        f"{', '.join(training)}: not for a user's LightningModule, whose configure_optimizers says how it is trained "
+        "(federate and FederatedLoop have an option schedule of their own)"
         if training
         else f"{made.__name__} has no option {', '.join(refused)}"
     )

@@ -38,6 +38,12 @@ class Continuity:
 
     def __post_init__(self) -> None:
         """Check the options."""
+        if self.schedule == "rounds":
+            raise ConfigurationError(
+                "schedule='rounds' is for built-in methods: a LightningModule's schedules may also follow metrics and "
+                "thawed layers, which a client does not have of rounds without it; use 'continue', which is the same "
+                "where every client takes part in every round"
+            )
         check_choice("schedule", self.schedule, ("continue", "restart"))
         check_choice("optimizer_state", self.optimizer_state, ("keep", "reset"))
 
@@ -175,6 +181,12 @@ class GoesOn(FederatedClient):
     """A client whose local fits go on where its last one ended, as far as :attr:`continuity` says."""
 
     continuity = Continuity("restart", "reset")
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether anything goes on."""
+        return self.continuity.carries
+
     course: Course | None = None
     """Of the fit under way; ``None`` where nothing goes on, as in a fine-tuning before an evaluation."""
 

@@ -38,7 +38,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
-from pfl_lightning.state.carried import CarriedStates
 
 __all__ = ["ModuleFederation"]
 
@@ -165,11 +164,6 @@ class ModuleFederation(HoldsGivenModule):
 
     def _build(self, data: FederatedData) -> None:
         super()._build(data)
-        if self._continuity.carries:
-            limit = self.client_state_memory_gb
-            stored = sum(store.most_bytes for store in self.personal.stores) / 1e9
-            rest = None if limit is None else limit - stored
-            self.clients.carried = CarriedStates(data.num_clients, rest, self.spill_dir)
         self._check_shared()
 
     def _check_shared(self) -> None:
@@ -188,7 +182,7 @@ class ModuleFederation(HoldsGivenModule):
         return self.server.broadcast(0, self.round).weights
 
     def on_train_start(self) -> None:
-        """Let schedules and best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
+        """Let best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
         for model in self.clients.models:
@@ -199,8 +193,6 @@ class ModuleFederation(HoldsGivenModule):
             self._averaged_buffers.begin(client, self._sent())
         if self.trainer.current_epoch == 0:
             self._best.clear()
-            if self.clients.carried is not None:
-                self.clients.carried.clear()
 
     def on_train_epoch_end(self) -> None:
         """Look at what the round has made of averaged buffers."""

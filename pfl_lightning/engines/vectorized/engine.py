@@ -15,6 +15,7 @@ from torch import nn
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, local_fit, trains
+from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, PhaseResult
 from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
@@ -295,5 +296,14 @@ class VectorizedEngine(VectorizedEvaluation):
             raise
         means = {name: sum(values) / len(values) for name, values in member.losses.items()}
         seconds += time.perf_counter() - start
-        count = context.data.num_samples
-        return FitResult(context.client, context.round, update, personal, means, seconds, num_samples=count)
+        count, carried = context.data.num_samples, handed_on(client, context)
+        return FitResult(
+            context.client,
+            context.round,
+            update,
+            personal,
+            means,
+            seconds,
+            num_samples=count,
+            carried=carried,
+        )

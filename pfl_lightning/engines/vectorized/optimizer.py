@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pfl_lightning.client import FederatedClient
+from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.lifecycle import Scheduler, unpack_optimizers
+from pfl_lightning.engines.schedules import advance
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, check_elementwise
 from pfl_lightning.engines.vectorized.optimizer_state import (
     History,
@@ -40,22 +41,25 @@ class StackedOptimizer:
 
     Args:
         client: The module, in the current phase.
-        count: Number of clients, K.
+        phase: The phase.
+        fits: Context and number of steps of each of the K clients.
 
     Raises:
-        ConfigurationError: The optimizer is not elementwise.
+        ConfigurationError: The optimizer is not elementwise, or a schedule cannot go on from earlier fits.
         CannotVectorizeError: It holds a parameter that is not the client's.
     """
 
-    def __init__(self, client: FederatedClient, count: int) -> None:
+    def __init__(self, client: FederatedClient, phase: Phase, fits: Sequence[tuple[FitContext, int]]) -> None:
         self._optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
         check_elementwise(self._optimizer)
         self.names = _names_of(self._optimizer, client)
         self._tensors: dict[str, Tensor] = {}
-        self._first_state: OptimizerState | None = first_state(self._optimizer, self.names, count)
+        self._first_state: OptimizerState | None = first_state(self._optimizer, self.names, len(fits))
         # Without schedulers the settings never differ; with them every client needs its own.
-        followed = [unpack_optimizers(client.configure_optimizers()) for _ in range(count)] if schedulers else []
-        self._schedules = [_Schedule(optimizer, own) for optimizer, own in followed]
+        self._schedules = [_Schedule(*unpack_optimizers(client.configure_optimizers())) for _ in fits if schedulers]
+        for schedule, (context, steps) in zip(self._schedules, fits, strict=False):
+            for entry in schedule.schedulers:
+                advance(entry.scheduler, client, phase, context, steps if entry.every_step else phase.epochs)
         self._groups: list[tuple[Settings, list[int]]] = []  # clients stepped together; empty: to be found again
         # While clients are stepped apart, their state; otherwise torch's optimizer holds that of all.
         self._rows: Rows | None = None
@@ -185,11 +189,11 @@ class _Schedule:
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler]) -> None:
         self.optimizer = optimizer
-        self._schedulers = schedulers
+        self.schedulers = schedulers
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or torch warns that it never stepped
 
     def advance(self, *, every_step: bool) -> bool:
-        due = [entry for entry in self._schedulers if entry.every_step == every_step]
+        due = [entry for entry in self.schedulers if entry.every_step == every_step]
         for entry in due:
             entry.scheduler.step()
         return bool(due)

@@ -55,12 +55,13 @@ def run_stacked_phase(
         computations: Factory of the computation of a vectorized step; by default it is neither compiled nor captured.
     """
     check_same_settings(client, (stack.row(member) for member in stack.members))
-    optimizer = StackedOptimizer(client, len(stack.members))  # of the client as it is, with its encoder
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
     on_features = stack.members[0].features is not None
     try:
         stack.keep(sorted(stack.members, key=lambda member: -streams[member].steps))
         ordered = [streams[member] for member in stack.members]
+        fits = [(member.context, streams[member].steps) for member in stack.members]
+        optimizer = StackedOptimizer(client, phase, fits)  # of the client as it is, with its encoder
         with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
             step: StackedStep
             if vectorize:

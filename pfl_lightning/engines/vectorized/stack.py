@@ -78,7 +78,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
     """Run a client's fit up to its first phase; the module is left in the client's state."""
     member, context = Member(task, task.context), task.context
     try:
-        begin(client, task)
+        member.context = context = begin(client, task)
         seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
         with local_fit(environment), torch_seed(seed, python=True):
             member.before = client.before_fit(context)

@@ -150,7 +150,7 @@ class StepSchedule(FedAvg):
         vectors = [p for p in self.parameters() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 0.01}]
         optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.02], total_steps=40)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.02], total_steps=50)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 

@@ -8,6 +8,7 @@ from _helpers.toy import CLIENTS, assert_same, run, whole_state
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
+from pfl_lightning.client import Phase
 from pfl_lightning.engines.vectorized.gradients import LossScaling
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.methods import FedAvg, FedPAC
@@ -156,7 +157,7 @@ def test_clients_are_stepped_together_again_once_they_are_equal(make, last):
     """SGD counts no steps, so that only a momentum that is not there yet keeps clients apart; Adam counts them."""
     encoder = torch.nn.Linear(4, 4)
     encoder.out_features = 4
-    optimizer = StackedOptimizer(FedAvg(encoder, 3, optimizer=make), 3)
+    optimizer = StackedOptimizer(FedAvg(encoder, 3, optimizer=make), Phase(), [(None, 1)] * 3)
     parameters = {name: torch.zeros(3, *shape) for name, shape in SHAPES.items()}
     gradients = {name: torch.ones_like(tensor) for name, tensor in parameters.items()}
     optimizer.bind(parameters)
