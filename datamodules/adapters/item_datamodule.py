@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
-from pfl_lightning.datamodules.adapters.items import ItemSplit
+from pfl_lightning.datamodules.adapters.items import ItemSplit, OwnItems
 from pfl_lightning.datamodules.module import FederatedDataModule
 
 __all__ = ["ClientItems", "ItemDataModule"]
@@ -43,6 +44,12 @@ class ItemDataModule(FederatedDataModule):
     @abstractmethod
     def sources(self) -> Iterator[ItemSource]:
         """The data sets with their loaders' settings."""
+
+    @property
+    def divided_datasets(self) -> list[Any]:
+        """The Datasets that are divided, each once for each of its sources."""
+        found = (source.dataset for source in self.sources())
+        return [dataset.dataset if isinstance(dataset, OwnItems) else dataset for dataset in found]
 
     def release(self) -> None:
         """End the processes that read items; they are started again when they are needed."""

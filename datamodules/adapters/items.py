@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, Subset
 from pfl_lightning.data import TwoViews
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 
-__all__ = ["ItemLoader", "ItemSplit", "LoaderEpoch"]
+__all__ = ["ItemLoader", "ItemSplit", "LoaderEpoch", "OwnItems", "own_items"]
 
 _NO_TENSORS = (
     "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
@@ -145,6 +145,8 @@ def own_items(split: ItemSplit) -> Any:
     whole = split.source.dataset
     if isinstance(whole, IterableDataset) or not hasattr(whole, "__len__") or len(split) == len(whole):
         return whole
+    if type(whole) is Subset:  # of random_split: what it is a part of has the attributes that a step may ask for
+        return OwnItems(whole.dataset, [whole.indices[place] for place in split.indices.tolist()])
     return OwnItems(whole, split.indices.tolist())
 
 

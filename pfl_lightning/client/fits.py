@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import lightning as L
@@ -86,6 +87,18 @@ class FitAccess(L.LightningModule):
             self.to(context.data.device)  # the inner Trainer's teardown moves its module to the CPU
             self.train()
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    def on_own_data(
+        self, data: FitData, stage: str | None = None, part: SplitSource | None = None
+    ) -> AbstractContextManager[object]:
+        """Context in which code of the client's model runs; a user's module finds the client's own items in it.
+
+        Args:
+            data: The client's data.
+            stage: ``"validation"`` or ``"test"``, where a part is evaluated.
+            part: That part.
+        """
+        return nullcontext()
 
     def exported_module(self) -> L.LightningModule:
         """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""

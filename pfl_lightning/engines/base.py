@@ -131,7 +131,7 @@ class Engine(ABC):
         try:
             context = begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-            with local_fit(environment), torch_seed(seed, python=True):
+            with local_fit(environment), torch_seed(seed, python=True), client.on_own_data(context.data):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
                     found = self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.FIT, index))
@@ -166,7 +166,8 @@ class Engine(ABC):
         whole = context.data
         context = replace(context, data=phase_data(client, phase, context))
         try:
-            found = self.run_phase(client, phase, context, environment, purpose)
+            with client.on_own_data(context.data):
+                found = self.run_phase(client, phase, context, environment, purpose)
         except (ValueError, RuntimeError) as error:
             better = explained(error, client, phase, context, self.gives_trainer)
             if better is error:

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
 
-__all__ = ["GivenLoaders", "attached", "brings", "checked", "for_another_process", "gives", "loaders_of"]
+__all__ = [
+    "DATA",
+    "GivenLoaders",
+    "attached",
+    "brings",
+    "checked",
+    "data_in",
+    "for_another_process",
+    "gives",
+    "loaders_of",
+    "made_again",
+]
+
+DATA = (Dataset, DataLoader, LightningDataModule)
+"""What of a module is data."""
 
 
 class GivenLoaders(LightningDataModule):
@@ -105,6 +119,34 @@ def for_another_process(datamodule: LightningDataModule, is_read: bool) -> Light
     return own
 
 
+def data_in(value: Any) -> Iterator[Any]:
+    """Data sets, loaders and data modules in a value, a list or a dictionary."""
+    if isinstance(value, DATA):
+        yield value
+    elif type(value) in (list, tuple, dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from data_in(part)
+
+
+def made_again(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Names of data that a further call of ``setup`` has made once more, by classes and numbers of items."""
+    return {
+        name
+        for name, value in before.items()
+        if next(data_in(value), None) is not None
+        and now.get(name) is not value
+        and _forms(value) == _forms(now.get(name))
+    }
+
+
+def _forms(value: Any) -> list[Any]:
+    found: list[Any] = [type(value)]
+    for one in data_in(value):
+        data = one.dataset if isinstance(one, DataLoader) else one
+        found += [type(one), type(data), 0 if isinstance(data, IterableDataset) else getattr(data, "__len__", int)()]
+    return found
+
+
 @contextmanager
 def attached(module: L.LightningModule, trainer: Any) -> Iterator[None]:
     """Inside, the module has a Trainer."""
@@ -148,10 +190,16 @@ def loaders_of(
 
 
 def _test_loader(datamodule: LightningDataModule, trainer: Any) -> Any:
-    """The test loader; ``None`` where there is none yet, for which a plain fit would not have asked."""
+    """The test loader; ``None`` where there is none yet, for which a plain fit would not have asked.
+
+    Where ``setup`` makes the training data once more, the attributes stay those that the training loader is over.
+    """
+    owners = [datamodule, *getattr(datamodule, "_module", [])]
+    before, given = [dict(vars(owner)) for owner in owners], None
     try:
         datamodule.setup("test")
-        return datamodule.test_dataloader()
+        given = datamodule.test_dataloader()
+        return given
     except Exception as error:  # whatever a project raises without its test data
         if trainer is not None and trainer.state.fn == "test":
             raise
@@ -161,6 +209,11 @@ def _test_loader(datamodule: LightningDataModule, trainer: Any) -> Any:
             stacklevel=2,
         )
         return None
+    finally:
+        tested = {id(one) for loader in data_in(given) for one in (loader, getattr(loader, "dataset", None))}
+        for owner, own in zip(owners, before, strict=True):
+            again = {name for name in made_again(own, vars(owner)) if id(vars(owner)[name]) not in tested}
+            vars(owner).update({name: own[name] for name in again})
 
 
 def _has_items(loader: Any) -> bool:

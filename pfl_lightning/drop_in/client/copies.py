@@ -10,8 +10,8 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
+from pfl_lightning.datamodules.adapters.loading.stages import data_in
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import made_lightning, written_class
@@ -20,9 +20,6 @@ from pfl_lightning.state.closures import bind_functions
 __all__ = ["Factory", "copied", "held_tensors", "make_leaves"]
 
 Factory = Callable[[], L.LightningModule]
-
-DATA = (Dataset, DataLoader, L.LightningDataModule)
-"""What of a module is data."""
 
 
 def copied(
@@ -74,7 +71,7 @@ def held_tensors(module: nn.Module) -> dict[int, Any]:
     values = (value for layer in module.modules() for value in vars(layer).values())
     every = list(values)
     found = {id(tensor): tensor for value in every for tensor in _computed(value)}
-    data = {id(value): value for value in every if isinstance(value, DATA)}
+    data = {id(one): one for value in every for one in data_in(value)}
     return {number: tensor.detach().clone() for number, tensor in found.items()} | data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, cast
 
 import lightning as L
@@ -23,6 +24,8 @@ from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
+from pfl_lightning.drop_in.fits.own_data import OwnData
+from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.messages import Broadcast
@@ -234,7 +237,17 @@ class ModuleClient(NetworkParts, ModuleSteps):
         """Return what the module's own validation or test step logs, and its accuracy where that is known."""
         from pfl_lightning.drop_in.fits.module_evaluation import score_module
 
-        return score_module(self, part, stage, data, environment, make_trainer)
+        with self.on_own_data(data, stage, part):
+            return score_module(self, part, stage, data, environment, make_trainer)
+
+    @contextmanager
+    def on_own_data(self, data: FitData, stage: str | None = None, part: SplitSource | None = None) -> Iterator[None]:
+        """Let the module's attributes and loader hooks give the client's own items in the place of all clients'."""
+        own = OwnData(data, stage, part)
+        with ExitStack() as stack:
+            for network in self.networks():
+                stack.enter_context(patched(network, **own.attributes(network), **own.hooks(network)))
+            yield
 
     def fit_under_trainer(
         self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator

@@ -118,7 +118,7 @@ class ClientParts:
             raise ConfigurationError(
                 f"{self.client_type.__name__} works on features of the shape (batch, d), and {what}: name a layer with "
                 "one vector for each sample by features="
-            )
+            ) from trace.error
         if self.client_type.scores_features and (scores is None or scores < classes or width != input_width(layer)):
             raise ConfigurationError(
                 f"{self.client_type.__name__} passes features through the head by itself: {name!r} takes "

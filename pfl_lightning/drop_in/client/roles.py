@@ -140,7 +140,8 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
         method: Name of the method that needs a head, for messages.
 
     Raises:
-        ConfigurationError: It is not known which layer that is, or it cannot be set apart.
+        ConfigurationError: It is not known which layer that is, or it cannot be set apart. Its cause is what ended the
+            step, if anything did.
     """
     layers = (*trace.last, *trace.norms)  # or parameters of the module itself
     found = [n for n in plain_state(module) if n in layers or n.startswith(tuple(f"{layer}." for layer in layers))]
@@ -157,11 +158,13 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
         near = dict.fromkeys([*trace.last, *trace.called[-3:], *linear[-3:]])
         candidates = [name for name in near if not _is_everything(module, _parameters_below(module, name))]
         how = f"Name it by head=; candidates are {', '.join(map(repr, candidates))}"
+        if trace.error is not None:
+            how = f"The traceback above has the cause. If the step fails in this trial alone: {how}"
         raise ConfigurationError(
             f"{method} sets the head of {_name(module)} apart, and the loss of a traced batch does not tell which "
             f"layer that is: {problem}. "
             + (how if candidates else "No layer stands before it: take a method without a head, such as FedAvg")
-        )
+        ) from trace.error
     _log.warning(
         "head of %s: %r, the one last layer that the loss of a traced batch depends on (%s); head= names another",
         _name(module),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -20,10 +19,9 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.trainer import silence
+from pfl_lightning.fit_data import FitData
 
 __all__ = ["Trace", "trace_batch"]
-
-_log = logging.getLogger(__name__)
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Layers that may stand behind the last layer with weights and are no head by themselves."""
@@ -41,6 +39,7 @@ class Trace:
         inputs: Shape of what enters each layer that was called, without weights included.
         outputs: Shape of what each of them gives.
         problem: Why nothing is known of ``last``; ``None`` where all went well.
+        error: What ended the step, if anything did.
     """
 
     last: tuple[str, ...] = ()
@@ -49,6 +48,7 @@ class Trace:
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     problem: str | None = "no batch was seen"
+    error: Exception | None = None
 
     @property
     def is_sure(self) -> bool:
@@ -59,7 +59,8 @@ class Trace:
 def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
     """Run a module's training step on the first batch of the first client, and walk the graph back from its loss.
 
-    Neither the random numbers of the run nor its log are touched, and whatever goes wrong is told, not raised.
+    Neither the random numbers of the run nor its log are touched. Whatever goes wrong is kept, for who asks for the
+    last layer.
 
     Args:
         module: A copy of the module, set up, which is changed.
@@ -72,17 +73,20 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
     except Exception as error:  # whatever a step may raise that runs outside of its Trainer's usual surroundings
         if watch.trace.problem is not None:
             watch.trace.problem = f"the step ended in {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-            _log.debug("tracing %s", type(module).__name__, exc_info=error)
+            watch.trace.error = error
     return watch.trace
 
 
 def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
-    from pfl_lightning.drop_in.fits.module_trainer import _standing_in
+    from pfl_lightning.drop_in.fits.module_trainer import standing_in
+    from pfl_lightning.drop_in.fits.own_data import OwnData
 
     client = data.participating[0]
     own = data.client_data(client)
     settings: Any = getattr(own, "batches", None) or data
-    loader = own.train.loader(min(settings.batch_size, max(len(own.train), 1)), device=torch.device("cpu"))
+    size = min(settings.batch_size, max(len(own.train), 1))
+    loader = own.train.loader(size, device=torch.device("cpu"))
+    items = OwnData(FitData(own.train, size, validation=own.validation))
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
@@ -100,13 +104,14 @@ def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
         inference_mode=False,
         default_root_dir=os.devnull,
     )
-    done = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
+    done: dict[str, Any] = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
+    done |= items.attributes(module) | items.hooks(module)
     with patched(module, **done, configure_callbacks=list), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if own.train.datamodule is None:
             trainer.fit(module, train_dataloaders=loader)
         else:
-            trainer.fit(module, datamodule=_standing_in(own.train.datamodule, {"train_dataloader": loader}))
+            trainer.fit(module, datamodule=standing_in(own.train.datamodule, {"train_dataloader": loader}, items))
 
 
 class _Watch(L.Callback):

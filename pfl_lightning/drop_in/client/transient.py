@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricTracker
 
+from pfl_lightning.datamodules.adapters.loading.stages import DATA, data_in
 from pfl_lightning.drop_in.client.buffers import BufferForms
 from pfl_lightning.drop_in.client.plain_state import plain_state
 
@@ -25,10 +25,9 @@ _log = logging.getLogger(__name__)
 
 _NOT_THE_AUTHORS = ("torch.", "torchvision.", "torchmetrics.")
 _LIGHTNINGS = frozenset({*vars(L.LightningModule()), *vars(nn.Module()), "_compiled_call_impl"})
-_DATA = (Dataset, DataLoader, L.LightningDataModule)
 # Methods that a metric wraps when it is made: they cannot be pickled, and its own __setstate__ makes them again.
 _WRAPPED = frozenset({"update", "compute"})
-_OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *_DATA)
+_OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *DATA)
 
 
 class Transient:
@@ -146,12 +145,14 @@ def own_attributes(layer: nn.Module) -> dict[str, Any]:
         kept = layer._defaults.keys() | _WRAPPED
         return {n: v for n, v in vars(layer).items() if n not in kept and not n.startswith("_")}
     return {
-        name: value for name, value in vars(layer).items() if name not in _LIGHTNINGS and not isinstance(value, _DATA)
+        name: value for name, value in vars(layer).items() if name not in _LIGHTNINGS and not isinstance(value, DATA)
     }
 
 
 def _tensors_and_layers(module: nn.Module) -> dict[int, Any]:
-    found: list[nn.Module | Tensor] = [*module.modules(), *module.parameters(), *module.buffers()]
+    """What stands for itself in copies of attributes; data in lists and dictionaries do, too."""
+    found: list[Any] = [*module.modules(), *module.parameters(), *module.buffers()]
+    found += [one for layer in module.modules() for value in vars(layer).values() for one in data_in(value)]
     return {id(one): one for one in found}
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord
+from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
@@ -115,6 +116,7 @@ class StepsTask:
         environment: Device and precision.
         scores: Is shown every batch.
         notes: Is told of every value that is logged.
+        own: What the client has of the data.
     """
 
     client: ModuleClient
@@ -124,6 +126,7 @@ class StepsTask:
     environment: FitEnvironment
     scores: ClassScores
     notes: LogNotes
+    own: OwnData
 
     def loader(self, device: torch.device) -> BatchSource:
         """The batches."""
@@ -156,7 +159,8 @@ def score_module(
     logged, notes = dict[str, float](), LogNotes(module)
     if own is not None:
         with scores.watching():
-            logged = run_steps(StepsTask(client, own, part, data, environment, scores, notes), make_trainer)
+            items = OwnData(data, stage, part)
+            logged = run_steps(StepsTask(client, own, part, data, environment, scores, notes, items), make_trainer)
     if not logged and not scores.forward_called:
         scores = _probed(client, part, data, environment)
     if own is not None and own != stage:

@@ -26,13 +26,14 @@ from pfl_lightning.drop_in.fits.kept_modes import KeptModes
 from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, can_reduce
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
+from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.drop_in.fits.validation import LocalValidation
 from pfl_lightning.drop_in.forms.module_streams import is_of_module
 from pfl_lightning.engines.tasks import MakeTrainer
 from pfl_lightning.engines.trainer import silence
 
-__all__ = ["fit_module", "run_steps_under_trainer"]
+__all__ = ["fit_module", "run_steps_under_trainer", "standing_in"]
 
 
 @contextmanager
@@ -216,7 +217,8 @@ def fit_module(
             trainer.fit(client.step_module, train_dataloaders=loader, val_dataloaders=validation.loader())
         else:
             loaders = {"train_dataloader": loader, "val_dataloader": validation.loader()}
-            trainer.fit(client.step_module, datamodule=_standing_in(datamodule, loaders))
+            own = OwnData(context.data)
+            trainer.fit(client.step_module, datamodule=standing_in(datamodule, loaders, own))
         if course is not None:
             course.finish_phase(CourseCallback.counts_of(trainer), kept.changed)
         client.shown_metrics |= record.shown
@@ -244,7 +246,7 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
         else:
             loader = task.loader(torch.device("cpu"))
             name = "val_dataloader" if validates else "test_dataloader"
-            run(module, datamodule=_standing_in(datamodule, {name: loader}), verbose=False)
+            run(module, datamodule=standing_in(datamodule, {name: loader}, task.own), verbose=False)
     task.client.to(task.environment.device)
     task.client.eval()
     return _numbers(trainer.callback_metrics)
@@ -262,14 +264,23 @@ def _optimizers_when_asked_for(module: L.LightningModule) -> Callable[..., Any]:
     return optimizers
 
 
-def _standing_in(datamodule: LightningDataModule, loaders: Mapping[str, BatchSource | None]) -> LightningDataModule:
-    """The data module with one client's batches as some of its loaders; it is set up already."""
-    own = copy.copy(datamodule)
+def standing_in(
+    datamodule: LightningDataModule, loaders: Mapping[str, BatchSource | None], own: OwnData
+) -> LightningDataModule:
+    """The data module of one client: with its batches as loaders, and its items in attributes; it is set up already.
+
+    Args:
+        datamodule: The data module.
+        loaders: Those that its Trainer asks for, by the names of the hooks.
+        own: What the client has of the data.
+    """
+    found = copy.copy(datamodule)
     functions: dict[str, Any] = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
+    functions |= own.attributes(datamodule) | own.hooks(datamodule)
     for name, loader in loaders.items():
         functions[name] = partial(_given, loader if loader is not None else [])
-    vars(own).update(functions)
-    return own
+    vars(found).update(functions)
+    return found
 
 
 def _given(loader: Any) -> Any:

@@ -11,8 +11,9 @@ from weakref import ref
 
 import lightning as L
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from pfl_lightning.datamodules.adapters.loading.stages import data_in, made_again
 from pfl_lightning.drop_in.client.copies import held_tensors
 from pfl_lightning.drop_in.outer.changes import Look
 from pfl_lightning.state.closures import bind_functions
@@ -37,10 +38,12 @@ class Gained:
         self._prepared: dict[str, Any] = {}  # as it was before a setup could change it
         self._set_up: set[str] = set()
         self._handed_back: set[str] = set()
+        self._data: dict[str, Any] = {}  # of which clients have parts
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the module's objects, which are others in another process."""
-        return {"_look": None, "_buffers": {}, "_prepared": {}, "_set_up": self._set_up, "_handed_back": set()}
+        nothing: dict[str, Any] = {"_look": None, "_buffers": {}, "_prepared": {}, "_data": {}, "_handed_back": set()}
+        return {**nothing, "_set_up": self._set_up}
 
     @contextmanager
     def preparing(self, module: L.LightningModule) -> Iterator[None]:
@@ -73,7 +76,10 @@ class Gained:
             yield
         # Not earlier: a setup that finds what another setup has made may believe that its layers are there, too.
         names = self._look.attributes_changed_in(module) - self._set_up
-        names |= {name for name in _data_sets(module) if vars(other).get(name) is None}
+        data = _data_sets(module)
+        names |= {name for name in data if vars(other).get(name) is None}
+        self._data = data
+        self._put_data_back(other)
         _hand_over(module, other, {name: vars(module)[name] for name in sorted(names)})
         own = dict(other.named_buffers())
         for name, buffer in module.named_buffers():
@@ -92,6 +98,11 @@ class Gained:
         yield
         self._set_up |= look.attributes_changed_in(other)
         self._set_up |= {name for name, value in _data_sets(other).items() if value is not data.get(name)}
+        self._put_data_back(other)
+
+    def _put_data_back(self, other: L.LightningModule) -> None:
+        """Where a further ``setup`` has made data once more: clients have parts of the first."""
+        vars(other).update({name: self._data[name] for name in made_again(self._data, vars(other))})
 
     def hand_back(self, model: L.LightningModule, module: L.LightningModule) -> None:
         """Give the module what ``setup`` has set on a copy of it, as it would have in a plain run.
@@ -113,9 +124,14 @@ class Gained:
 
 
 def _data_sets(module: L.LightningModule) -> dict[str, Any]:
-    """Those that all copies may share: a stream is each copy's own."""
-    found = vars(module).items()
-    return {n: v for n, v in found if isinstance(v, Dataset) and not isinstance(v, IterableDataset)}
+    """Data sets and loaders that all copies may share, also in lists and dictionaries: a stream is each copy's own."""
+    found = ((name, value, list(data_in(value))) for name, value in vars(module).items())
+    return {name: value for name, value, data in found if data and all(map(_is_shared, data))}
+
+
+def _is_shared(data: Any) -> bool:
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset)
 
 
 def _hand_over(module: L.LightningModule, other: L.LightningModule, values: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import logging
 import pickle
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from pfl_lightning.engines.tasks import (
     FitTask,
     PhaseResult,
 )
-from pfl_lightning.engines.workers.packing import Packed, pack, unpack
+from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
 from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.workers.pool import Job, WorkerPool
 from pfl_lightning.engines.workers.worker import ClientWork, Notice, Reply, Setup, TorchSwitches
@@ -110,8 +110,11 @@ class WorkerEngine(Engine):
             ConfigurationError: There can be no workers, or an object cannot be pickled.
         """
         self.stop()
+        known = {id(dataset): (DATA_SETS, place) for place, dataset in enumerate(getattr(data, "divided_datasets", ()))}
         setup = _packed(
-            "the clients' module or the engine", Setup(tuple(models), self.engine, environment, TorchSwitches.read())
+            "the clients' module or the engine",
+            Setup(tuple(models), self.engine, environment, TorchSwitches.read()),
+            known,
         )
         sent_data = _packed(f"the data ({type(data).__name__})", data)
         super().start(models, data, environment)  # the server computes on as many threads as under the other engines
@@ -225,9 +228,9 @@ class WorkerEngine(Engine):
                 _log.log(notice.level, "%s", notice.text)
 
 
-def _packed(what: str, value: Any) -> Packed:
+def _packed(what: str, value: Any, known: Mapping[int, Place] | None = None) -> Packed:
     try:
-        return pack(value)
+        return pack(value, known)
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigurationError(
             f"{what} cannot be sent to worker processes: {error}. Leave out what cannot be pickled (open files, "

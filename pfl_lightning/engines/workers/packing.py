@@ -22,10 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Packed", "pack", "unpack"]
+__all__ = ["DATA_SETS", "Packed", "pack", "unpack"]
 
 Place = tuple[int, int]
-"""Reference to a tensor that the receiver has: number of its bundle, position in it."""
+"""Reference to what the receiver has: number of its bundle, position in it."""
+
+DATA_SETS = -1
+"""Number of the bundle of the data's own Datasets, which a user's module may hold, too."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -53,7 +56,7 @@ def pack(value: Any, known: Mapping[int, Place] | None = None) -> Packed:
 
     Args:
         value: The object.
-        known: References to the receiver's tensors, by the ``id`` of the tensor, which must not have changed.
+        known: References to what the receiver has (tensors, data sets), by ``id``; a tensor must not have changed.
 
     Returns:
         The bytes; its buffers share the memory of the tensors, which must not change before they have been sent.
@@ -63,7 +66,7 @@ def pack(value: Any, known: Mapping[int, Place] | None = None) -> Packed:
     return Packed(file.getvalue(), tuple(np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers))
 
 
-def unpack(packed: Packed, known: Mapping[int, Sequence[Tensor]] | None = None, *, copy: bool = True) -> Any:
+def unpack(packed: Packed, known: Mapping[int, Sequence[Any]] | None = None, *, copy: bool = True) -> Any:
     """Deserialize an object.
 
     Args:
@@ -78,10 +81,10 @@ def unpack(packed: Packed, known: Mapping[int, Sequence[Tensor]] | None = None, 
 
 def _pickler(file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: Mapping[int, Place]) -> Any:
     class Pickler(_base_pickler()):  # type: ignore[misc]
-        """Pickler of tensors by buffer or by reference."""
+        """Pickler of tensors by buffer, and of what is known by reference."""
 
         def persistent_id(self, value: Any) -> Place | None:
-            return known.get(id(value)) if type(value) is Tensor else None
+            return known.get(id(value))
 
         def reducer_override(self, value: Any) -> Any:
             if type(value) is Tensor and value.layout is torch.strided and not value.is_quantized:
@@ -101,14 +104,13 @@ def _base_pickler() -> type:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: list[Any], known: Mapping[int, Sequence[Tensor]], copy: bool) -> None:
+    def __init__(self, file: io.BytesIO, buffers: list[Any], known: Mapping[int, Sequence[Any]], copy: bool) -> None:
         super().__init__(file, buffers=buffers)
         self._known, self._copy = known, copy
 
-    def persistent_load(self, pid: Any) -> Tensor:
+    def persistent_load(self, pid: Any) -> Any:
         bundle, position = pid
-        found: Tensor = self._known[bundle][position]
-        return found
+        return self._known[bundle][position]
 
     def find_class(self, module: str, name: str) -> Any:
         """Copy tensors into torch's memory, if asked: its alignment may decide the last bits of a product."""

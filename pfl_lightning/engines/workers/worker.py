@@ -22,7 +22,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
-from pfl_lightning.engines.workers.packing import Packed, pack, unpack
+from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, unpack
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, State
 
@@ -208,9 +208,9 @@ class Worker:
         return self._answer(lambda: self._evaluate(payload))
 
     def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> None:
-        found: Setup = unpack(setup)
-        found.switches.throw()
         self._data = unpack(data, copy=False)
+        found: Setup = unpack(setup, {DATA_SETS: getattr(self._data, "divided_datasets", ())})
+        found.switches.throw()
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
         self._environment = replace(

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from pfl_lightning.engines.workers.packing import pack, unpack
+from pfl_lightning.engines.workers.packing import DATA_SETS, pack, unpack
 
 DTYPES = [
     torch.float32,
@@ -84,6 +85,15 @@ def test_what_a_receiver_has_is_not_sent():
     found = unpack(packed, {7: [torch.zeros(1), known]})
     assert found["known"] is found["again"] is known
     assert torch.equal(found["fresh"], fresh)
+
+
+def test_a_data_set_that_a_receiver_has_is_not_sent_inside_what_holds_it():
+    known = TensorDataset(torch.randn(500, 10))
+    packed = pack({"loaders": [DataLoader(known, 4)], "kept": known}, {id(known): (DATA_SETS, 0)})
+    assert packed.num_bytes < 2000
+    theirs = TensorDataset(torch.randn(500, 10))
+    found = unpack(packed, {DATA_SETS: [theirs]})
+    assert found["kept"] is found["loaders"][0].dataset is theirs
 
 
 def test_a_copy_is_writable_and_aligned_as_torch_does_it_and_a_view_shares_the_buffer():

@@ -1,0 +1,120 @@
+"""One client's items in the places where a module, or its data module, holds those of all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+
+from pfl_lightning.data import SplitSource
+from pfl_lightning.datamodules.adapters.items import OwnItems, own_items
+from pfl_lightning.datamodules.adapters.loading.stages import brings
+from pfl_lightning.fit_data import FitData
+
+__all__ = ["OwnData"]
+
+HOOKS = {"train": "train_dataloader", "validation": "val_dataloader", "test": "test_dataloader"}
+
+
+class OwnData:
+    """What a module finds in its own attributes and loader hooks while it runs for one client.
+
+    An attribute that is a divided Dataset, or a loader of one, also in a list or a dictionary, is that of the client's
+    items, so that its length and content are what the client trains on or is evaluated on.
+
+    Args:
+        data: The client's data.
+        stage: ``"validation"`` or ``"test"``, where a part is evaluated.
+        part: That part.
+    """
+
+    def __init__(self, data: FitData, stage: str | None = None, part: SplitSource | None = None) -> None:
+        self._data = data
+        found: dict[str, Any] = {"train": data.part, "validation": data.validation}
+        if stage is not None:
+            found[stage] = part
+        self._parts = {name: one for name, one in found.items() if one is not None and len(one)}
+
+    def attributes(self, owner: Any) -> dict[str, Any]:
+        """The client's own values of attributes of a module or data module, by name."""
+        own = ((name, value, self._own(value)) for name, value in vars(owner).items())
+        return {name: new for name, value, new in own if new is not value}
+
+    def hooks(self, owner: Any) -> dict[str, Callable[[], Any]]:
+        """The client's own loaders in the place of the hooks that a module has."""
+        return {
+            HOOKS[stage]: self._giving(stage, part)
+            for stage, part in self._parts.items()
+            if brings(owner, HOOKS[stage]) and any(True for _ in self._divided(part))
+        }
+
+    def _giving(self, stage: str, part: Any) -> Callable[[], Any]:
+        size = self._data.batch_size if stage == "train" else self._data.eval_batch_size
+
+        def loader() -> Any:
+            return self._loader(stage, part, size, stage == "train", self._data.drop_last)
+
+        return loader
+
+    def _own(self, value: Any) -> Any:
+        if isinstance(value, DataLoader):
+            return self._own_loader(value)
+        if isinstance(value, Dataset):
+            found = self._part_of(value)
+            return value if found is None else own_items(found[1])
+        if isinstance(value, CombinedLoader):
+            return self._combined(value)
+        if type(value) in (list, tuple):
+            parts = [self._own(one) for one in value]
+            return value if all(map(_is, parts, value)) else type(value)(parts)
+        if type(value) is dict:
+            entries = {key: self._own(one) for key, one in value.items()}
+            return value if all(map(_is, entries.values(), value.values())) else entries
+        return value
+
+    def _own_loader(self, value: DataLoader[Any]) -> Any:
+        found = self._part_of(value.dataset)
+        if found is None:
+            return value
+        stage, part = found
+        trains = stage == "train" and not isinstance(value.sampler, SequentialSampler)
+        size = value.batch_size or (self._data.batch_size if stage == "train" else self._data.eval_batch_size)
+        drop_last = self._data.drop_last if trains and size == self._data.batch_size else value.drop_last
+        return self._loader(stage, part, size, trains, drop_last)
+
+    def _combined(self, value: CombinedLoader) -> Any:
+        for stage, part in self._parts.items():
+            found = [self._part_of(getattr(one, "dataset", None)) for one in value.flattened]
+            if hasattr(part, "parts") and [one and one[1] for one in found] == list(part.parts):
+                return self._loader(stage, part, self._data.batch_size, stage == "train", self._data.drop_last)
+        return value
+
+    @staticmethod
+    def _loader(stage: str, part: Any, size: int, shuffle: bool, drop_last: bool) -> Any:
+        draws = torch.Generator().manual_seed(torch.initial_seed()) if shuffle else None
+        drop_last = drop_last and stage == "train" and size <= len(part)
+        return part.loader(size, device="cpu", generator=draws, shuffle=shuffle, drop_last=drop_last)
+
+    def _part_of(self, dataset: Any) -> tuple[str, Any] | None:
+        """The client's part of a Dataset, with its stage; ``None`` where it is not divided, or all of it is its own."""
+        for stage, part in self._parts.items():
+            for one in self._divided(part):
+                whole = one.source.dataset
+                if dataset is whole or (isinstance(whole, OwnItems) and dataset is whole.dataset):
+                    return stage, one
+        return None
+
+    @staticmethod
+    def _divided(part: Any) -> Iterator[Any]:
+        """The parts of Datasets of which a client has some items alone."""
+        for one in getattr(part, "parts", (part,)):
+            whole: Any = getattr(getattr(one, "source", None), "dataset", None)
+            if hasattr(one, "indices") and hasattr(whole, "__len__") and len(one) != len(whole):
+                yield one
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
