@@ -18,6 +18,7 @@ from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = [
+    "Clock",
     "EvaluationResult",
     "EvaluationTask",
     "FitEnvironment",
@@ -36,6 +37,21 @@ MakeTrainer = Callable[..., L.Trainer | None]
 
 
 @dataclass(frozen=True)
+class Clock:
+    """How far the outer Trainer has come, for a user's module that asks its Trainer in an evaluation.
+
+    Attributes:
+        epoch: Its ``current_epoch``: the round, from 0; after a fit the number of rounds.
+        step: Its ``global_step``: rounds that have ended.
+        max_epochs: Its ``max_epochs``: planned rounds.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    max_epochs: int | None = None
+
+
+@dataclass(frozen=True)
 class FitEnvironment:
     """Settings of the outer Trainer and of the run that every local fit gets.
 
@@ -46,6 +62,7 @@ class FitEnvironment:
             default clients train in their module's own precision.
         precision_name: Precision of an inner Trainer, such as ``"bf16-mixed"``.
         facts: Facts about the run that local fits may ask for.
+        clock: How far the outer Trainer has come.
     """
 
     seed: int = 0
@@ -53,6 +70,7 @@ class FitEnvironment:
     precision: Precision = field(default_factory=Precision)
     precision_name: str = "32-true"
     facts: RunFacts = field(default_factory=RunFacts)
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True)

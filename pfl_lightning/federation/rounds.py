@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, FitEnvironment
+from pfl_lightning.engines.tasks import Clock
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.federation.progress_bar import name_round
@@ -112,7 +113,8 @@ class FederationRounds(L.LightningModule):
         facts = RunFacts(
             len(self.data.participating), rounds if rounds > 0 else None, gradient_clip_val=clip, precision=precision
         )
-        return FitEnvironment(self.seed, self.device, trainer.precision_plugin, precision, facts)
+        clock = Clock(trainer.current_epoch, trainer.global_step, trainer.max_epochs)
+        return FitEnvironment(self.seed, self.device, trainer.precision_plugin, precision, facts, clock)
 
     # ------------------------------------------------------------------ a round
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,7 @@ class Course:
             optimizers.append(state if continues else {"state": state["state"]})
         self._after.append(
             {
-                "counts": (counts.epochs, counts.batches, counts.steps) if continues else (),
+                "counts": astuple(counts) if continues else (),
                 "optimizers": optimizers,
                 "schedulers": [each.state_dict() for each in self._schedulers] if continues else [],
                 "changed": changed or {} if continues else {},

@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 
-__all__ = ["Counts", "CourseCallback", "warn_of_counters"]
+__all__ = ["Counts", "CourseCallback", "set_counts", "warn_of_counters"]
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,33 @@ class Counts:
         epochs: Local epochs.
         batches: Batches whose gradients were taken; loggers count them.
         steps: Steps of optimizers, as in ``global_step``.
+        seen: Batches, as in ``fit_loop.total_batch_idx``.
     """
 
     epochs: int = 0
     batches: int = 0
     steps: int = 0
+    seen: int = 0
 
     def after(self, epochs: int) -> Counts:
         """The counts some epochs later, under an engine that counts no steps."""
         return replace(self, epochs=self.epochs + epochs)
+
+
+def set_counts(trainer: L.Trainer, counts: Counts) -> None:
+    """Let a Trainer that has just been made be as far as one that has come so far."""
+    fit: Any = trainer.fit_loop
+    steps = fit.epoch_loop
+    for progress in (fit.epoch_progress.total, fit.epoch_progress.current):
+        progress.ready = progress.started = progress.processed = progress.completed = counts.epochs
+    batches = steps.batch_progress.total
+    batches.ready = batches.started = batches.processed = batches.completed = counts.seen
+    steps._batches_that_stepped = counts.batches
+    for count in (
+        steps.automatic_optimization.optim_progress.optimizer.step.total,
+        steps.manual_optimization.optim_step_progress.total,
+    ):
+        count.ready = count.completed = counts.steps
 
 
 class CourseCallback(L.Callback):
@@ -52,14 +70,7 @@ class CourseCallback(L.Callback):
         fit.max_epochs = -1 if rounds is None else max(rounds * self._epochs, least_epochs)
         if self._steps != -1:
             steps.max_steps = -1 if rounds is None else max(rounds * self._steps, least_steps)
-        for progress in (fit.epoch_progress.total, fit.epoch_progress.current):
-            progress.ready = progress.started = progress.processed = progress.completed = before.epochs
-        steps._batches_that_stepped = before.batches
-        for count in (
-            steps.automatic_optimization.optim_progress.optimizer.step.total,
-            steps.manual_optimization.optim_step_progress.total,
-        ):
-            count.ready = count.completed = before.steps
+        set_counts(trainer, before)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Stop after this fit's steps, where they are limited."""
@@ -75,7 +86,9 @@ class CourseCallback(L.Callback):
     @staticmethod
     def counts_of(trainer: L.Trainer) -> Counts:
         """How far a Trainer has come."""
-        return Counts(trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped, trainer.global_step)
+        steps = trainer.fit_loop.epoch_loop
+        seen = steps.batch_progress.total.ready
+        return Counts(trainer.current_epoch, steps._batches_that_stepped, trainer.global_step, seen)
 
 
 def warn_of_counters(module: L.LightningModule) -> None:

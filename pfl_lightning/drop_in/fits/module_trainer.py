@@ -20,7 +20,7 @@ from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.datamodules.adapters.items import LoaderEpoch
 from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.fits.counters import CourseCallback
+from pfl_lightning.drop_in.fits.counters import Counts, CourseCallback, set_counts
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
 from pfl_lightning.drop_in.fits.kept_modes import KeptModes
 from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
@@ -237,6 +237,9 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
         trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
     if trainer is None:
         return None
+    clock = task.environment.clock
+    set_counts(trainer, Counts(clock.epoch, clock.step, clock.step))
+    trainer.fit_loop.max_epochs = clock.max_epochs
     validates, datamodule = task.stage == "validation", task.part.datamodule  # a loader of the call has none
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
     functions = {"log": task.notes.watched(module.log), "optimizers": _optimizers_when_asked_for(module)}

@@ -166,7 +166,7 @@ class WorkerEngine(Engine):
             ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal, carried=task.carried)
             for model, task in tasks
         )
-        for result in self._spread(work, "fit", self.clients_per_batch):
+        for result in self._spread(work, "fit", self.clients_per_batch, environment):
             assert isinstance(result, FitResult)
             update = result.update
             # What is no update, the round refuses.
@@ -190,7 +190,7 @@ class WorkerEngine(Engine):
             for model, task in tasks
         )
         together = 1 if self._tunes else EVALUATED_TOGETHER
-        yield from self._spread(work, "evaluate", max(together, self.clients_per_batch))
+        yield from self._spread(work, "evaluate", max(together, self.clients_per_batch), environment)
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -198,14 +198,16 @@ class WorkerEngine(Engine):
         """Train a single client in this process, as the engine of the workers does."""
         return self.engine.run_phase(client, phase, context, environment, purpose)
 
-    def _spread(self, work: Iterator[ClientWork], method: str, together: int) -> Iterator[Any]:
+    def _spread(
+        self, work: Iterator[ClientWork], method: str, together: int, environment: FitEnvironment
+    ) -> Iterator[Any]:
         if self._pool is None or self._host is None:
             raise FederationError("the workers have not been started; a Federation does so: call start() first")
         payloads = PayloadBuilder(self._host.backend.put, self._bundle_numbers)
 
         def jobs() -> Iterator[Job]:
             while group := list(islice(work, together)):
-                before, payload = payloads.num_bytes, payloads.make(group)
+                before, payload = payloads.num_bytes, replace(payloads.make(group), clock=environment.clock)
                 self.bytes_sent += payloads.num_bytes - before
                 first = group[0].broadcast
                 others = f" and {len(group) - 1} more" if len(group) > 1 else ""

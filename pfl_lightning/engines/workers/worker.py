@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightning as L
@@ -21,7 +21,7 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
+from pfl_lightning.engines.tasks import Clock, EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, unpack
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import Broadcast, State
@@ -120,11 +120,13 @@ class Payload:
         work: Packed tuple of :class:`ClientWork`.
         bundles: Numbers and references of the bundles of common tensors that the work refers to.
         alive: Numbers of all bundles that later payloads may refer to; a worker drops the others.
+        clock: How far the outer Trainer has come, which the settings at the start do not tell.
     """
 
     work: Packed
     bundles: tuple[tuple[int, Any], ...] = ()
     alive: frozenset[int] = frozenset()
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ class Worker:
 
     @torch.no_grad()
     def _evaluate(self, payload: Payload) -> list[Any]:
-        environment, tasks = self._environment, []
+        environment, tasks = replace(self._environment, clock=payload.clock), []
         for work, model, context in self._clients(payload, training=False):
             parts = self._data.client_data(work.broadcast.client)
             broadcast = work.broadcast.to(environment.device)
