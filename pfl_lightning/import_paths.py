@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
-__all__ = ["is_of_standard_library", "stands_for"]
+__all__ = ["is_own_code", "stands_for"]
+
+PACKAGE = __name__.partition(".")[0]
 
 
 def stands_for(found: object, bases: type | tuple[type, ...]) -> bool:
@@ -34,13 +38,22 @@ def stands_for(found: object, bases: type | tuple[type, ...]) -> bool:
     return inspect.isclass(found) and issubclass(found, bases)
 
 
-def is_of_standard_library(found: Any) -> bool:
-    """Whether a class or function belongs to Python itself, or does not say where it belongs.
+def is_own_code(found: Any) -> bool:
+    """Whether a class or function is defined in a file of the user's, and not in Python or an installed package.
 
     Example:
         >>> import os, torch
-        >>> is_of_standard_library(os.system), is_of_standard_library(torch.optim.SGD)
-        (True, False)
+        >>> is_own_code(os.system), is_own_code(torch.load), is_own_code(is_own_code)
+        (False, False, False)
     """
     module = getattr(found, "__module__", None)
-    return not isinstance(module, str) or module.partition(".")[0] in sys.stdlib_module_names
+    if not isinstance(module, str) or module.partition(".")[0] in {*sys.stdlib_module_names, PACKAGE}:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and not _is_installed(Path(file).absolute())
+
+
+def _is_installed(file: Path) -> bool:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    within = any(file.is_relative_to(folder) for folder in folders)
+    return within or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)

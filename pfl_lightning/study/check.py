@@ -97,12 +97,15 @@ class _Parser:
 
     def _value_error(self) -> str | None:
         """Values of the right kind that a run would refuse at once: what the config names is made, without its data."""
+        from pfl_lightning.cli.options.allowed import check_names
+
         config = self.cli.config["fit"]
         rounds = config["trainer"]["max_epochs"]
         if rounds is None or rounds < 0:
             return f"trainer.max_epochs: a study's runs need a number of rounds of at least 0, got {rounds}"
         if config.get("ckpt_path") is not None:
             return "ckpt_path: the runs of a study go on by themselves; leave it out"
+        check_names(config)
         try:
             made = self.cli.parser.instantiate_classes(self.cli.config)
         except (ValueError, TypeError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
@@ -21,7 +23,7 @@ from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.encoders import EncoderAssignment, encoder_class
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import UsageError
-from pfl_lightning.import_paths import is_of_standard_library, stands_for
+from pfl_lightning.import_paths import is_own_code, stands_for
 
 __all__ = ["check_names"]
 
@@ -48,10 +50,36 @@ ENCODERS = ("model.encoder", "model.encoder.encoders", "model.method.partner")
 """Options that may be the name of an encoder."""
 
 
+PLUGGABLE = (
+    *(FederatedClient, FederatedDataModule, Partitioner, Engine, EncoderAssignment),
+    *(LightningDataModule, Callback, Logger, Profiler, Strategy, Accelerator, Optimizer, LRScheduler),
+)
+"""A class of an installed package that is one of these may stand wherever an option takes it."""
+
+CLASSES = (
+    *(f"pfl_lightning.{name}" for name in ("callbacks", "datamodules", "encoders", "phases", "self_supervised")),
+    *(f"lightning.pytorch.{name}" for name in ("callbacks", "loggers", "plugins", "profilers")),
+    *("lightning.fabric.plugins", "lightly.loss", "lightly.models", "timm.models", "torchmetrics"),
+    *("torch.nn.modules", "torchvision.datasets", "torchvision.models", "torchvision.ops", "torchvision.transforms"),
+    *(f"torch.utils.data.{name}" for name in ("dataloader", "dataset", "sampler")),
+)
+"""Modules of installed packages whose further classes a config may name."""
+
+FUNCTIONS = (
+    *("pfl_lightning.encoders", "pfl_lightning.functional", "torchmetrics.functional"),
+    *("torch.nn.functional", "torch.nn.init", "torch.optim.swa_utils", "torch.utils.data._utils.collate"),
+    *("torch.profiler.profiler.schedule", "torch.profiler.profiler.tensorboard_trace_handler"),
+    *("torchvision.models", "torchvision.transforms", "torchvision.datasets.folder.default_loader"),
+    *("torchvision.datasets.folder.accimage_loader", "torchvision.datasets.folder.pil_loader"),
+)
+"""Functions of installed packages, and modules of such functions, that a config may name."""
+
+
 def check_names(config: Namespace) -> None:
     """Refuse classes and functions that are not what they stand for. Modules are imported, and nothing is called.
 
-    Where an option of a class of your own may be anything, it is nothing of Python's standard library.
+    What the user's own files define may be anything where an option takes anything; what is installed must be listed
+    here, since a function of some package runs a command, or loads a file that does.
 
     Args:
         config: The parsed config of a subcommand.
@@ -62,10 +90,9 @@ def check_names(config: Namespace) -> None:
     for option, found in _named(config, ""):
         if isinstance(found, str):
             try:
-                encoder_class(found)
+                found = encoder_class(found)
             except ValueError as error:
                 raise UsageError(str(error)) from None
-            continue
         bases = ROLES.get(option)
         name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', type(found).__qualname__)}"
         if bases is not None and not stands_for(found, bases):
@@ -73,8 +100,26 @@ def check_names(config: Namespace) -> None:
             raise UsageError(
                 f"{option} must be a subclass of {expected}, or a function that is declared to return one, got {name}"
             )
-        if bases is None and is_of_standard_library(found):
-            raise UsageError(f"{option}: {name} is not accepted: a config names nothing of Python's own library")
+        if not (is_own_code(found) or _is_listed(found, name)):
+            raise UsageError(
+                f"{option}: {name} is not accepted: of installed packages a config names only what belongs in a run "
+                "(docs/command_line.md lists it). If you trust it, call it from a class or function in a file of your "
+                "own, and name that"
+            )
+
+
+def _is_listed(found: Any, name: str) -> bool:
+    """Whether something of an installed package may be named; ``name`` is where it is defined."""
+    if inspect.isclass(found):
+        # Of torch itself, optimizers and modules elsewhere start servers, or run source code that they are given.
+        pluggable = issubclass(found, PLUGGABLE) and (name.startswith("torch.optim.") or not name.startswith("torch."))
+        return pluggable or _is_within(name, CLASSES)
+    public = inspect.isfunction(found) and found.__qualname__ == found.__name__ and not found.__name__.startswith("_")
+    return public and _is_within(name, FUNCTIONS)
+
+
+def _is_within(name: str, places: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{place}.") for place in places)
 
 
 def _named(value: Any, option: str) -> Iterator[tuple[str, Any]]:
@@ -90,6 +135,8 @@ def _named(value: Any, option: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from _named(entry, option)
+    elif isinstance(value, PathLike):  # of the config itself, which can be called
+        return
     elif callable(value) or (isinstance(value, str) and option in ENCODERS):
         yield option, value
 
