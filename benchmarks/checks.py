@@ -8,7 +8,8 @@ The workload is that of FedPAC's Table 1: 600 images a client, the paper's CNN, 
 them.
 
 The checks are timed where they run, inside the rounds of one run, so that the ratio does not depend on how two runs
-differ: checks of updates, snapshots of the server before each update and the comparison of the server with itself after
+differ: checks of updates and the comparison of
+their norms, snapshots of the server before each update and the comparison of the server with itself after
 the aggregation, and the guard against divergence. The first round is left out.
 """
 
@@ -34,11 +35,14 @@ from pfl_lightning.callbacks.divergence import DivergenceGuard
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromDatasets, ImageFolder
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.snapshot import Snapshot
+from pfl_lightning.state.update_norms import UpdateGuard
 
 SETTINGS = {"lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4}
 SAMPLES, BATCH = 600, 50
 TIMED = (
     (Aggregator, "check"),
+    (UpdateGuard, "norms"),
+    (UpdateGuard, "fault"),
     (Snapshot, "__init__"),
     (Snapshot, "growth"),
     (DivergenceGuard, "exceeded"),

@@ -8,8 +8,8 @@ import warnings
 from typing import Any
 
 import lightning as L
-import numpy as np
 
+from pfl_lightning.callbacks.cohorts import draw_clients, number_of_clients
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.callbacks.going_on import count_round, has_begun, stay_ended
@@ -21,6 +21,7 @@ from pfl_lightning.errors import CheckpointError, ConfigurationError, Federation
 from pfl_lightning.federation import Federation
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
+from pfl_lightning.state.update_norms import UpdateGuard
 
 __all__ = ["FederatedLoop"]
 
@@ -42,6 +43,9 @@ class FederatedLoop(ProjectCallback):
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
         stop_on_divergence: Whether the run ends after a round in which the training diverges; see
             :class:`~pfl_lightning.callbacks.divergence.DivergenceGuard`, which warns in any case.
+        max_update_ratio: An update that lies farther from what the server sent than so many times the median of the
+            round so far and of the last one is left out; ``None`` takes all. See
+            :class:`~pfl_lightning.state.update_norms.UpdateGuard`.
         method: A class of :mod:`pfl_lightning.methods`, a partial of one, or its name or import path. With it the
             Trainer is given a LightningModule and data as they are, and the federation is made of them. Without it the
             Trainer is given a Federation.
@@ -59,6 +63,7 @@ class FederatedLoop(ProjectCallback):
         min_clients: int = 1,
         eval_cohort: int | float = 1.0,
         stop_on_divergence: bool = False,
+        max_update_ratio: float | None = 1000.0,
         method: Any = None,
         **options: Any,
     ) -> None:
@@ -76,12 +81,12 @@ class FederatedLoop(ProjectCallback):
             min_clients,
         )
         self.eval_cohort = eval_cohort
-        self.stop_on_divergence = stop_on_divergence
+        self.stop_on_divergence, self.max_update_ratio = stop_on_divergence, max_update_ratio
         self.begin()
 
     def begin(self) -> None:
         """Count from the first round."""
-        self.traffic, self.guard = Traffic(), DivergenceGuard()
+        self.traffic, self.guard, self.updates = Traffic(), DivergenceGuard(), UpdateGuard(self.max_update_ratio)
         self._before_round: tuple[dict[str, int], dict[str, int]] = {}, {}
         self.rounds, self.seconds = 0, 0.0
         self.loss = math.nan  # mean training loss of the last round
@@ -99,8 +104,8 @@ class FederatedLoop(ProjectCallback):
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
-        size = num_clients if last else _number_of_clients("cohort", self.cohort, num_clients)
-        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
+        size = num_clients if last else number_of_clients("cohort", self.cohort, num_clients)
+        return draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -108,8 +113,8 @@ class FederatedLoop(ProjectCallback):
         Raises:
             ConfigurationError: More clients than there are.
         """
-        size = _number_of_clients("eval_cohort", self.eval_cohort, num_clients)
-        return _draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
+        size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
+        return draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
@@ -129,7 +134,7 @@ class FederatedLoop(ProjectCallback):
             self.begin()
         data: Any = pl_module.data
         clients = data.participating
-        size = _number_of_clients("cohort", self.cohort, len(clients))
+        size = number_of_clients("cohort", self.cohort, len(clients))
         if self.min_clients > size:
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
@@ -214,7 +219,7 @@ class FederatedLoop(ProjectCallback):
         if self._reloading.every:
             self._reloading.before(trainer.current_epoch, pl_module.data, trainer)
         self._in_round, self.aggregated = True, False
-        self._round = pl_module.begin_round(self.traffic)
+        self._round = pl_module.begin_round(self.traffic, self.updates)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -303,6 +308,7 @@ class FederatedLoop(ProjectCallback):
             "seconds": self.seconds,
             "undone": self.undone,
             "guard": self.guard.state_dict(),
+            "updates": self.updates.state_dict(),
             "up": dict(self.traffic.up),
             "down": dict(self.traffic.down),
         }
@@ -328,25 +334,6 @@ class FederatedLoop(ProjectCallback):
         self.undone = state_dict.get("undone", 0)
         if "guard" in state_dict:
             self.guard.load_state_dict(state_dict["guard"])
+        self.updates.load_state_dict(state_dict.get("updates", {}))
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
-
-
-def _number_of_clients(name: str, value: int | float, num_clients: int) -> int:
-    """The number of clients that a share, rounded up, or a number means.
-
-    Raises:
-        ConfigurationError: More clients than there are.
-    """
-    if isinstance(value, float):
-        return max(1, math.ceil(value * num_clients - 1e-9))
-    if value > num_clients:
-        raise ConfigurationError(f"{name} is {value} clients, there are {num_clients}")
-    return value
-
-
-def _draw_clients(size: int, num_clients: int, seed: int) -> list[int]:
-    """Distinct clients, ascending; a pure function of its arguments."""
-    if size == num_clients:
-        return list(range(num_clients))
-    return sorted(np.random.default_rng(seed).choice(num_clients, size, replace=False).tolist())

@@ -18,6 +18,7 @@ from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, Message, ma
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.snapshot import Growth, Snapshot
+from pfl_lightning.state.update_norms import Norms, UpdateGuard
 
 __all__ = ["Round", "Traffic"]
 
@@ -43,6 +44,23 @@ def _from_one(round: object) -> object:
     return int(round) + 1 if isinstance(round, Integral) else repr(round)
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """An update that the server has checked and not yet received.
+
+    Attributes:
+        result: The client's result.
+        sent: The broadcast that the update answers.
+        norms: How far it lies from that.
+        place: Place among the round's results.
+    """
+
+    result: FitResult
+    sent: Broadcast
+    norms: Norms
+    place: int
+
+
 @dataclass
 class Round:
     """One communication round: broadcasts, local fits, uploads, aggregation.
@@ -59,6 +77,8 @@ class Round:
         data: Data of all clients.
         environment: Seed, device and precision.
         traffic: Counts every broadcast and every upload.
+        guard: Tells updates that lie far from all others. Where it knows too few, which is in a first round, up to two
+            updates wait for the next one, or for the end of the cohort.
         fits: Results of the engine, which takes its tasks from :meth:`broadcasts`.
         results: Losses, times and errors of the clients so far, without updates and personal states.
     """
@@ -70,8 +90,11 @@ class Round:
     data: FederatedData
     environment: FitEnvironment
     traffic: Traffic
+    guard: UpdateGuard
     results: list[FitResult] = field(default_factory=list)
     fits: Iterator[FitResult] = field(init=False, repr=False)
+    _sent: dict[int, Broadcast] = field(default_factory=dict, init=False, repr=False)
+    _waiting: list[_Waiting] = field(default_factory=list, init=False, repr=False)
     _before: Snapshot | None = field(default=None, init=False, repr=False)
     _last: Snapshot | None = field(default=None, init=False, repr=False)
 
@@ -82,6 +105,7 @@ class Round:
             if not isinstance(broadcast, Broadcast):
                 raise no_broadcast(self.server, broadcast)
             self.traffic.count(self.traffic.down, broadcast)
+            self._sent[client] = broadcast
             model = self.clients.model_of(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)
             carried = None if self.clients.carried is None else self.clients.carried.get(client)
@@ -106,64 +130,98 @@ class Round:
                 f"round {self.number + 1}: the outer Trainer asks for client {client}, and {found}; leave the order of "
                 "the data module's loaders as it is"
             )
-        error = self._collect(result)
+        sent = self._sent.pop(client)
+        error = result.error if result.update is None else None
+        if error is None:
+            try:
+                self._check(result)
+            except Exception as refused:
+                error = self._refusal(result, refused)
+        self.results.append(replace(result, update=None, personal={}, error=error, carried=None))
         if error is not None:
             warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
-        self.results.append(replace(result, update=None, personal={}, error=error, carried=None))
+            return self.results[-1]
+        assert result.update is not None
+        self._waiting.append(_Waiting(result, sent, self.guard.norms(result.update, sent), len(self.results) - 1))
+        if self.guard.has_median([one.norms for one in self._waiting]):
+            self._receive_waiting()
+        else:
+            self._waiting[-1] = replace(self._waiting[-1], result=result.with_own_state())
         return self.results[-1]
 
-    def _collect(self, result: FitResult) -> FederationError | None:
+    def _receive_waiting(self) -> None:
+        """Pass on the updates that wait, in the order of the cohort, but for those that lie far from the others."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self.guard.add(one.norms)
+        for one in waiting:
+            try:
+                self._collect(one)
+            except Exception as refused:
+                error = self._refusal(one.result, refused)
+                self.guard.remove(one.norms)
+                self.results[one.place] = replace(self.results[one.place], error=error)
+                warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
+
+    def _refusal(self, result: FitResult, error: Exception) -> FederationError:
+        """Why a client is left out of the aggregation."""
+        if isinstance(error, ClientError):
+            return error
+        reason = f"the server cannot take its update ({type(error).__name__}: {error})"
+        refused = InvalidMessageError(result.client, self.number, reason)
+        refused.__cause__ = error
+        return refused
+
+    def _check(self, result: FitResult) -> None:
+        """Refuse an update that is not what was asked for, and a personal state of absurd numbers."""
+        update, server = result.update, self.server
+        beside = self.clients.personal.stores if server.undoes_clients else ()
+        self._before = self._before or Snapshot(server, beside=beside)
+        if not isinstance(update, ClientUpdate):
+            reason = f"make_update returned {type(update).__name__}, expected {server.update_class.__name__}"
+            raise InvalidMessageError(result.client, self.number, reason)
+        numbers = (update.client, update.round)
+        if not all(isinstance(n, Integral) for n in numbers) or numbers != (result.client, self.number):
+            reason = f"the update calls itself that of client {numbers[0]!r}, round {_from_one(numbers[1])}"
+            raise InvalidMessageError(result.client, self.number, reason)
+        for name, tensor in result.personal.items():  # which is finite, as the engine has seen
+            if not magnitude(tensor) > LARGEST:
+                continue
+            if not magnitude(tensor) <= 1e3 * magnitude(self.clients.stored(result.client)[name]):
+                reason = f"{name}, which it keeps, holds values of up to {magnitude(tensor):.1e}, expected at most "
+                raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
+        self.traffic.count(self.traffic.up, update)
+        server.check(update)
+        if update.num_samples != result.num_samples:  # which the engine has counted
+            update.refuse(
+                f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
+                "the client has trained on: send context.data.num_samples, and other weights in a further field"
+            )
+
+    def _collect(self, waiting: _Waiting) -> None:
         """Take over a client's update and its personal state.
 
         The personal state was read after ``make_update``, which may still change it. A refused update leaves the
         client as it was before the round, so the state is stored only after the server has taken the update. Whatever
         goes wrong when the server takes it leaves the server as it was before the update.
-
-        Returns:
-            Why the client is left out of the aggregation; ``None`` when it is not.
         """
-        update, server, before = result.update, self.server, None
-        if update is None and result.error is not None:
-            return result.error
-        beside = self.clients.personal.stores if server.undoes_clients else ()
-        self._before = self._before or Snapshot(server, beside=beside)
+        result, server = waiting.result, self.server
+        assert result.update is not None
+        fault = self.guard.fault(result.update, waiting.sent, waiting.norms)
+        if fault is not None:
+            result.update.refuse(fault)
+        before = None
+        if type(server).receive not in WHOLE:
+            before = self._last = Snapshot(server)  # shares what has not changed since
         try:
-            if not isinstance(update, ClientUpdate):
-                reason = f"make_update returned {type(update).__name__}, expected {server.update_class.__name__}"
-                raise InvalidMessageError(result.client, self.number, reason)
-            numbers = (update.client, update.round)
-            if not all(isinstance(n, Integral) for n in numbers) or numbers != (result.client, self.number):
-                reason = f"the update calls itself that of client {numbers[0]!r}, round {_from_one(numbers[1])}"
-                raise InvalidMessageError(result.client, self.number, reason)
-            for name, tensor in result.personal.items():  # which is finite, as the engine has seen
-                if not magnitude(tensor) > LARGEST:
-                    continue
-                if not magnitude(tensor) <= 1e3 * magnitude(self.clients.stored(result.client)[name]):
-                    reason = f"{name}, which it keeps, holds values of up to {magnitude(tensor):.1e}, expected at most "
-                    raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
-            self.traffic.count(self.traffic.up, update)
-            server.check(update)
-            if update.num_samples != result.num_samples:  # which the engine has counted
-                update.refuse(
-                    f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
-                    "the client has trained on: send context.data.num_samples, and other weights in a further field"
-                )
-            if type(server).receive not in WHOLE:
-                before = self._last = Snapshot(server)  # shares what has not changed since
-            server.receive(update)
-        except Exception as error:
+            server.receive(result.update)
+        except Exception:
             if before is not None:
                 before.restore()
-            if isinstance(error, ClientError):
-                return error
-            reason = f"the server cannot take its update ({type(error).__name__}: {error})"
-            refused = InvalidMessageError(result.client, self.number, reason)
-            refused.__cause__ = error
-            return refused
+            raise
         self.clients.personal.set(result.client, result.personal)
         if self.clients.carried is not None and result.carried is not None:
             self.clients.carried.set(result.client, result.carried)
-        return None
 
     def close(self, min_clients: int = 1) -> Growth:
         """Let the server aggregate; where that fails or ends in numbers that are not finite, the round is undone.
@@ -180,6 +238,7 @@ class Round:
         Raises:
             FederationError: The round has fewer updates; it names the errors of the clients.
         """
+        self._receive_waiting()
         errors = [result.error for result in self.results if result.error is not None]
         count = len(self.results) - len(errors)
         if count < min_clients:
@@ -207,6 +266,7 @@ class Round:
             )
         elif self.number < CHECKED_ROUNDS:
             self.server.check_unsaved()
+        self.guard.end_round(accepted=growth.fault is None)
         if growth.fault is None:
             self.clients.count_round(result.client for result in self.results if result.error is None)
         return growth
@@ -221,6 +281,9 @@ class Round:
         fits, self.fits = self.fits, iter(())
         if isinstance(fits, Generator):
             fits.close()
+        self._waiting.clear()
+        self._sent.clear()
+        self.guard.end_round(accepted=False)
         if self._before is not None:
             self._before.restore()
             self._before = self._last = None

@@ -46,11 +46,12 @@ class AggregationWeights:
 class Aggregator(nn.Module):
     """Base of every method's server.
 
-    Within a round, :meth:`check` and then :meth:`receive` are called once for each update, in the order of the cohort,
-    and at the end :meth:`aggregate` and :meth:`check_unsaved` once. What :meth:`broadcast` gives must not depend on
-    what was received since the last :meth:`aggregate`, and tensors that it has given must not change before: an engine
-    may have sent clients out already when the first updates come. An aggregator that needs no more than sums keeps
-    sums, so that its memory does not grow with the cohort.
+    Within a round, :meth:`check` and then :meth:`receive` are called once for each update, in the order of the cohort
+    (in a first round up to three updates are checked before they are received, one after the other), and at the end
+    :meth:`aggregate` and :meth:`check_unsaved` once. What :meth:`broadcast` gives must not depend on what was received
+    since the last :meth:`aggregate`, and tensors that it has given must not change before: an engine may have sent
+    clients out already when the first updates come. An aggregator that needs no more than sums keeps sums, so that its
+    memory does not grow with the cohort.
 
     What it keeps from round to round stands in buffers or in :class:`~pfl_lightning.state.client_states.ClientStates`
     (one state for each client): both are saved in checkpoints. Buffers move to the device.

@@ -19,6 +19,7 @@ from pfl_lightning.round import Round, Traffic
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import ArchitectureSummary
 from pfl_lightning.state.clients import Clients, GroupedStates
+from pfl_lightning.state.update_norms import UpdateGuard
 
 __all__ = ["FederationRounds"]
 
@@ -118,17 +119,18 @@ class FederationRounds(L.LightningModule):
 
     # ------------------------------------------------------------------ a round
 
-    def begin_round(self, traffic: Traffic) -> Round:
+    def begin_round(self, traffic: Traffic, guard: UpdateGuard) -> Round:
         """Begin the Trainer's current round: hand its cohort to the engine.
 
         Args:
             traffic: Counts the messages of the round.
+            guard: Compares the updates.
         """
         trainer, data = self.trainer, self.data
         if trainer.current_epoch == 0 and self.clients.carried is not None:
             self.clients.carried.clear()  # a Trainer that starts at round 0 goes on with no earlier schedules
         cohort = data.current_cohort()[: int(trainer.num_training_batches)]
-        begun = Round(trainer.current_epoch, cohort, self.clients, self.server, data, self.environment, traffic)
+        begun = Round(trainer.current_epoch, cohort, self.clients, self.server, data, self.environment, traffic, guard)
         begun.fits = self.engine.run(begun.broadcasts(), begun.environment)
         self._current_round = begun
         return begun

@@ -11,6 +11,7 @@
 ``checkpoints``                          checkpoints of a federation, and clients' models as plain files
 ``files``, ``run_lock``                  files written as a whole or not at all; the lock of a run's folder
 ``snapshot``                             what a server held before a round, to which it can return
+``update_norms``                         ``UpdateGuard``: how far updates lie from what was sent, and from others
 ``unsaved``                              ``UnsavedState``: content of a server that no checkpoint saves
 =======================================  ==========================================================================
 

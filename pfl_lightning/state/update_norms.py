@@ -1,0 +1,138 @@
+"""Updates that lie far from all others: of each, nothing but norms is kept to compare the next with."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfl_lightning.checks import check_number
+from pfl_lightning.messages import LARGEST, STATISTICS, Message, magnitude
+
+__all__ = ["Norms", "UpdateGuard"]
+
+Norms = Mapping[str, float]
+"""How far the tensors of an update lie from those of its broadcast, by name; of others without counterpart, norms."""
+
+ENOUGH = 3
+"""Updates whose median one of them cannot move at will."""
+
+
+class UpdateGuard:
+    """Compares updates with the median of those of the round so far and of the last accepted round.
+
+    The distance of each floating-point tensor from the one of this name in the broadcast counts, or its norm where the
+    broadcast has none. Of an even number of updates the lower median is taken. A median of zero says nothing.
+
+    However many times the median it is, a distance up to the norm of all that was sent is none of an update that lies:
+    where training has converged, a client that has not moves a thousand times as far. The same holds of statistics
+    whose numbers are at most ``max_ratio``, which need not be of one scale: those of a class that few clients have.
+
+    Args:
+        max_ratio: Multiple of the median beyond which an update is left out; ``None`` compares nothing.
+    """
+
+    def __init__(self, max_ratio: float | None = 1000.0) -> None:
+        if max_ratio is not None:
+            check_number("max_update_ratio", max_ratio, least=1.0)
+        self.max_ratio = max_ratio
+        self._last: dict[str, list[float]] = {}  # of the last accepted round that had this tensor
+        self._round: dict[str, list[float]] = {}
+        self._sorted: dict[str, list[float]] = {}  # both
+
+    @torch.no_grad()
+    def norms(self, update: Message, sent: Message) -> Norms:
+        """Measure an update that the server has checked: each of its tensors is read once more.
+
+        Args:
+            update: The update.
+            sent: The broadcast that it answers.
+        """
+        if self.max_ratio is None:
+            return {}
+        before = {name: tensor for name, _, tensor in sent.tensors()}
+        names, found = [], []
+        for name, _, tensor in update.tensors():
+            if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
+                own, old = _wide(tensor), before.get(name)
+                if old is not None and old.shape == own.shape:
+                    own = own - _wide(old).to(own.device)
+                names.append(name)
+                found.append(torch.linalg.vector_norm(own).float())
+        # A mask of -3e38 that comes back a little different is infinitely far.
+        values = torch.stack(found).tolist() if found else []
+        return {name: value for name, value in zip(names, values, strict=True) if math.isfinite(value)}
+
+    def has_median(self, waiting: Sequence[Norms]) -> bool:
+        """Whether the last of several updates that wait can be judged: there are enough of each of its tensors."""
+        return all(
+            len(self._sorted.get(name, ())) + sum(name in other for other in waiting) >= ENOUGH for name in waiting[-1]
+        )
+
+    def add(self, norms: Norms) -> None:
+        """Let an update count in the medians."""
+        for name, norm in norms.items():
+            insort(self._sorted.setdefault(name, []), norm)
+            self._round.setdefault(name, []).append(norm)
+
+    def remove(self, norms: Norms) -> None:
+        """Let an update that is left out count no more."""
+        for name, norm in norms.items():
+            self._sorted[name].remove(norm)
+            self._round[name].remove(norm)
+
+    def fault(self, update: Message, sent: Message, norms: Norms) -> str | None:
+        """Say of an update that was added in which tensor it lies too far from the others; ``None`` if in none."""
+        ratio = self.max_ratio
+        for name, norm in norms.items():
+            known = self._sorted[name]
+            median = known[(len(known) - 1) // 2]
+            if ratio is None or not norm > ratio * median > 0 or _is_sound(update, sent, name, norm, ratio):
+                continue
+            shape, old = ({n: t.shape for n, _, t in one.tensors()}.get(name) for one in (update, sent))
+            how = "lies {:.3g} from what the server sent" if shape == old else "has a norm of {:.3g}"
+            return (
+                f"{name} {how.format(norm)}, and the median of the updates is {median:.3g}, so that it counts as "
+                "faulty; look at this client's data, lower the learning rate or clip the gradient. "
+                f"FederatedLoop(max_update_ratio=None) takes updates of more than {ratio:g} times the median"
+            )
+        return None
+
+    def end_round(self, accepted: bool) -> None:
+        """Keep the norms of a round that was aggregated, and forget those of one that was not."""
+        if accepted:
+            self._last |= self._round
+        self._round, self._sorted = {}, {name: sorted(values) for name, values in self._last.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Norms of the last accepted round, for the checkpoint."""
+        return {name: list(values) for name, values in self._last.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._last = {name: list(values) for name, values in state.items()}
+        self._round = {}
+        self.end_round(accepted=False)
+
+
+def _is_sound(update: Message, sent: Message, name: str, norm: float, ratio: float) -> bool:
+    """Whether a tensor far beyond the median is none that could harm."""
+    kinds = {own: (kind, tensor) for own, kind, tensor in update.tensors()}
+    kind, tensor = kinds[name]
+    if kind == STATISTICS and magnitude(tensor) <= ratio:
+        return True
+    given = {own: one for own, _, one in sent.tensors() if one.is_floating_point() or one.is_complex()}
+    if name in given and magnitude(given[name]) > LARGEST:  # a mask
+        return True
+    usual = [torch.linalg.vector_norm(_wide(one)).item() for one in given.values() if magnitude(one) <= LARGEST]
+    return norm <= math.hypot(*usual)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """With sums of squares that are finite, and a type that can be subtracted."""
+    tensor = tensor.detach()
+    return tensor if tensor.dtype == torch.float64 or tensor.is_complex() else tensor.float()
