@@ -150,8 +150,18 @@ class Course:
                 "use federate(..., schedule='restart', optimizer_state='reset')"
             ) from error
 
-    def finish_phase(self, counts: Counts, changed: dict[str, bool] | None = None) -> None:
-        """Note how far the current phase has come, and what its module has changed; the next one begins."""
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """What the Trainer of the current phase's last fit had of logged values, where the module reads them."""
+        return dict(self._earlier.get("metrics", {}))
+
+    def finish_phase(
+        self,
+        counts: Counts,
+        changed: dict[str, bool] | None = None,
+        metrics: dict[str, dict[str, float]] | None = None,
+    ) -> None:
+        """Note how far the current phase has come, what its module has changed and reads; the next one begins."""
         continues, keeps = self.settings.continues, self.settings.keeps
         optimizers = []
         for optimizer in self._optimizers:
@@ -164,6 +174,7 @@ class Course:
                 "optimizers": optimizers,
                 "schedulers": [each.state_dict() for each in self._schedulers] if continues else [],
                 "changed": changed or {} if continues else {},
+                "metrics": metrics or {} if continues else {},
                 "trained": self._trained or self._earlier.get("trained", {}),
             }
         )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 import lightning as L
 
-__all__ = ["Counts", "CourseCallback", "set_counts", "warn_of_counters"]
+__all__ = ["Counts", "CourseCallback", "names_in_code", "set_counts", "warn_of_counters"]
+
+_PACKAGES = ("torch.", "lightning.", "pytorch_lightning.", "lightning_fabric.", "pfl_lightning.")
 
 
 @dataclass(frozen=True)
@@ -93,19 +96,35 @@ class CourseCallback(L.Callback):
 
 def warn_of_counters(module: L.LightningModule) -> None:
     """Warn if a module's code asks for its epoch or step: without a Trainer they are always 0."""
-    of_lightning = set(dir(L.LightningModule))
-    functions = [
-        value
-        for base in type(module).__mro__
-        if not base.__module__.startswith(("torch.", "lightning.", "pytorch_lightning.", "lightning_fabric."))
-        for name, value in vars(base).items()
-        if inspect.isfunction(value) and (name in of_lightning or not name.startswith("__"))
-    ]
-    used = {name for function in functions for name in function.__code__.co_names}
-    found = sorted(used & {"current_epoch", "global_step"})
+    found = sorted(names_in_code(module) & {"current_epoch", "global_step"})
     if found:
         warnings.warn(
             f"{type(module).__name__} asks for {' and '.join(found)}, which SequentialEngine does not count: "
             f"always 0. Use TrainerEngine if it matters",
             stacklevel=2,
         )
+
+
+def names_in_code(owner: Any, without: tuple[str, ...] = ()) -> set[str]:
+    """Names of attributes and functions in what the author of a module's or a callback's class has written.
+
+    Args:
+        owner: The module or callback.
+        without: What names of methods begin with that are left out.
+    """
+    of_lightning, replaced = {*dir(L.LightningModule), *dir(L.Callback)}, set[str]()
+    waiting: list[CodeType] = []
+    for base in type(owner).__mro__:
+        if f"{base.__module__}.".startswith(_PACKAGES):
+            continue
+        for name, value in vars(base).items():
+            is_own = inspect.isfunction(value) and (name in of_lightning or not name.startswith("__"))
+            if is_own and name not in replaced and not (without and name.startswith(without)):
+                waiting.append(inspect.unwrap(value).__code__)
+                replaced |= set() if "super" in waiting[-1].co_names else {name}
+    found = set[str]()
+    while waiting:
+        code = waiting.pop()
+        found |= {*code.co_names}
+        waiting += [one for one in code.co_consts if inspect.iscode(one)]  # of functions and comprehensions in it
+    return found

@@ -201,7 +201,7 @@ def fit_module(
     with _module_in_fit(client) as (record, callbacks), logged_in_place():
         trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
         course, every = client.course, client.local.outer.validates_every
-        validation = LocalValidation(trainer, client.step_module, context, record.names, every)
+        validation = LocalValidation(trainer, client.step_module, context, record.names, every, course)
         trainer.callbacks.append(validation)
         kept = KeptModes(course.changed if course is not None else {})
         goes_on = course is not None and course.settings.continues
@@ -220,7 +220,7 @@ def fit_module(
             own = OwnData(context.data)
             trainer.fit(client.step_module, datamodule=standing_in(datamodule, loaders, own))
         if course is not None:
-            course.finish_phase(CourseCallback.counts_of(trainer), kept.changed)
+            course.finish_phase(CourseCallback.counts_of(trainer), kept.changed, validation.metrics(trainer))
         client.shown_metrics |= record.shown
         return _logged_values(trainer, record)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 import lightning as L
+import torch
 from torch.optim import Optimizer
 
+from pfl_lightning.drop_in.fits.counters import names_in_code
 from pfl_lightning.drop_in.fits.loggers import OuterRun
+from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["as_seen"]
+__all__ = ["MetricNotLogged", "as_seen", "give_metrics", "metrics_of", "reads_metrics"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +34,83 @@ def as_seen(trainer: Any, outer: OuterRun, evaluates: bool = False) -> Any:
     return trainer
 
 
+READ = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+"""What a Trainer has of the values that were logged."""
+
+_EVALUATING = ("validation_", "on_validation_", "test_", "on_test_", "predict_", "on_predict_")
+"""What names of hooks and steps of evaluations begin with, which find what their own evaluation has logged."""
+
+
+def reads_metrics(module: L.LightningModule, callbacks: Iterable[L.Callback]) -> bool:
+    """Whether code that runs in a training, of a module or of callbacks, reads the values that its Trainer has."""
+    return any(not names_in_code(owner, _EVALUATING).isdisjoint(READ) for owner in (module, *callbacks))
+
+
+def metrics_of(trainer: Any) -> dict[str, dict[str, float]]:
+    """The values that a Trainer has at the end of a fit, for the client's next."""
+    return {name: {key: float(value) for key, value in getattr(trainer, name).items()} for name in READ}
+
+
+def give_metrics(trainer: Any, values: Mapping[str, Mapping[str, float]]) -> None:
+    """Let a Trainer begin with the values that the client's last fit has ended with, as a fit's next epoch does."""
+    for name, own in values.items():
+        shown = own if name == "progress_bar_metrics" else {key: torch.tensor(value) for key, value in own.items()}
+        getattr(trainer, name).update(shown)
+
+
+class MetricNotLogged(ConfigurationError, KeyError):
+    """A value that an inner Trainer does not have; whoever expects a KeyError catches it."""
+
+    __str__ = Exception.__str__
+
+
+class _Metrics(dict[str, Any]):
+    """Values that an inner Trainer has; of one that it does not have it says why."""
+
+    where = "a local fit or an evaluation of one client"
+
+    def __missing__(self, name: str) -> Any:
+        raise MetricNotLogged(
+            f"self.trainer has no value of {name!r}: in {self.where}, it has what that has logged "
+            f"({', '.join(sorted(self)) or 'nothing yet'}). Ask by .get({name!r}) or 'in', or ask a callback of the "
+            "Trainer, whose trainer.callback_metrics has the means over the clients"
+        )
+
+
 class _FittingTrainer(L.Trainer):
     """An inner Trainer, which shows the outer one's callbacks for checkpoints and early stopping where it has none."""
 
     outer_run: OuterRun
+    without_validation: str | None = None
+    """Why the client cannot be validated in its fit."""
+
+    @property
+    def _where(self) -> str:
+        reason = f" without a validation ({self.without_validation})" if self.without_validation else ""
+        return f"the local fit of one client{reason}"
+
+    def _as_metrics(self, name: str, values: dict[str, Any]) -> Any:
+        """The connector's own dictionary, to which callbacks may write, as one that says what is missing."""
+        if type(values) is not _Metrics:
+            values = _Metrics(values)
+            setattr(self._logger_connector, f"_{name}", values)
+        values.where = self._where
+        return values
+
+    @property
+    def callback_metrics(self) -> Any:
+        """Values for callbacks."""
+        return self._as_metrics("callback_metrics", self._logger_connector.callback_metrics)
+
+    @property
+    def logged_metrics(self) -> Any:
+        """Values for loggers."""
+        return self._as_metrics("logged_metrics", self._logger_connector.logged_metrics)
+
+    @property
+    def progress_bar_metrics(self) -> Any:
+        """Values for progress bars."""
+        return self._as_metrics("progress_bar_metrics", self._logger_connector.progress_bar_metrics)
 
     @property
     def checkpoint_callbacks(self) -> Any:
@@ -50,6 +127,7 @@ class _EvaluatingTrainer(_FittingTrainer):
     """It makes optimizers and schedulers when it is asked for them: the validation of a plain fit has some."""
 
     _was_asked = False
+    _where = "an evaluation of one client, whose Trainer has not trained"  # type: ignore[assignment]
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
+from pfl_lightning.drop_in.fits.continuity import Course
+from pfl_lightning.drop_in.fits.seen_trainer import give_metrics, metrics_of, reads_metrics
 
 __all__ = ["LocalValidation"]
 
@@ -25,9 +27,11 @@ _PACKAGES = ("lightning.", "pytorch_lightning.", "torch.")
 class LocalValidation(L.Callback):
     """Lets an inner Trainer validate after each epoch if something watches a value that the training does not log.
 
-    Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits, and a module with manual
-    optimization that steps its schedulers in a hook of the validation. A client without a validation part, and a module
-    without a validation step, train on with such a schedule unstepped, and say so.
+    Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits, a module with manual optimization
+    that steps its schedulers in a hook of the validation, and code of the module or of callbacks of local fits that
+    reads the Trainer's metrics (``callback_metrics``, ...), where a plain fit has those of its validation. A client
+    without a validation part, and a module without a validation step, train on with such a schedule unstepped, and say
+    so.
 
     The outer Trainer's ``check_val_every_n_epoch``, which counts its rounds, is what the module reads inside. Where all
     that asks for a validation are schedules of that frequency, and hooks, local epochs without one are left out, too.
@@ -38,13 +42,22 @@ class LocalValidation(L.Callback):
         context: Client and data of the fit.
         logged: Names that the training logs, as they come.
         every: What the module finds as ``check_val_every_n_epoch``.
+        course: What goes on from the client's last fit; ``None`` for nothing.
     """
 
     def __init__(
-        self, trainer: Any, module: L.LightningModule, context: FitContext, logged: set[str], every: int = 1
+        self,
+        trainer: Any,
+        module: L.LightningModule,
+        context: FitContext,
+        logged: set[str],
+        every: int = 1,
+        course: Course | None = None,
     ) -> None:
+        self._course = course
         self._limit, self._context, self._logged, self._every = trainer.limit_val_batches, context, logged, every
         trainer.limit_val_batches = 0
+        self._reads = reads_metrics(module, trainer.callbacks)
         part = context.data.validation
         self._reason = None
         if part is None or not len(part):
@@ -64,6 +77,16 @@ class LocalValidation(L.Callback):
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Show the number, when callbacks that act by that of their own Trainer have looked at it."""
         trainer.check_val_every_n_epoch = self._every
+        trainer.without_validation = self._reason
+
+    def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        """Let a module that reads the Trainer's metrics find those of the client's last fit."""
+        if self._reads and self._course is not None:
+            give_metrics(trainer, self._course.metrics)
+
+    def metrics(self, trainer: Any) -> dict[str, dict[str, float]]:
+        """What such a module is to find in the client's next fit."""
+        return metrics_of(trainer) if self._reads else {}
 
     def on_validation_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Show it again, after it has let this validation be."""
@@ -78,13 +101,16 @@ class LocalValidation(L.Callback):
         known = {f"{name}{end}" for name in self._logged for end in ("", "_step", "_epoch")}
         missing = [each for each in watched if each.monitor not in known]
         plateau = not pl_module.automatic_optimization and _has_plateau(trainer)
-        if not (missing or plateau or _steps_in_validation(trainer, pl_module)):
+        steps = plateau or _steps_in_validation(trainer, pl_module)
+        if not (missing or steps or self._reads):
             return
         if self._reason is None:
             trainer.limit_val_batches = self._limit
             if plateau or any(getattr(each, "frequency", 1) % self._every for each in missing):
                 trainer.check_val_every_n_epoch = 1
             return
+        if not (missing or steps):
+            return  # who asks for what is not there is told
         for each in missing:
             each.strict = False  # it would end the run
         names = ", ".join(sorted({each.monitor for each in missing})) or "a value of the validation"

@@ -1,0 +1,129 @@
+"""Values that a module reads from its Trainer in local fits and evaluations."""
+
+import copy
+from typing import Any, ClassVar
+
+import lightning as L
+import pytest
+import torch
+from _helpers.project import Net
+from _helpers.toy import CLASSES, INPUTS, assert_same, quiet_trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from pfl_lightning import FederatedLoop
+from pfl_lightning.drop_in.fits.counters import names_in_code
+from pfl_lightning.drop_in.fits.seen_trainer import MetricNotLogged
+from pfl_lightning.methods import FedAvg
+
+
+def loader(number: int, seed: int) -> Any:
+    draw = torch.Generator().manual_seed(seed)
+    return DataLoader(TensorDataset(torch.randn(number, INPUTS, generator=draw), torch.arange(number) % CLASSES), 6)
+
+
+class Scaled(Net):
+    """Its steps follow the last validation, which it reads in several hooks."""
+
+    read: ClassVar[list[tuple[str, float]]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        scale = float(self.trainer.callback_metrics.get("val_loss", 1.0))
+        self.read.append(("step", scale))
+        return scale * super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        for values in (self.trainer.callback_metrics, self.trainer.logged_metrics):
+            self.read.append(("epoch", round(float(values["val_loss"]), 5)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_read(monkeypatch):
+    monkeypatch.setattr(Scaled, "read", [])
+
+
+def test_one_client_reads_what_a_plain_run_reads():
+    plain, module = Scaled(), Scaled()
+    quiet_trainer(3).fit(plain, loader(24, 1), loader(12, 2))
+    read, Scaled.read[:] = list(Scaled.read), []
+    assert len({value for _, value in read}) > 3  # it moves
+    loop = FederatedLoop(method=FedAvg, num_clients=1, seed=1)
+    quiet_trainer(3, loop).fit(module, loader(24, 1), loader(12, 2))
+    assert Scaled.read == read
+    assert_same(dict(module.state_dict()), dict(plain.state_dict()), atol=0.0)
+
+
+def test_each_client_reads_its_own():
+    loop = FederatedLoop(method=FedAvg, num_clients=3, seed=1)
+    quiet_trainer(2, loop).fit(Scaled(), loader(36, 1), loader(18, 2))
+    ends = [value for hook, value in Scaled.read if hook == "epoch"][::2]
+    assert len(set(ends)) == 6  # 3 clients, 2 rounds
+
+
+class Reading(Net):
+    """Reads what it is told in a hook."""
+
+    def __init__(self, hook: str, values: str, name: str) -> None:
+        super().__init__()
+        self.asked = hook, values, name
+
+    def look(self, hook: str) -> None:
+        if self.asked[0] == hook:
+            values = getattr(self.trainer, self.asked[1])
+            assert values.get(self.asked[2]) is None
+            assert self.asked[2] not in values
+            _ = values[self.asked[2]]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.look("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.look("on_validation_epoch_end")
+
+
+@pytest.mark.parametrize("values", ["callback_metrics", "logged_metrics", "progress_bar_metrics"])
+@pytest.mark.parametrize(
+    ("hook", "name", "where"),
+    [
+        ("training_step", "val_f1", "in the local fit of one client"),
+        ("on_validation_epoch_end", "train_loss", "in an evaluation of one client, whose Trainer has not trained"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_is(hook, values, name, where):
+    trainer = quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=1))
+    with pytest.raises(KeyError, match=f"self.trainer has no value of '{name}': {where}") as caught:
+        trainer.fit(Reading(hook, values, name), loader(24, 1), loader(12, 2))
+    assert isinstance(caught.value, MetricNotLogged)
+    assert any("of client 0" in note for note in caught.value.__notes__)
+
+
+def test_a_client_without_a_validation_part_is_told_so():
+    class WithoutSplit(Scaled):
+        validation_step = L.LightningModule.validation_step
+
+    trainer = quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=1))
+    with pytest.raises(KeyError, match=r"without a validation \(WithoutSplit has no validation_step"):
+        trainer.fit(WithoutSplit(), loader(24, 1), loader(12, 2))
+
+
+def test_values_can_be_copied_as_a_dictionary():
+    class Copying(Net):
+        def on_train_epoch_end(self) -> None:
+            taken = copy.deepcopy(self.trainer.callback_metrics)
+            assert {**taken} == dict(self.trainer.callback_metrics)
+            self.trainer.callback_metrics["mine"] = torch.tensor(1.0)
+            assert float(self.trainer.callback_metrics["mine"]) == 1.0
+
+    quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=1)).fit(Copying(), loader(24, 1), loader(12, 2))
+
+
+def test_names_in_code_are_those_of_the_author():
+    class Own(Net):
+        def best(self) -> Any:
+            return [self.trainer.callback_metrics[name] for name in ("a", "b")]
+
+    assert "callback_metrics" in names_in_code(Own())
+    assert "callback_metrics" not in names_in_code(Net())
