@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ from typing import Any
 from pfl_lightning.engines.ray.services import Services
 from pfl_lightning.errors import ConfigurationError, FederationError
 
-__all__ = ["Cluster", "require_ray"]
+__all__ = ["Cluster", "listening_here_alone", "require_ray"]
+
+CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Variable of Ray: without clusters its processes listen on the loopback address, which is so on those systems."""
 
 
 def require_ray() -> Any:
@@ -74,7 +78,8 @@ class Cluster:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self._own and address is None:
             wanted = num_workers or max(1, cores // cpus_per_worker)
-            self._init(address="local", num_cpus=max(1, wanted * cpus_per_worker), include_dashboard=False)
+            with listening_here_alone():
+                self._init(address="local", num_cpus=max(1, wanted * cpus_per_worker), include_dashboard=False)
         elif self._own:
             self._connect(str(address))
         elif address is not None:
@@ -82,6 +87,7 @@ class Cluster:
         self.services = Services({})
         try:
             self.services = Services.of(self.ray, self._own and address is None)
+            self.services.warn_if_reachable()
             self._share_out(address, num_workers, cpus_per_worker, gpus_per_worker, on_gpu, cores)
             self.options |= {"runtime_env": runtime_env} if runtime_env else {}
         except BaseException:
@@ -155,6 +161,25 @@ def _signals_kept_from_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # one that came meanwhile arrives now
+
+
+@contextmanager
+def listening_here_alone() -> Iterator[None]:
+    """Let Ray's processes that are started inside listen on the loopback address, where no other machine reaches them.
+
+    Ray reads its variable once, when it is imported, which may have been before. A value of the user's counts.
+    """
+    constants: Any = sys.modules.get("ray._private.ray_constants")
+    if CLUSTERS in os.environ or not hasattr(constants, "ENABLE_RAY_CLUSTER"):
+        yield
+        return
+    before = constants.ENABLE_RAY_CLUSTER
+    os.environ[CLUSTERS], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:  # another run of this process may join a cluster
+        constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[CLUSTERS]
 
 
 @contextmanager

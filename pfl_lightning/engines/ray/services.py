@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,16 @@ class Services:
             if node["NodeID"] == context.get_node_id():
                 addresses["raylet"] = (node["NodeManagerAddress"], node["NodeManagerPort"])
         return cls(addresses, own)
+
+    def warn_if_reachable(self) -> None:
+        """Say so if other machines may reach services that are for this process alone."""
+        hosts = {host for host, _ in self._addresses.values() if not host.startswith("127.")} - {"::1", "localhost"}
+        if self._own and hosts:
+            warnings.warn(
+                f"Ray's processes of this run can be reached from other machines, at {', '.join(sorted(hosts))}: keep "
+                "them out by a firewall, or unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER if it is set",
+                stacklevel=4,
+            )
 
     def check(self, now: bool = False) -> None:
         """Knock at the services.

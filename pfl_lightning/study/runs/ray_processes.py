@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,14 @@ class RayStarter:
             import ray
         except ImportError as error:
             raise ConfigurationError("--ray needs Ray: pip install 'pfl-lightning[ray]'") from error
+        here: AbstractContextManager[None] = nullcontext()
+        if address == "local":
+            from pfl_lightning.engines.ray.cluster import listening_here_alone  # torch, which other studies do without
+
+            here = listening_here_alone()
         try:
-            ray.init(address=None if address == "local" else address, log_to_driver=False)
+            with here:
+                ray.init(address=address, log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"--ray {address}: there is no such cluster ({error})") from error
         self._ray = ray

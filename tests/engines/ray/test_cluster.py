@@ -1,5 +1,7 @@
 """Division of a machine's GPUs and cores among Ray workers."""
 
+import ipaddress
+import os
 import signal
 import subprocess
 import sys
@@ -85,3 +87,45 @@ def test_signals_of_a_job_do_not_kill_ray(monkeypatch):
     assert ray.process.wait() == -signal.SIGTERM
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
     started.close()
+
+
+def test_ray_is_told_once_that_it_is_for_this_machine_and_a_users_word_counts(monkeypatch):
+    constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
+    monkeypatch.setitem(sys.modules, "ray._private.ray_constants", constants)
+    monkeypatch.delenv(cluster.CLUSTERS, raising=False)
+    with pytest.raises(KeyError), cluster.listening_here_alone():  # noqa: PT012
+        assert os.environ[cluster.CLUSTERS] == "0"  # of the processes that Ray starts
+        assert constants.ENABLE_RAY_CLUSTER is False
+        raise KeyError
+    assert cluster.CLUSTERS not in os.environ
+    assert constants.ENABLE_RAY_CLUSTER is True
+    monkeypatch.setenv(cluster.CLUSTERS, "1")
+    with cluster.listening_here_alone():
+        assert os.environ[cluster.CLUSTERS] == "1"
+        assert constants.ENABLE_RAY_CLUSTER is True
+
+
+def listening():
+    """Addresses on which this process, and those that it has started, listen for connections of the network."""
+    psutil = pytest.importorskip("psutil")
+    this = psutil.Process()
+    found = [one for process in (this, *this.children(recursive=True)) for one in process.net_connections("inet")]
+    return {ipaddress.ip_address(one.laddr.ip.removeprefix("::ffff:")) for one in found if one.status == "LISTEN"}
+
+
+@pytest.mark.slow  # Ray is started twice
+def test_a_ray_of_one_machine_listens_there_alone(monkeypatch):
+    ray = pytest.importorskip("ray")
+    from pfl_lightning.study.runs.ray_processes import RayStarter
+
+    monkeypatch.delenv(cluster.CLUSTERS, raising=False)
+    before = listening()
+    for start in (lambda: cluster.Cluster(None, 1, 1, None, False), lambda: RayStarter("local")):
+        start()
+        try:
+            assert ray.get(ray.remote(lambda: 7).remote()) == 7  # a worker listens, too
+            found = listening() - before
+            assert found
+            assert all(address.is_loopback for address in found), found
+        finally:
+            ray.shutdown()

@@ -1,6 +1,7 @@
 """Watch over Ray's own processes, with sockets in their place."""
 
 import socket
+import warnings
 
 import pytest
 from _helpers.fake_cluster import FakeCluster, fake_ray_engine
@@ -37,6 +38,24 @@ def test_services_of_a_cluster_have_time_to_come_back(listener, monkeypatch):
     monkeypatch.setattr("pfl_lightning.engines.ray.services.SILENCE", 0.0)
     with pytest.raises(FederationError, match="has died"):
         services.check(now=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "said"),
+    [
+        ("127.0.0.1", True, False),
+        ("::1", True, False),
+        ("localhost", True, False),
+        ("192.0.2.7", True, True),
+        ("192.0.2.7", False, False),  # of a cluster, which somebody else has started
+    ],
+)
+def test_services_that_other_machines_reach_are_named_where_nobody_wanted_that(host, own, said):
+    services = Services({"raylet": (host, 1), "gcs": ("127.0.0.1", 2)}, own)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        services.warn_if_reachable()
+    assert [f"reached from other machines, at {host}:" in str(one.message) for one in caught] == [True] * said
 
 
 class DeadRay(FakeRay):
