@@ -139,6 +139,13 @@ class OwnItems(Subset[Any]):
             return found.iloc[list(self.indices)]
         return found[self.indices] if isinstance(found, Tensor | np.ndarray) else [found[one] for one in self.indices]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the data set, from which the items are read."""
+        if name in ("dataset", "indices"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
+
 
 def own_items(split: ItemSplit) -> Any:
     """The data set that a loader of a split has: the whole one, if the split is all of it or nobody knows."""

@@ -100,6 +100,14 @@ class FitAccess(L.LightningModule):
         """
         return nullcontext()
 
+    def lent_data(self, data: FitData) -> AbstractContextManager[None]:
+        """Context of a phase, in which data sets that clients share parts of are as this client's fits have left them.
+
+        Args:
+            data: The client's data.
+        """
+        return nullcontext()
+
     def exported_module(self) -> L.LightningModule:
         """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""
         for name, parameter in self.named_parameters():

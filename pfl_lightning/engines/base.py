@@ -166,7 +166,7 @@ class Engine(ABC):
         whole = context.data
         context = replace(context, data=phase_data(client, phase, context))
         try:
-            with client.on_own_data(context.data):
+            with client.on_own_data(context.data), client.lent_data(context.data):
                 found = self.run_phase(client, phase, context, environment, purpose)
         except (ValueError, RuntimeError) as error:
             better = explained(error, client, phase, context, self.gives_trainer)

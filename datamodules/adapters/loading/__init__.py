@@ -7,6 +7,6 @@
 ``loader_classes``                             classes of items, where a partition needs them
 ``streams``                                    batches of a client's own loader
 ``orders``, ``selections``                     samplers of the user's own; which items they give
-``workers``                                    worker processes, which clients share
+``workers``, ``plain_values``                  worker processes, which clients share; what they are told of a data set
 =============================================  ====================================================================
 """

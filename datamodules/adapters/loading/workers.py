@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from pfl_lightning.datamodules.adapters.loading.plain_values import Values, nested_datasets, plain_values, set_values
 from pfl_lightning.seeding import python_seed
 
 __all__ = ["By", "Fetch", "OneAtATime", "Workers", "end_workers", "seeded_reads"]
 
-Task = tuple[list[int], int]
-"""Places of the items of a batch, and the seed of what their transforms draw."""
+Task = tuple[list[int], int, Values | None]
+"""Places of the items of a batch, the seed of what their transforms draw, and what the data set's attributes are."""
 
 By = Literal["items", "list", "item"]
 
@@ -71,7 +72,8 @@ class Workers:
 
     They are started when the first batch is asked for, and read what they are told: places of items. What the data
     set's transforms draw (from torch, Python or NumPy) is seeded for every batch, so that it does not depend on what a
-    worker has read before.
+    worker has read before. Plain attributes that the data set has when a pass begins (the level of a curriculum) are
+    told to them.
 
     Args:
         loader: The user's loader, whose ``num_workers``, ``worker_init_fn``, ``pin_memory``, ``prefetch_factor``,
@@ -89,10 +91,12 @@ class Workers:
         self._reader = _Reader(fetch)
         self._loader: DataLoader[Any] | None = None
         self._in_use = False
+        self._at_start: Values | None = None  # plain attributes with which the processes were started
+        self._changes = False
 
     def __getstate__(self) -> dict[str, Any]:
         """State without processes."""
-        return {**self.__dict__, "_loader": None, "_in_use": False}
+        return {**self.__dict__, "_loader": None, "_in_use": False, "_at_start": None, "_changes": False}
 
     def read(self, batches: Sequence[list[int]], generator: torch.Generator | None) -> Iterator[Any]:
         """Batches in their order.
@@ -105,7 +109,11 @@ class Workers:
             return
         if self._turns is not None:
             self._turns.give_to(self)
-        tasks = _tasks(batches, generator)
+        values = plain_values(list(nested_datasets(self._reader.fetch.dataset)))
+        self._at_start = values if self._at_start is None else self._at_start
+        self._changes = self._changes or values != self._at_start
+        told = values if self._changes else None
+        tasks = [(places, seed, told) for places, seed in _tasks(batches, generator)]
         shared = not self._in_use  # else a pass within a pass: it gets processes of its own
         if shared and self._loader is None:
             self._loader = self._make(persistent=True)
@@ -129,7 +137,7 @@ class Workers:
     def close(self) -> None:
         """End the processes."""
         loader, self._loader = self._loader, None
-        self._in_use = False
+        self._in_use, self._at_start, self._changes = False, None, False
         if loader is not None:
             end_workers(loader)
 
@@ -194,7 +202,9 @@ class _Reader(Dataset[Any]):
         self.fetch = fetch
 
     def __getitem__(self, task: Task) -> Any:
-        places, seed = task
+        places, seed, values = task
+        if values is not None:
+            set_values(list(nested_datasets(self.fetch.dataset)), values)
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002  (transforms draw from it)
@@ -219,7 +229,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _tasks(batches: Sequence[list[int]], generator: torch.Generator | None) -> list[Task]:
+def _tasks(batches: Sequence[list[int]], generator: torch.Generator | None) -> list[tuple[list[int], int]]:
     first = _peek(generator)
     return [(places, (first + number) % 2**32) for number, places in enumerate(batches)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, cast
 
 import lightning as L
@@ -24,7 +24,7 @@ from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
-from pfl_lightning.drop_in.fits.own_data import OwnData
+from pfl_lightning.drop_in.fits.own_data import OwnData, own_values
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.fit_data import FitData
@@ -248,6 +248,10 @@ class ModuleClient(NetworkParts, ModuleSteps):
             for network in self.networks():
                 stack.enter_context(patched(network, **own.attributes(network), **own.hooks(network)))
             yield
+
+    def lent_data(self, data: FitData) -> AbstractContextManager[None]:
+        """Inside, divided data sets have the plain attributes that the client's own fits have left."""
+        return own_values(data.part, self.course)
 
     def fit_under_trainer(
         self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator

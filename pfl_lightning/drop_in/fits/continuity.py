@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.datamodules.adapters.loading.plain_values import Values
 from pfl_lightning.drop_in.fits.counters import Counts
 from pfl_lightning.drop_in.fits.optimizers import flat_objects
 from pfl_lightning.errors import ConfigurationError
@@ -97,6 +98,16 @@ class Course:
     def changed(self) -> dict[str, bool]:
         """What the current phase has frozen, thawed or set into a mode before this fit."""
         return dict(self._earlier.get("changed", {}))
+
+    @property
+    def datasets(self) -> Values:
+        """Plain attributes of divided data sets as the phase has left them before; empty where they are the first."""
+        return list(self._earlier.get("datasets", ())) if self.settings.continues else []
+
+    def keep_datasets(self, values: Values) -> None:
+        """Note what the phase that has just finished has left in attributes of divided data sets."""
+        if self.settings.continues and self._after:
+            self._after[-1]["datasets"] = values
 
     @contextmanager
     def as_last_made(self, module: nn.Module) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from pfl_lightning.data import SplitSource
 from pfl_lightning.datamodules.adapters.items import OwnItems, own_items
+from pfl_lightning.datamodules.adapters.loading.plain_values import nested_datasets, plain_values, set_values
 from pfl_lightning.datamodules.adapters.loading.stages import brings
+from pfl_lightning.drop_in.fits.continuity import Course
 from pfl_lightning.fit_data import FitData
 
-__all__ = ["OwnData"]
+__all__ = ["OwnData", "own_values"]
 
 HOOKS = {"train": "train_dataloader", "validation": "val_dataloader", "test": "test_dataloader"}
 
@@ -48,7 +51,7 @@ class OwnData:
         return {
             HOOKS[stage]: self._giving(stage, part)
             for stage, part in self._parts.items()
-            if brings(owner, HOOKS[stage]) and any(True for _ in self._divided(part))
+            if brings(owner, HOOKS[stage]) and any(True for _ in divided(part))
         }
 
     def _giving(self, stage: str, part: Any) -> Callable[[], Any]:
@@ -101,19 +104,42 @@ class OwnData:
     def _part_of(self, dataset: Any) -> tuple[str, Any] | None:
         """The client's part of a Dataset, with its stage; ``None`` where it is not divided, or all of it is its own."""
         for stage, part in self._parts.items():
-            for one in self._divided(part):
+            for one in divided(part):
                 whole = one.source.dataset
                 if dataset is whole or (isinstance(whole, OwnItems) and dataset is whole.dataset):
                     return stage, one
         return None
 
-    @staticmethod
-    def _divided(part: Any) -> Iterator[Any]:
-        """The parts of Datasets of which a client has some items alone."""
-        for one in getattr(part, "parts", (part,)):
-            whole: Any = getattr(getattr(one, "source", None), "dataset", None)
-            if hasattr(one, "indices") and hasattr(whole, "__len__") and len(one) != len(whole):
-                yield one
+
+@contextmanager
+def own_values(part: Any, course: Course | None) -> Iterator[None]:
+    """Inside, divided Datasets have the plain attributes that the client's last fits have left; afterwards the first.
+
+    So a curriculum that a fit advances is the client's own, and not advanced by those that share the Dataset.
+
+    Args:
+        part: The client's training items.
+        course: Of the fit, which hands on what the attributes come to; ``None`` where nothing goes on.
+    """
+    datasets = [each for one in divided(part) for each in nested_datasets(one.source.dataset)]
+    first = plain_values(datasets)
+    if course is not None and course.datasets:
+        set_values(datasets, course.datasets)
+    try:
+        yield
+        found = plain_values(datasets)
+        if course is not None and found != first:
+            course.keep_datasets(found)
+    finally:
+        set_values(datasets, first)
+
+
+def divided(part: Any) -> Iterator[Any]:
+    """The parts of Datasets of which a client has some items alone."""
+    for one in getattr(part, "parts", (part,)):
+        whole: Any = getattr(getattr(one, "source", None), "dataset", None)
+        if hasattr(one, "indices") and hasattr(whole, "__len__") and len(one) != len(whole):
+            yield one
 
 
 def _is(one: Any, other: Any) -> bool:
