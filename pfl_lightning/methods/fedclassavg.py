@@ -155,7 +155,7 @@ class FedClassAvg(FederatedClient):
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores, (N, C)."""
-        scores: Tensor = self.head(F.relu(features) if self.head_relu else features)
+        scores: Tensor = super().classify(F.relu(features) if self.head_relu else features)
         return scores
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:

@@ -6,11 +6,11 @@ import lightning as L
 import pytest
 import torch
 from _helpers.project import Data, run_project
-from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, Toy
+from _helpers.toy import CLASSES, CLIENTS, FEATURES, INPUTS, Toy, assert_same
 from torch import nn
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import DCPFL, FedClassAvg, FedGH
+from pfl_lightning.methods import DCPFL, FD, GPFL, FedClassAvg, FedGH, FedPAC, FedPer, FedProto, FedRoD
 
 
 class Module(L.LightningModule):
@@ -56,3 +56,113 @@ def test_fedclassavg_pulls_what_travels_of_the_head(options):
         partial(FedClassAvg, **options), 2, module=Module("norm"), data=Data(Toy(), batch_size=20), head=["head.*"]
     )
     assert int(federation.client_model(0).head[0].num_batches_tracked) > 0
+
+
+class OwnLinear(nn.Module):
+    """As ``nn.Linear``, of another class."""
+
+    def __init__(self, linear, transposed=False):
+        super().__init__()
+        self.transposed = transposed
+        weight = linear.weight.detach().T.clone() if transposed else linear.weight.detach().clone()
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(linear.bias.detach().clone())
+
+    def forward(self, inputs):
+        return nn.functional.linear(inputs, self.weight.T if self.transposed else self.weight, self.bias)
+
+
+class WithHead(Module):
+    """The classifier with another head."""
+
+    def __init__(self, head):
+        super().__init__("linear")
+        self.head = head
+
+
+def fitted_with(method, make, /, **options):
+    torch.manual_seed(3)
+    linear = nn.Linear(FEATURES, CLASSES)
+    torch.manual_seed(4)
+    federation, _ = run_project(method, 2, module=WithHead(make(linear)), **options)
+    return federation
+
+
+METHODS = [FedPAC, FedProto, FedClassAvg, partial(FedClassAvg, contrastive=False), FedGH, DCPFL, FedRoD, GPFL, FD]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("options", [{}, {"head": "head"}])
+def test_a_linear_layer_of_another_class_is_one(method, options):
+    expected = fitted_with(method, lambda linear: linear, **options)
+    found = fitted_with(method, OwnLinear, **options)
+    transposed = fitted_with(method, partial(OwnLinear, transposed=True), **options)
+    for client in range(CLIENTS):
+        state = dict(expected.client_model(client).state_dict())
+        assert_same(dict(found.client_model(client).state_dict()), state, atol=0.0)
+        other = dict(transposed.client_model(client).state_dict())
+        assert_same({**other, "head.weight": other["head.weight"].T}, state, atol=1e-5)
+
+
+class Cosine(nn.Module):
+    """Scaled cosines of features and weights, as in an ArcFace layer."""
+
+    def __init__(self, width, classes, name="weight"):
+        super().__init__()
+        self.name = name
+        setattr(self, name, nn.Parameter(torch.randn(classes, width)))
+
+    def forward(self, inputs):
+        weight = getattr(self, self.name)
+        return 8 * nn.functional.linear(nn.functional.normalize(inputs), nn.functional.normalize(weight))
+
+
+HEADS = {
+    "cosine": lambda linear: Cosine(FEATURES, CLASSES),
+    "its weight has a name of its own": lambda linear: Cosine(FEATURES, CLASSES, "prototypes"),
+    "weight normalization": nn.utils.parametrizations.weight_norm,
+    "and no bias": lambda linear: nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, CLASSES, bias=False)),
+    "spectral normalization": nn.utils.parametrizations.spectral_norm,
+    "last of several": lambda linear: nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), Cosine(7, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
+@pytest.mark.parametrize("method", [FedPer, FedPAC, FedProto, FedGH])
+def test_a_head_of_any_class_is_taken(method, head):
+    named = {"head": "head"} if head is HEADS["last of several"] else {}
+    federation = fitted_with(method, head, **named)
+    client = federation.clients.models[0]
+    assert {name.partition(".")[0] for name in client._roles.head} == {"head"}
+    if method is not FedPer:
+        assert (client.feature_width, client.num_classes) == (FEATURES, CLASSES)
+    before, after = federation._given.first.head.state_dict(), federation.client_model(1).head.state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+class Margin(Cosine):
+    """Takes the classes, too, which forward of the module does not have."""
+
+    def forward(self, inputs, classes):
+        return super().forward(inputs) - nn.functional.one_hot(classes, CLASSES)
+
+
+class Metric(WithHead):
+    def forward(self, inputs):
+        return self.body(inputs)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.head(self(batch[0]), batch[1]), batch[1])
+
+
+@pytest.mark.parametrize("method", [FedPer, FedPAC, FedProto])
+def test_a_head_that_the_step_alone_calls(method):
+    federation, _ = run_project(method, module=Metric(Margin(FEATURES, CLASSES)))
+    assert {name.partition(".")[0] for name in federation.clients.models[0]._roles.head} == {"head"}
+
+
+@pytest.mark.parametrize("method", [FedGH, FedRoD, FD])
+def test_a_head_that_needs_more_than_features_is_refused_where_a_method_calls_it(method):
+    message = r"passes features through the head by itself, and 'head' \(a Margin\).* ended in TypeError: .*'classes'"
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        run_project(method, module=Metric(Margin(FEATURES, CLASSES)))
+    assert isinstance(caught.value.__cause__, TypeError)

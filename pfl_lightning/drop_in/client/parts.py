@@ -13,7 +13,14 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.frozen import frozen_parameters
-from pfl_lightning.drop_in.client.head import head_layer, input_width, number_of_scores
+from pfl_lightning.drop_in.client.head import (
+    check_scores,
+    head_layer,
+    input_width,
+    is_linear,
+    number_of_scores,
+    width_of,
+)
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.network_parts import HeadNeeded
 from pfl_lightning.drop_in.client.roles import check_layers, find_roles, likely_head, traced_head
@@ -96,17 +103,21 @@ class ClientParts:
             ConfigurationError: The head, or what there is of features and classes, is not known.
         """
         wanted = self.try_out(module)
-        trace = trace_batch(self.copied(module), data) if wanted or self.features is not None else Trace()
+        named = None if wanted or not self.on_features else find_roles(module, self.head or ())
+        unclear = named is not None and not is_linear(module.get_submodule(head_layer(module, named)))
+        traces = wanted or unclear or self.features is not None
+        trace = trace_batch(self.copied(module), data) if traces else Trace()
         roles = traced_head(module, trace, self.client_type.__name__) if wanted else find_roles(module, self.head or ())
         if not self.on_features:
             return self._client(module, data.num_classes, head=roles)
         name = head_layer(module, roles)
         layer = module.get_submodule(name)
-        classes, scores = data.num_classes, number_of_scores(layer)
-        width = input_width(layer) if self.features is None else _width(trace.outputs.get(self.features))
+        entering = input_width(layer, trace.inputs.get(name))
+        classes, scores = data.num_classes, number_of_scores(layer, trace.outputs.get(name))
+        width = entering if self.features is None else width_of(trace.outputs.get(self.features))
         if width is None:
             what = (
-                f"the head {name!r} has no linear layer"
+                f"the head {name!r} (a {type(layer).__name__}) takes {trace.inputs.get(name, 'nothing that is known')}"
                 if self.features is None
                 else (
                     f"a step does not call features={self.features!r}"
@@ -119,13 +130,15 @@ class ClientParts:
                 f"{self.client_type.__name__} works on features of the shape (batch, d), and {what}: name a layer with "
                 "one vector for each sample by features="
             ) from trace.error
-        if self.client_type.scores_features and (scores is None or scores < classes or width != input_width(layer)):
+        if self.client_type.scores_features and (scores is None or scores < classes or width != entering):
             raise ConfigurationError(
                 f"{self.client_type.__name__} passes features through the head by itself: {name!r} takes "
-                f"{input_width(layer)} numbers and gives {scores} scores, the features have {width} numbers and the "
+                f"{entering} numbers and gives {scores} scores, the features have {width} numbers and the "
                 "data "
                 f"{classes} classes. Leave features= away, and let the head give one score for each class"
             )
+        if self.client_type.scores_features and not is_linear(layer):
+            check_scores(layer, name, width, self.client_type.__name__)
         source = FeatureSource(self.features, width, self.labels)
         return self._client(module, max(classes, scores or 0), head=roles, source=source)
 
@@ -162,10 +175,3 @@ def _see_names(client: ModuleClient) -> None:
     client.fixed_names()
     for phase in (*client.phases(), *client.personalization_phases()):
         client.trained_names(phase)
-
-
-def _width(shape: tuple[int, ...] | None) -> int | None:
-    """Number of features of each sample, where all further dimensions are 1."""
-    if shape is None or len(shape) < 2 or any(size != 1 for size in shape[2:]):
-        return None
-    return shape[1]

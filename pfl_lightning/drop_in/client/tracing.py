@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
@@ -21,7 +22,7 @@ from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.trainer import silence
 from pfl_lightning.fit_data import FitData
 
-__all__ = ["Trace", "trace_batch"]
+__all__ = ["Trace", "in_parametrization", "trace_batch"]
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Layers that may stand behind the last layer with weights and are no head by themselves."""
@@ -120,7 +121,7 @@ class _Watch(L.Callback):
     def __init__(self, module: L.LightningModule) -> None:
         self._module, self.trace = module, Trace()
         self._made: dict[Any, str] = {}
-        self._layers = {name: layer for name, layer in module.named_modules() if name}
+        self._layers = {name: layer for name, layer in module.named_modules() if name and not in_parametrization(name)}
 
     @contextmanager
     def layers_watched(self) -> Iterator[None]:
@@ -146,7 +147,7 @@ class _Watch(L.Callback):
             self.trace.inputs[name] = tuple(entering.shape)
         if made is not None:
             self.trace.outputs[name] = tuple(made.shape)
-        if any(p.requires_grad for p in self._layers[name].parameters(recurse=False)):
+        if any(p.requires_grad for p in _own_parameters(self._layers[name])):
             for tensor in _tensors(output):
                 if tensor.grad_fn is not None:
                     self._made.setdefault(tensor.grad_fn, name)
@@ -159,7 +160,8 @@ class _Watch(L.Callback):
         called = tuple(dict.fromkeys(self._made.values()))
         inner = {name for name in called if any(other.startswith(f"{name}.") for other in called)}  # no last layers
         made = {node: name for node, name in self._made.items() if name not in inner}
-        owners = {id(p): name for name, layer in self._module.named_modules() for p in layer.parameters(recurse=False)}
+        layers = {"": self._module, **self._layers}
+        owners = {id(p): name for name, layer in layers.items() for p in _own_parameters(layer)}
         itself = {id(p): name for name, p in self._module.named_parameters(recurse=False)}
         last, norms = dict.fromkeys(self.trace.last), dict.fromkeys(self.trace.norms)
         seen, waiting = set(), [loss.grad_fn]
@@ -181,6 +183,17 @@ class _Watch(L.Callback):
             waiting += [following for following, _ in node.next_functions]
         self.trace.last, self.trace.norms, self.trace.called = tuple(last), tuple(norms), called
         self.trace.problem = None if last else "the loss depends on no layer with weights that train"
+
+
+def in_parametrization(name: str) -> bool:
+    """Whether a layer's name is that of a part of another layer's parametrized weight."""
+    return "parametrizations" in name.split(".")
+
+
+def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
+    """Parameters of a layer without those of layers in it, and what its parametrized ones are made of."""
+    made = layer.parametrizations.parameters() if is_parametrized(layer) else ()  # type: ignore[operator,union-attr]
+    return [*layer.parameters(recurse=False), *made]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -94,6 +94,11 @@ class FeatureCapture:
     def _see_output(self, layer: nn.Module, arguments: Any, output: Any) -> None:
         self._found = first_tensor(output)
 
+    @property
+    def has_seen(self) -> bool:
+        """Whether the layer was called."""
+        return self._found is not None
+
     def take(self) -> Tensor:
         """The features, (N, d), which are then forgotten.
 

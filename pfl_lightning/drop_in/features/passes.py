@@ -27,7 +27,7 @@ class FeaturePass:
     """Runs a user's module on batches for the sake of its features.
 
     The module's ``forward`` is called with the first entry of a batch. Where a batch is no tuple (a dictionary, a
-    graph), or there is no ``forward``, its training step is, whose loss and log are dropped.
+    graph), or there is no ``forward`` that computes them, its training step is, whose loss and log are dropped.
 
     Args:
         module: The module.
@@ -61,7 +61,10 @@ class FeaturePass:
             ConfigurationError: Neither ``forward`` nor the training step gives them.
         """
         if isinstance(batch, tuple | list) and batch and is_overridden("forward", self._module):
-            return self.features_of_inputs(batch[0])
+            with self._capture.watching():
+                self._module(batch[0])
+                if self._capture.has_seen:  # else the head is called by the step alone, as one that needs the classes
+                    return self._capture.take()
         step = self._step or self._module.training_step
         try:
             with self._capture.watching(), patched(self._module, log=_nothing, log_dict=_nothing):
