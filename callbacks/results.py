@@ -29,7 +29,7 @@ from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
-from pfl_lightning.state.files import explain_full_disk, replace_file
+from pfl_lightning.state.files import replace_file
 from pfl_lightning.state.run_lock import RunLock, is_locked_here
 
 __all__ = ["ResultsWriter"]
@@ -131,8 +131,7 @@ class ResultsWriter(L.Callback):
                 warnings.warn(
                     f"{path} is an evaluation of a round that is played again; it is kept under this name", stacklevel=2
                 )
-            with explain_full_disk(folder / "partition.npz", partial=folder / "partition.npz"):
-                trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
+            trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From now on there may be results to write; those of a run that goes on say that it is not finished."""

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,8 +37,8 @@ def plot_partition(
         ValueError: If the shapes do not match.
     """
     figure = partition_figure(counts, class_names, groups)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, format="png")
+    with replace_file(Path(path)) as temporary:
+        figure.savefig(temporary, dpi=130, format="png")
 
 
 def partition_figure(counts: Ints, class_names: Sequence[str], groups: Sequence[str] | None = None) -> Figure:

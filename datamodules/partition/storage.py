@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from pfl_lightning.datamodules.clients.views import ClientView, views_from_array
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.memory import check_memory
 from pfl_lightning.datamodules.partition.base import PartitionError
+from pfl_lightning.state.files import replace_file
 
 SPLITS = ("train", "validation", "test", "unlabeled")
 VIEWS = ("rotations", "label_maps")
@@ -85,9 +84,7 @@ def write_partition(path: Path, content: PartitionContent) -> None:
     if content.labels is not None:
         numbers[LABELS] = content.labels
     seen = views_to_arrays(content.views)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replace_file(path, shared=True) as temporary:
         if path.suffix == ".json":
             lists: dict[str, Any] = {name: [own.tolist() for own in part] for name, part in content.parts.items()}
             lists |= {name: array.tolist() for name, array in seen.items()}
@@ -99,10 +96,6 @@ def write_partition(path: Path, content: PartitionContent) -> None:
                 arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
             with temporary.open("wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):  # such as on a full disk
-            temporary.unlink(missing_ok=True)
 
 
 def read_partition(path: Path) -> PartitionContent:

@@ -157,6 +157,8 @@ def replace_file(path: Path, needed: Callable[[], int] | None = None, shared: bo
     try:
         with explain_full_disk(path, needed, temporary):
             path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)  # of a killed process, or a link that would be followed
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield temporary
             _sync(temporary)  # some file systems notice only now that they are full
             os.replace(temporary, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import time
 import warnings
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from weakref import WeakSet
 
-from pfl_lightning.errors import RunLockedError
+from pfl_lightning.errors import FederationError, RunLockedError
 
 try:
     import fcntl
@@ -34,6 +35,7 @@ class RunLock:
 
     Raises:
         RunLockedError: Another process has locked the folder; names it.
+        FederationError: The lock's place is taken by a link to another file.
 
     Example:
         >>> import tempfile
@@ -69,7 +71,7 @@ class RunLock:
 
     def _lock(self) -> int | None:
         """Descriptor of the locked file; ``None`` where the file system has no locks."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = self._open()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -86,9 +88,29 @@ class RunLock:
             return None
         return descriptor
 
+    def _open(self) -> int:
+        """Descriptor of the file, which is overwritten; never that of a file elsewhere to which it leads."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if not self._path.is_symlink():
+                raise
+            raise self._refused(f"a symbolic link to {os.readlink(self._path)}") from error
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+            return descriptor
+        os.close(descriptor)
+        raise self._refused(f"one of {found.st_nlink} names of a file" if stat.S_ISREG(found.st_mode) else "no file")
+
+    def _refused(self, what: str) -> FederationError:
+        return FederationError(
+            f"{self._path} is {what}: expected a file of its own, which a run overwrites and removes. Nothing was "
+            "changed; remove it"
+        )
+
     def _is_current(self, descriptor: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+            return os.path.samestat(os.fstat(descriptor), os.lstat(self._path))
         except FileNotFoundError:
             return False
 

@@ -12,8 +12,8 @@ from pfl_lightning.state.files import explain_full_disk, file_below
 
 __all__ = ["explain_unwritable"]
 
-FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
-"""A read-only disk, no rights, and places in which no folder can be."""
+FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP)
+"""A read-only disk, no rights, places in which no folder can be, and a link in the place of a file."""
 
 GO_ON = "the same command then goes on with what was saved"
 

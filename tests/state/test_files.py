@@ -34,9 +34,15 @@ def test_a_full_disk_names_path_needed_and_free_space_and_keeps_the_old_file(tmp
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_device_that_is_really_full(tmp_path):
     path = tmp_path / "clients.csv"
-    os.symlink("/dev/full", tmp_path / ".clients.csv.tmp")
-    with pytest.raises(DiskFullError, match=r"clients\.csv cannot be written"), replace_file(path) as temporary:
-        temporary.write_text("client,accuracy\n")
+
+    def write_there():
+        with replace_file(path) as temporary:
+            temporary.unlink()
+            temporary.symlink_to("/dev/full")
+            temporary.write_text("client,accuracy\n")
+
+    with pytest.raises(DiskFullError, match=r"clients\.csv cannot be written"):
+        write_there()
     assert list(tmp_path.iterdir()) == []
     assert os.path.exists("/dev/full")
 
@@ -51,6 +57,29 @@ def test_the_error_is_found_behind_that_of_a_writer(tmp_path):
     error.__cause__ = no_space()
     with pytest.raises(DiskFullError, match="free in"), explain_full_disk(tmp_path / "not" / "there"):
         raise error
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+@pytest.mark.parametrize("place", [".results.json.tmp", "results.json"])
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path, place, dangling):
+    (tmp_path / "run").mkdir()
+    elsewhere = tmp_path / "thesis.tex"
+    if not dangling:
+        elsewhere.write_text("two years of work")
+    (tmp_path / "run" / place).symlink_to(elsewhere)
+    with replace_file(tmp_path / "run" / "results.json") as temporary:
+        temporary.write_text("{}")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["results.json"]
+    assert not (tmp_path / "run" / "results.json").is_symlink()
+    assert elsewhere.exists() != dangling
+    assert dangling or elsewhere.read_text() == "two years of work"
+
+
+def test_a_file_has_the_rights_that_others_have(tmp_path):
+    with replace_file(tmp_path / "made") as temporary:
+        temporary.write_text("")
+    (tmp_path / "usual").write_text("")
+    assert (tmp_path / "made").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])

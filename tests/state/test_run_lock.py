@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from pfl_lightning.errors import RunLockedError
+from pfl_lightning.errors import FederationError, RunLockedError
 from pfl_lightning.state import run_lock
 from pfl_lightning.state.run_lock import RunLock
 
@@ -87,6 +87,29 @@ def test_a_file_that_its_holder_removes_meanwhile_is_not_the_lock(tmp_path, monk
     monkeypatch.setattr(run_lock.fcntl, "flock", late)
     with RunLock(tmp_path), pytest.raises(RunLockedError):
         RunLock(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "second name", "fifo"])
+def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_there_is_changed(tmp_path, kind):
+    run, elsewhere = tmp_path / "run", tmp_path / "id_rsa"
+    run.mkdir()
+    if kind != "dangling link":
+        elsewhere.write_text("secret")
+    if kind == "second name":
+        os.link(elsewhere, run / ".lock")
+    elif kind == "fifo":
+        os.mkfifo(run / ".lock")
+    else:
+        (run / ".lock").symlink_to(elsewhere)
+    found = {"second name": "one of 2 names of a file", "fifo": "no file"}.get(kind, f"a symbolic link to {elsewhere}")
+    with pytest.raises(FederationError, match=rf"{re.escape(str(run))}/\.lock is {re.escape(found)}: .* remove it"):
+        RunLock(run)
+    assert elsewhere.exists() == (kind != "dangling link")
+    assert kind == "dangling link" or elsewhere.read_text() == "secret"
+    assert os.path.lexists(run / ".lock")
+    (run / ".lock").unlink()
+    with RunLock(run):
+        assert (run / ".lock").is_file()
 
 
 @pytest.mark.parametrize("instead", [False, True], ids=["removed", "a file"])

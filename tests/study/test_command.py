@@ -18,14 +18,16 @@ from _helpers.studies import METHODS, PretendedStarter, StarterHere, write_study
 
 import pfl_lightning
 from pfl_lightning.cli import main
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import conduct, reproduce
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.child import _end_with_parent
-from pfl_lightning.study.runs.processes import Command, environment, last_lines
+from pfl_lightning.study.runs.processes import Command, LocalProcess, environment, last_lines
 from pfl_lightning.study.runs.progress import Progress
 from pfl_lightning.study.search.searches import NoTrialError
 from pfl_lightning.study.timing import estimate
+from pfl_lightning.study.unwritable import explain_unwritable
 
 
 @pytest.fixture(autouse=True)
@@ -542,6 +544,14 @@ def test_a_folder_that_cannot_be_written(tmp_path, play):
     assert f"the study's folder {path}/out cannot be written (Not a directory: {path}/out/runs/all/" in code
     assert "give another --output" in code
     assert commands == []
+
+
+def test_a_log_that_leads_elsewhere_is_not_written(tmp_path):
+    (tmp_path / "elsewhere").write_text("kept")
+    (tmp_path / "log.txt").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match=r"cannot be written \(.*log\.txt\)"), explain_unwritable(tmp_path):
+        LocalProcess(Command(("fit",), tmp_path / "log.txt"))
+    assert (tmp_path / "elsewhere").read_text() == "kept"
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_study(tmp_path, play, monkeypatch):

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from pfl_lightning.state.files import replace_file
+
 __all__ = ["Embedding", "thumbnails", "write_embedding"]
 
 LARGEST_IMAGE = 64  # pixels; a sprite of thousands of images stays below what browsers load
@@ -44,11 +46,12 @@ def write_embedding(folder: Path, embedding: Embedding) -> None:
     from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
     own = Path("projector") / embedding.name
-    (folder / own).mkdir(parents=True, exist_ok=True)
-    np.savetxt(folder / own / "tensors.tsv", embedding.points.numpy(), fmt="%.5g", delimiter="\t")
+    with replace_file(folder / own / "tensors.tsv") as temporary:
+        np.savetxt(temporary, embedding.points.numpy(), fmt="%.5g", delimiter="\t")
     lines = ["\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row) for row in embedding.rows]
     header = ["\t".join(embedding.columns)] if len(embedding.columns) > 1 else []  # the format has none for one column
-    (folder / own / "metadata.tsv").write_text("\n".join([*header, *lines]) + "\n", encoding="utf-8")
+    with replace_file(folder / own / "metadata.tsv") as temporary:
+        temporary.write_text("\n".join([*header, *lines]) + "\n", encoding="utf-8")
     config, path = ProjectorConfig(), folder / CONFIG
     if path.exists():
         text_format.Parse(path.read_text(encoding="utf-8"), config)
@@ -63,10 +66,12 @@ def write_embedding(folder: Path, embedding: Embedding) -> None:
     )
     if embedding.images is not None:
         tiles, side = _sprite(embedding.images)
-        Image.fromarray(tiles).save(folder / own / "sprite.png")
+        with replace_file(folder / own / "sprite.png") as temporary:
+            Image.fromarray(tiles).save(temporary, "png")
         entry.sprite.image_path = (own / "sprite.png").as_posix()
         entry.sprite.single_image_dim.extend(side)
-    path.write_text(text_format.MessageToString(config), encoding="utf-8")
+    with replace_file(path) as temporary:
+        temporary.write_text(text_format.MessageToString(config), encoding="utf-8")
 
 
 def thumbnails(inputs: Tensor) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from pfl_lightning.callbacks.inspection.drawing.loggers import (
     write_text,
 )
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +67,8 @@ class Recorder:
         if not any(taken):
             from PIL import Image
 
-            Image.fromarray(image).save(self._file(f"{tag}-round-{round + 1:04d}.png", "pictures"))
+            with self._file(f"{tag}-round-{round + 1:04d}.png", "pictures") as file:
+                Image.fromarray(image).save(file, "png")
 
     def histogram(self, tag: str, values: Sequence[float], edges: NDArray[np.float64], round: int) -> None:
         """Log a histogram; as a figure if no logger accepts histograms."""
@@ -86,7 +89,8 @@ class Recorder:
         if not self.silent:
             taken = [write_text(logger, tag, text, round) for logger in self.loggers]
             if not any(taken):
-                self._file(f"{tag}.txt", "texts").write_text(text, encoding="utf-8")
+                with self._file(f"{tag}.txt", "texts") as file:
+                    file.write_text(text, encoding="utf-8")
 
     def hyper_parameters(self, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
         """Log the hyper-parameters of the run; TensorBoard shows the last values of the metrics with them."""
@@ -113,11 +117,9 @@ class Recorder:
             self._say(what, f"{what} is skipped: it needs a TensorBoardLogger, and the run has none")
         return found
 
-    def _file(self, name: str, what: str) -> Path:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def _file(self, name: str, what: str) -> AbstractContextManager[Path]:
         self._say(what, f"no logger of this run accepts {what}: they are saved in {self.folder}")
-        return path
+        return replace_file(self.folder / name)
 
     def _check_folder(self) -> None:
         """Refuse a folder that cannot be created before the first round; it is created with its first file."""

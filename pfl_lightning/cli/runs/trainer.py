@@ -148,7 +148,7 @@ class SaveConfig(SaveConfigCallback):
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
         with replace_file(path) as temporary:
-            self.parser.save(self.config, temporary, skip_unset=False, multifile=self.multifile)
+            self.parser.save(self.config, temporary, skip_unset=False, overwrite=True, multifile=self.multifile)
         if before:
             found = record_changes(self.folder, path, before, _loop(trainer).rounds + 1, _other_data(pl_module))
             if found:

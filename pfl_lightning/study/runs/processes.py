@@ -73,6 +73,10 @@ def environment(threads: int, inherited: Mapping[str, str] | None = None) -> dic
     return {**kept, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 class LocalProcess:
     """A process on this machine, which ends when this one does, however it ends.
 
@@ -82,7 +86,7 @@ class LocalProcess:
 
     def __init__(self, command: Command) -> None:
         command.log.parent.mkdir(parents=True, exist_ok=True)
-        with command.log.open("ab") as log:
+        with open(command.log, "ab", opener=_no_link) as log:
             _head(log, command)
             self._process = subprocess.Popen(
                 command.arguments,

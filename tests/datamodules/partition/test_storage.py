@@ -10,6 +10,7 @@ import pytest
 from pfl_lightning.datamodules import IID, Digits, memory
 from pfl_lightning.datamodules.partition import ClientView, FromFile, PartitionError, save_partition
 from pfl_lightning.datamodules.partition.storage import read_partition
+from pfl_lightning.errors import DiskFullError
 
 TRAIN = [np.array([0, 2, 5]), np.array([1, 3])]
 TEST = [np.array([0, 1]), np.array([], dtype=int)]
@@ -152,7 +153,7 @@ def test_a_write_that_fails_leaves_the_file_before(path, monkeypatch):
 
     monkeypatch.setattr(np, "savez_compressed", full)
     monkeypatch.setattr("pathlib.Path.write_text", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskFullError, match=rf"{path.name} cannot be written \(No space left"):
         save_partition(path, TRAIN[:1])
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
