@@ -95,6 +95,7 @@ class FederatedLoop(ProjectCallback):
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
         self._reloading = Reloading(0)
+        self._ignored: Any = None  # Lightning's remark on batches, as a filter of warnings, during a fit
         self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
         self._eval_cohort_before = self.eval_cohort
         self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
@@ -159,8 +160,11 @@ class FederatedLoop(ProjectCallback):
         options.reload_dataloaders_every_n_epochs = 1
         # It would be said again with each round's loader, of clients; every round is logged.
         warnings.filterwarnings(
-            "ignore", r"The number of training batches \(\d+\) is smaller than the logging interval"
+            "ignore",
+            r"The number of training batches \(\d+\) is smaller than the logging interval",
+            module=r"(lightning\.pytorch|pytorch_lightning)\.",
         )
+        self._ignored = warnings.filters[0]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Go on where a checkpoint or an error left off; rounds that are played again leave TensorBoard.
@@ -201,6 +205,8 @@ class FederatedLoop(ProjectCallback):
             self._of_the_fit = None
         if self._every_before is not None:
             trainer.reload_dataloaders_every_n_epochs, self._every_before = self._every_before, None
+        if self._ignored in warnings.filters:  # a plain Trainer may come next
+            warnings.filters.remove(self._ignored)  # type: ignore[attr-defined]
         self._evaluate_all(trainer)
 
     @staticmethod

@@ -19,6 +19,7 @@ from pfl_lightning.data import FederatedData, SplitSource
 from pfl_lightning.engines.advice import explained
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
 from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, local_fit, phase_data, trains
+from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.tasks import (
@@ -121,7 +122,9 @@ class Engine(ABC):
         Updates are returned unchecked: the server checks each of them once.
         """
         for client, task in tasks:
-            yield self.fit(client, task, environment)
+            with naming_clients(task.context.client, round=task.context.round):
+                result = self.fit(client, task, environment)
+            yield result
 
     def fit(self, client: FederatedClient, task: FitTask, environment: FitEnvironment) -> FitResult:
         """Run one local fit; afterwards the module holds the client's state."""
@@ -197,11 +200,13 @@ class Engine(ABC):
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients by their own models, fine-tuned where their method does so; results in the tasks' order."""
         for client, task in tasks:
+            context = task.context
             try:
-                error = self.load_own_model(client, task, environment)
-                result = EvaluationResult(task.context.client, *self.score(client, task, environment), error)
+                with naming_clients(context.client, round=context.round):
+                    error = self.load_own_model(client, task, environment)
+                    result = EvaluationResult(context.client, *self.score(client, task, environment), error)
             except Exception as failed:
-                failed.add_note(f"in the evaluation of client {task.context.client}, round {task.context.round + 1}")
+                failed.add_note(f"in the evaluation of client {context.client}, round {context.round + 1}")
                 raise
             forget_preparation(client)
             yield result

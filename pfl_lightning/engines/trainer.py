@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,18 +21,19 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.inner_trainers import NothingProfiled, keep_fewer_signals, set_levels
+from pfl_lightning.engines.inner_trainers import NothingProfiled, keep_fewer_signals
 from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means
+from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.schedules import advance
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["TrainerEngine", "silence"]
+__all__ = ["TrainerEngine"]
 
 
 class TrainerEngine(Engine):
-    """Trains each client by a Lightning Trainer of its own, silent and without logger or checkpoints.
+    """Trains each client by a Lightning Trainer of its own, without logger or checkpoints.
 
     Slower than :class:`~pfl_lightning.engines.SequentialEngine`, with every hook, manual optimization, several
     optimizers, gradient accumulation, and the user's own callbacks.
@@ -214,21 +213,3 @@ class _Watch(L.Callback):
         except NonFiniteLossError as error:
             self.error = error  # an exception inside the inner Trainer would tear down more than this fit
             trainer.should_stop = True
-
-
-LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
-"""Where Lightning writes its notices; its older package, where it is imported later, takes all of them."""
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Keep the inner Trainers' notices out of the terminal; errors come through."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
-    set_levels(loggers, [logging.ERROR] * len(loggers))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        set_levels(loggers, levels)

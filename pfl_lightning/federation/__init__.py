@@ -19,6 +19,10 @@ import warnings
 from pfl_lightning.federation.base import Federation
 
 # Of Lightning's own code, about torch: nobody who runs a federation can do anything about it.
-warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+warnings.filterwarnings(
+    "ignore",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    module=r"(lightning\.pytorch|pytorch_lightning)\.utilities\._pytree",
+)
 
 __all__ = ["Federation"]

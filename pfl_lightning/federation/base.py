@@ -14,6 +14,7 @@ from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, SequentialEngine
+from pfl_lightning.engines.notices import forget_shown
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
@@ -110,6 +111,7 @@ class Federation(EvaluationHooks, SavedState):
 
     def setup(self, stage: str) -> None:
         """Build the clients' modules, the server and the clients' states from the data's shape, once."""
+        forget_shown()
         check_strategy(self.trainer)
         use_atomic_files(self.trainer)
         if not self.is_set_up:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines import Engine, EvaluationResult, EvaluationTask, FitEnvironment
+from pfl_lightning.engines.notices import named_clients
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.metrics import EvalMetrics, summarize
 
@@ -110,18 +111,13 @@ def summarize_scores(prefix: str, scores: Scores, *, has_loss: bool = True) -> d
     lost = sorted(scores.keys() - losses.keys())
     if has_loss and lost and losses:
         warnings.warn(
-            f"the loss of {_named(lost)} is NaN, and {prefix}loss/mean is that of the other clients: look for "
+            f"the loss of {named_clients(lost)} is NaN, and {prefix}loss/mean is that of the other clients: look for "
             "NaN in the inputs, or for weights that have become infinite",
             stacklevel=2,
         )
     if has_loss or not math.isnan(loss):
         values[f"{prefix}loss/mean"] = loss
     return values
-
-
-def _named(clients: list[int]) -> str:
-    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
-    return f"client{'s' if len(clients) > 1 else ''} {shown}"
 
 
 def warn_if_not_finetuned(error: ClientError | None) -> None:

@@ -61,7 +61,7 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
         configs: The configs.
     """
     with TemporaryDirectory() as folder, patch.object(sys, "argv", sys.argv[:1]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # the runs themselves give them
         parser = _Parser(Path(folder) / "run.yaml")
         return [parser.error_of(config) for config in configs]
 

@@ -1,6 +1,5 @@
 """What inner Trainers do at less cost is the same as before."""
 
-import logging
 import signal
 from functools import partial
 from typing import Any, ClassVar
@@ -10,8 +9,7 @@ from _helpers.toy import run
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from pfl_lightning import TrainerEngine
-from pfl_lightning.engines.inner_trainers import NothingProfiled, set_levels
-from pfl_lightning.engines.trainer import LOGGERS, silence
+from pfl_lightning.engines.inner_trainers import NothingProfiled
 from pfl_lightning.methods import FedAvg
 
 
@@ -46,32 +44,3 @@ def test_nothing_is_profiled_without_a_word():
     with profiler.profile("one"), profiler.profile("two"), pytest.raises(ZeroDivisionError), profiler.profile("three"):
         _ = 1 / 0
     assert profiler.summary() == ""
-
-
-def heard(logger):
-    return logger.isEnabledFor(logging.WARNING)
-
-
-def test_loggers_below_are_silent_and_heard_again_whenever_they_were_made():
-    name = f"{LOGGERS[0]}.made_for_a_test"
-    early = logging.getLogger(f"{name}.below.early")  # the places above it are yet to be filled
-    other = logging.getLogger("lightning_made_for_a_test")
-    assert heard(early)
-    with silence():
-        between, late = logging.getLogger(f"{name}.below"), logging.getLogger(f"{name}.late")
-        assert [heard(logger) for logger in (early, between, late, other)] == [False, False, False, True]
-        assert early.isEnabledFor(logging.ERROR)
-    assert all(heard(logger) for logger in (early, between, late, other))
-    with silence():
-        assert not heard(between)
-    assert heard(between)
-
-
-def test_levels_are_those_that_were_set():
-    loggers = [logging.getLogger(f"pfl_lightning_test.{name}") for name in "ab"]
-    below = logging.getLogger("pfl_lightning_test.a.below")
-    set_levels(loggers, [logging.INFO, logging.ERROR])
-    assert [logger.level for logger in loggers] == [logging.INFO, logging.ERROR]
-    assert below.isEnabledFor(logging.INFO)
-    set_levels(loggers, [logging.ERROR, logging.ERROR])
-    assert not below.isEnabledFor(logging.INFO)

@@ -48,8 +48,7 @@ def _items_now(datamodule: LightningDataModule, trainer: Any) -> list[int]:
     """
     own = copy.copy(datamodule)
     own.trainer = trainer
-    with isolate_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with isolate_rng():
         try:
             own.setup("fit")
             return [

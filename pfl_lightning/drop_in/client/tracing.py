@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.patching import patched
-from pfl_lightning.engines.trainer import silence
+from pfl_lightning.engines.notices import naming_clients, silence
 from pfl_lightning.fit_data import FitData
 
 __all__ = ["Trace", "in_parametrization", "trace_batch"]
@@ -69,7 +68,14 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
     """
     watch = _Watch(module)
     try:
-        with isolate_rng(), silence(), watch.layers_watched(), torch.enable_grad(), torch.inference_mode(False):
+        with (
+            isolate_rng(),
+            silence(),
+            naming_clients(data.participating[0], round=0),
+            watch.layers_watched(),
+            torch.enable_grad(),
+            torch.inference_mode(False),
+        ):
             _run(module, data, watch)
     except Exception as error:  # whatever a step may raise that runs outside of its Trainer's usual surroundings
         if watch.trace.problem is not None:
@@ -107,8 +113,7 @@ def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
     )
     done: dict[str, Any] = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
     done |= items.attributes(module) | items.hooks(module)
-    with patched(module, **done, configure_callbacks=list), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with patched(module, **done, configure_callbacks=list):
         if own.train.datamodule is None:
             trainer.fit(module, train_dataloaders=loader)
         else:

@@ -30,8 +30,8 @@ from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.drop_in.fits.validation import LocalValidation
 from pfl_lightning.drop_in.forms.module_streams import is_of_module
+from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.tasks import MakeTrainer
-from pfl_lightning.engines.trainer import silence
 
 __all__ = ["fit_module", "run_steps_under_trainer", "standing_in"]
 

@@ -15,6 +15,7 @@ from torch import nn
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, local_fit, trains
+from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, PhaseResult
@@ -153,7 +154,8 @@ class VectorizedEngine(VectorizedEvaluation):
         together = len(group) > 1 and self.trains_together(client, environment) and not self._must_run_alone(client)
         if together:
             try:
-                members = self._train(client, group, environment)
+                with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
+                    members = self._train(client, group, environment)
             except CannotVectorizeError as error:
                 self._reasons[client] = error.reason
                 if not error.silent:
@@ -164,7 +166,9 @@ class VectorizedEngine(VectorizedEvaluation):
         if members is not None:
             seconds = (time.perf_counter() - start) / len(members)
             for member in members:
-                yield self._conclude(client, member, environment, seconds)
+                with naming_clients(member.context.client, round=member.context.round):
+                    result = self._conclude(client, member, environment, seconds)
+                yield result
         elif not together or client in self._reasons:
             yield from super().run(((client, task) for task in group), environment)
         else:

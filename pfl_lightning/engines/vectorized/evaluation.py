@@ -13,6 +13,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
 from pfl_lightning.engines.lifecycle import enter_phase, local_fit
+from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitEnvironment
@@ -103,7 +104,8 @@ class VectorizedEvaluation(Engine):
         together, results = self._goes_together(client, group, environment), None
         if together:
             try:
-                results = self._evaluate_together(client, group, environment)
+                with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
+                    results = self._evaluate_together(client, group, environment)
             except CannotVectorizeError as error:
                 together = False
                 self._evaluated_alone.add(client)

@@ -15,6 +15,7 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.notices import shown_before
 from pfl_lightning.engines.sequential import SequentialEngine
 from pfl_lightning.engines.tasks import (
     EvaluationResult,
@@ -27,7 +28,7 @@ from pfl_lightning.engines.tasks import (
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
 from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.workers.pool import Job, WorkerPool
-from pfl_lightning.engines.workers.worker import ClientWork, Notice, Reply, Setup, TorchSwitches
+from pfl_lightning.engines.workers.worker import ClientWork, Reply, Setup, TorchSwitches
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.messages import ClientUpdate
 
@@ -88,7 +89,6 @@ class WorkerEngine(Engine):
         self._tunes = False
         self._host: WorkerHost | None = None
         self._pool: WorkerPool | None = None
-        self._said: set[Notice] = set()
         self._bundle_numbers = count()
 
     @abstractmethod
@@ -113,7 +113,7 @@ class WorkerEngine(Engine):
         known = {id(dataset): (DATA_SETS, place) for place, dataset in enumerate(getattr(data, "divided_datasets", ()))}
         setup = _packed(
             "the clients' module or the engine",
-            Setup(tuple(models), self.engine, environment, TorchSwitches.read()),
+            Setup(tuple(models), self.engine, environment, TorchSwitches.read(), tuple(warnings.filters)),
             known,
         )
         sent_data = _packed(f"the data ({type(data).__name__})", data)
@@ -221,9 +221,8 @@ class WorkerEngine(Engine):
     def _take_notices(self, reply: Reply) -> None:
         """Repeat workers' warnings and log lines in this process, each once: workers do not know those of others."""
         for notice in reply.notices:
-            if notice in self._said:
+            if shown_before(notice.same or notice.text, notice.category, notice.file, notice.line):
                 continue
-            self._said.add(notice)
             if notice.category is not None:
                 warnings.warn_explicit(notice.text, notice.category, notice.file, notice.line)
             else:

@@ -21,6 +21,7 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
+from pfl_lightning.engines.notices import remembering_in
 from pfl_lightning.engines.tasks import Clock, EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, unpack
 from pfl_lightning.errors import ConfigurationError
@@ -79,12 +80,14 @@ class Setup:
         engine: Engine that trains and evaluates the clients.
         environment: Settings of the outer Trainer; the worker sets its own device.
         switches: Global switches of torch.
+        filters: Filters of warnings, as in the module ``warnings``.
     """
 
     models: tuple[FederatedClient, ...]
     engine: Engine
     environment: FitEnvironment
     switches: TorchSwitches
+    filters: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,23 @@ class Payload:
 
 @dataclass(frozen=True)
 class Notice:
-    """Warning, or a line of the package's log (without a category)."""
+    """Warning, or a line of the package's log (without a category).
+
+    Attributes:
+        text: What is said.
+        category: Of a warning.
+        level: Of a line of the log.
+        file: Where the warning was given.
+        line: Where in the file.
+        same: Equal for warnings that say the same of several clients.
+    """
 
     text: str
     category: type[Warning] | None = None
     level: int = logging.WARNING
     file: str = ""
     line: int = 0
+    same: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,6 +196,8 @@ class Worker:
         self._data: FederatedData
         self._engine: Engine
         self._environment: FitEnvironment
+        self._filters: tuple[Any, ...] = ()
+        self._shown = set[tuple[Any, ...]]()
 
     def prepare(self, setup: Sequence[Any], data: Sequence[Any], device: str, expected: dict[str, str]) -> Reply:
         """Take the setup and the data, each in a sequence of one reference (which Ray would resolve otherwise)."""
@@ -213,6 +228,7 @@ class Worker:
         self._data = unpack(data, copy=False)
         found: Setup = unpack(setup, {DATA_SETS: getattr(self._data, "divided_datasets", ())})
         found.switches.throw()
+        self._filters = found.filters
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
         self._environment = replace(
@@ -261,9 +277,8 @@ class Worker:
             )
             yield work, model, context
 
-    @staticmethod
-    def _answer(compute: Callable[[], Any]) -> Reply:
-        with _noted() as notices:
+    def _answer(self, compute: Callable[[], Any]) -> Reply:
+        with remembering_in(self._shown), _noted(self._filters) as notices:
             try:
                 value, error, where = pack(compute()), None, ""
             except Exception as found:
@@ -305,8 +320,12 @@ def _on_device(precision: Precision, device: torch.device) -> Precision:
 
 
 @contextmanager
-def _noted() -> Iterator[Callable[[], list[Notice]]]:
-    """Context manager that collects warnings and the package's log, to be repeated in the main process."""
+def _noted(filters: Sequence[Any]) -> Iterator[Callable[[], list[Notice]]]:
+    """Context manager that collects warnings and the package's log, to be repeated in the main process.
+
+    Args:
+        filters: The main process's filters of warnings, when they are known.
+    """
     logger, lines = logging.getLogger("pfl_lightning"), list[Notice]()
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(Notice(record.getMessage(), level=record.levelno))  # type: ignore[method-assign]
@@ -314,11 +333,15 @@ def _noted() -> Iterator[Callable[[], list[Notice]]]:
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("default")
-            yield lambda: [
-                *lines,
-                *(Notice(str(w.message), w.category, file=w.filename, line=w.lineno) for w in caught),
-            ]
+            if filters:
+                warnings.filters[:] = filters  # type: ignore[index]
+            yield lambda: [*lines, *map(_notice, caught)]
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagate
+
+
+def _notice(said: warnings.WarningMessage) -> Notice:
+    text = str(said.message)
+    same = getattr(said.message, "without_name", text)
+    return Notice(text, said.category, file=said.filename, line=said.lineno, same=same)

@@ -1,7 +1,6 @@
 """Options of the outer Trainer mean in a federation what a Lightning user means by them, or are refused."""
 
 import contextlib
-import logging
 import warnings
 from functools import partial
 from typing import Any
@@ -29,7 +28,6 @@ from torch.nn import functional as F
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, Digits
-from pfl_lightning.engines.trainer import silence
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
 
@@ -350,16 +348,6 @@ def test_a_round_trains_without_warnings_about_optimizers():
         warnings.simplefilter("always")
         trainer.fit(federation, datamodule=data)
     assert not [warning for warning in said if "optimizer" in str(warning.message)]
-
-
-@pytest.mark.parametrize("package", ["lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"])
-def test_inner_trainers_are_silent_under_either_name_of_the_package(package, caplog):
-    log = logging.getLogger(f"{package}.utilities.rank_zero")
-    with caplog.at_level(logging.INFO, package):
-        with silence():
-            assert not log.isEnabledFor(logging.WARNING)
-            assert log.isEnabledFor(logging.ERROR)
-        assert log.isEnabledFor(logging.INFO)
 
 
 SEARCHING = [

@@ -1,0 +1,124 @@
+"""Warnings of local fits and evaluations, each shown once with its client; Lightning's notices of inner Trainers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+__all__ = ["forget_shown", "named_clients", "naming_clients", "remembering_in", "shown_before", "silence"]
+
+_shown: set[tuple[Any, ...]] = set()
+
+
+def forget_shown() -> None:
+    """Let warnings that were shown be shown again; called when a fit, a validation or a test is set up."""
+    _shown.clear()
+
+
+@contextmanager
+def remembering_in(shown: set[tuple[Any, ...]]) -> Iterator[None]:
+    """Remember in a set of one's own what was shown: a worker shows nothing, its main process does."""
+    global _shown
+    before, _shown = _shown, shown
+    try:
+        yield
+    finally:
+        _shown = before
+
+
+def shown_before(*key: Any) -> bool:
+    """Whether this was asked before of a message, its category, its file and its line."""
+    known = key in _shown
+    _shown.add(key)
+    return known
+
+
+def named_clients(clients: Sequence[int]) -> str:
+    """Clients by their numbers, not more than five of them."""
+    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
+    return f"client{'s' if len(clients) > 1 else ''} {shown}"
+
+
+@contextmanager
+def naming_clients(*clients: int, round: int) -> Iterator[None]:
+    """Name the clients in warnings given inside, and show each of them once, not for every client of every round.
+
+    Filters apply as ever: what one of them ignores is not shown, and what it makes an error is raised.
+
+    Args:
+        clients: Numbers of the clients that train or are evaluated inside.
+        round: Number of the round, from 0.
+    """
+    show, name = warnings.showwarning, named_clients(clients)
+
+    def show_named(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
+        text = str(message)
+        if shown_before(text, category, filename, lineno):
+            return
+        if name not in text:
+            with suppress(Exception):  # a category with arguments of its own is shown without the name
+                given, message = message, category(f"{name}, round {round + 1}: {text}")
+                message.without_name = getattr(given, "without_name", text)
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show_named
+    try:
+        yield
+    finally:
+        if warnings.showwarning is show_named:
+            warnings.showwarning = show
+
+
+LIGHTNING = r"(lightning\.(pytorch|fabric)|pytorch_lightning|lightning_fabric)\."
+"""Modules of Lightning, under each of its names."""
+
+NOTICES = (
+    r".* does not have many workers|Consider setting `persistent_workers|.*is smaller than the logging interval"
+    r"|You (passed in|defined) a `.*Skipping val loop|GPU available but not used|`max_epochs` was not set"
+    r"|Found \d+ module\(s\) in eval mode|Total length of `.*` across ranks is zero|You called `self.log\(.*no logger"
+    r"|You're resuming from a checkpoint that ended|You passed `Trainer\(accelerator='cpu', precision='16-mixed'"
+    r"|You passed `deterministic=True` and|The `srun` command is available|`isinstance\(treespec, LeafSpec\)`"
+)
+"""How Lightning's remarks on a Trainer and its loaders begin, which are not about the module that it trains."""
+
+LOGGERS = tuple(
+    f"{package}.{module}"
+    for packages, module in (
+        (("lightning.pytorch", "pytorch_lightning"), "utilities.rank_zero"),
+        (("lightning.pytorch", "pytorch_lightning"), "accelerators.cuda"),
+        (("lightning.pytorch", "pytorch_lightning"), "trainer.connectors.signal_connector"),
+        (("lightning.fabric", "lightning_fabric"), "utilities.rank_zero"),
+        (("lightning.fabric", "lightning_fabric"), "utilities.registry"),
+    )
+    for package in packages
+)
+"""Where Trainers log what they have found and why they have stopped."""
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep back what Lightning says of every Trainer; what it says of a module, and what others say, comes through."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    for logger in loggers:
+        logger.filters.append(_is_no_notice)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", NOTICES, module=LIGHTNING)
+            yield
+    finally:
+        for logger in loggers:
+            logger.filters.remove(_is_no_notice)
+
+
+def _is_no_notice(record: logging.LogRecord) -> bool:
+    """Whether a record is an error, one of a level that the user has asked for, or not of a Trainer's own code."""
+    if not logging.INFO <= record.levelno < logging.ERROR:
+        return True
+    packages = (sys.modules.get(name) for name in ("lightning", "pytorch_lightning", "lightning_fabric"))
+    folders = tuple(f"{os.path.dirname(str(found.__file__))}{os.sep}" for found in packages if found is not None)
+    return not record.pathname.startswith(folders) or f"{os.sep}callbacks{os.sep}" in record.pathname
