@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
 
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, ItemDataModule
@@ -177,6 +178,16 @@ class FromLoaders(ItemDataModule):
         if "validation" in self._sources and "test" in self._sources and not division.validation.sizes.any():
             self._validation = self._evaluated(self._classes["validation"][0])
         self._others = {stage: self._divide_others(stage) for stage in self._sources}
+
+    @property
+    def pooled_numbers(self) -> dict[int, str]:
+        """What a plain run would have as numbers of training batches and items; none where one client has all."""
+        found: dict[int, str] = {}
+        for loader in self._stages["train"].loaders if self.num_clients > 1 else ():
+            found.setdefault(len(loader.dataset), "training items")
+            if (batches := sized_len(loader)) is not None:
+                found[batches] = "training batches"
+        return found
 
     @property
     def held_source(self) -> ItemSource | None:

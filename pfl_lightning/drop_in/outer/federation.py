@@ -30,7 +30,7 @@ from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
-from pfl_lightning.drop_in.outer.set_up import set_up_by
+from pfl_lightning.drop_in.outer.set_up import set_up_by, warn_of_pooled_numbers
 from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
 from pfl_lightning.engines import Engine, TrainerEngine
@@ -154,6 +154,8 @@ class ModuleFederation(HoldsGivenModule):
                     module.setup(self.stage_name)
                 if is_overridden("configure_model", module):
                     module.configure_model()
+            epochs = None if self._trainer is None else self.trainer.max_epochs
+            warn_of_pooled_numbers(module, self._given.gained.places, data, epochs)
             self.local.added = add_layers(self.local.callbacks, module, partial(self._copied, module), self._trainer)
             client = self._given.parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity

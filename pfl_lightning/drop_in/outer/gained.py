@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from pfl_lightning.datamodules.adapters.loading.stages import data_in, made_again
 from pfl_lightning.drop_in.client.copies import held_tensors
 from pfl_lightning.drop_in.outer.changes import Look
+from pfl_lightning.drop_in.outer.set_up import OF_LOADERS
 from pfl_lightning.state.closures import bind_functions
 
 __all__ = ["Gained"]
@@ -30,6 +31,9 @@ class Gained:
 
     Args:
         module: The module.
+
+    Attributes:
+        places: Where a copy has got its attributes from, by their names.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
@@ -39,11 +43,12 @@ class Gained:
         self._set_up: set[str] = set()
         self._handed_back: set[str] = set()
         self._data: dict[str, Any] = {}  # of which clients have parts
+        self.places: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the module's objects, which are others in another process."""
         nothing: dict[str, Any] = {"_look": None, "_buffers": {}, "_prepared": {}, "_data": {}, "_handed_back": set()}
-        return {**nothing, "_set_up": self._set_up}
+        return {**nothing, "_set_up": self._set_up, "places": {}}
 
     @contextmanager
     def preparing(self, module: L.LightningModule) -> Iterator[None]:
@@ -70,10 +75,12 @@ class Gained:
             yield
             return
         _hand_over(module, other, self._prepared)
+        self.places = dict.fromkeys(self._prepared, "prepare_data")
         buffers = dict(other.named_buffers())
         self._set_up = set()
         with self.setting_up(other):
             yield
+        self.places |= dict.fromkeys(self._set_up, "setup or configure_model")
         # Not earlier: a setup that finds what another setup has made may believe that its layers are there, too.
         names = self._look.attributes_changed_in(module) - self._set_up
         data = _data_sets(module)
@@ -81,6 +88,7 @@ class Gained:
         self._data = data
         self._put_data_back(other)
         _hand_over(module, other, {name: vars(module)[name] for name in sorted(names)})
+        self.places = dict.fromkeys(names, OF_LOADERS) | self.places
         own = dict(other.named_buffers())
         for name, buffer in module.named_buffers():
             known = self._buffers.get(name)
