@@ -35,6 +35,9 @@ OF_ENGINES: dict[str, Any] = {
 }
 """Further options of engines that change the training or the evaluation, and their values where they do not."""
 
+LATER: dict[str, Any] = {"loop.max_update_ratio": 1000.0}
+"""Options that runs of earlier versions do not have, with the values under which a run is like those."""
+
 KNOWN_PACKAGES = ("pfl_lightning", "torch", "torchvision", "lightning")
 """Packages whose classes are known by their names alone, wherever a version of the package has them."""
 
@@ -64,6 +67,11 @@ def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, 
         value = _at(config, name)
         if value is not None:
             found |= flatten(name, value)
+    if found.get("model.method.lr_scheduler") is None:
+        found.pop("model.method.schedule", None)  # of no scheduler
+    else:
+        found.setdefault("model.method.schedule", "restart")  # as it was before there was a choice
+    found = {path: value for path, value in found.items() if path not in LATER or value != LATER[path]}
     return found | _of_engine(_at(config, "model.engine")) | {"model.method": method}
 
 

@@ -19,6 +19,7 @@ from pfl_lightning.engines.workers.worker import ClientWork, TorchSwitches, Work
 from pfl_lightning.errors import FederationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.methods import DCPFL, FedAvg, FedBABU, FedPAC, LocalOnly
+from pfl_lightning.state.update_norms import UpdateGuard
 
 FIT = partial(FedPAC, lr=0.05, epochs=1)
 
@@ -133,7 +134,7 @@ def test_what_was_in_hand_at_an_error_is_not_taken_for_the_next_rounds(monkeypat
     federation = run(FIT, 1, engine=engine)
     engine.start(federation.clients.models, federation.trainer.datamodule, federation.environment)
     for _ in range(2):
-        begun = federation.begin_round(Traffic())
+        begun = federation.begin_round(Traffic(), UpdateGuard())
         assert begun.fit_next(0).error is None
         begun.fits.close()
     assert ray.actors > 4  # of the fit and of this start: those that had something in hand were replaced
