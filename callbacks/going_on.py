@@ -5,11 +5,31 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
+from pfl_lightning.state.checkpoints.previous import PreviousCheckpoints
 
-__all__ = ["count_round", "has_begun", "stay_ended"]
+__all__ = ["check_planned", "count_round", "has_begun", "name_previous", "previous_checkpoints", "stay_ended"]
 
 _log = logging.getLogger(__name__)
+
+
+def check_planned(trainer: Any, rounds: int) -> None:
+    """Refuse a checkpoint of more rounds than the run is to have.
+
+    Args:
+        trainer: The outer Trainer.
+        rounds: Rounds that the checkpoint has.
+
+    Raises:
+        ConfigurationError: Names both.
+    """
+    planned = trainer.max_epochs  # -1 for no limit
+    if trainer.ckpt_path and planned is not None and 0 <= planned < rounds:
+        raise ConfigurationError(
+            f"the checkpoint is of round {rounds}, and max_epochs, the number of rounds, is {planned}: set it "
+            f"to more than {rounds} to go on, or take an earlier checkpoint"
+        )
 
 
 def stay_ended(trainer: Any, rounds: int, diverged: int) -> None:
@@ -45,6 +65,20 @@ def count_round(trainer: Any, rounds: int) -> None:
         for counts in (progress.current, progress.total):
             counts.completed += 1
             counts.processed = counts.started = counts.ready = counts.completed
+
+
+def previous_checkpoints(trainer: Any) -> PreviousCheckpoints:
+    """What keeps the checkpoint before the last one; nothing where a user's plugin writes them."""
+    return getattr(trainer.strategy.checkpoint_io, "previous", None) or PreviousCheckpoints()
+
+
+def name_previous(trainer: Any, error: BaseException) -> None:
+    """Add to the error of a run whose last rounds came to nothing what to resume from."""
+    for last, previous in previous_checkpoints(trainer).kept():
+        error.add_note(
+            f"no round could be trained from the server in {last}, so that a resume from it would end as this run did; "
+            f"the checkpoint of the round before is kept: resume with --ckpt_path {previous}"
+        )
 
 
 def has_begun(trainer: Any) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 import lightning as L
 
+from pfl_lightning.callbacks import going_on
 from pfl_lightning.callbacks.cohorts import draw_clients, number_of_clients
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
-from pfl_lightning.callbacks.going_on import count_round, has_begun, stay_ended
 from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
 from pfl_lightning.datamodules.adapters.loading.reloading import Reloading
 from pfl_lightning.drop_in.forms.project_callback import ProjectCallback
@@ -91,6 +91,7 @@ class FederatedLoop(ProjectCallback):
         self.rounds, self.seconds = 0, 0.0
         self.loss = math.nan  # mean training loss of the last round
         self.undone = 0  # rounds in a row
+        self._sound = False  # the last round, as far as can be told before the next
         self._start = 0.0
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
@@ -131,7 +132,9 @@ class FederatedLoop(ProjectCallback):
         self._goes_on = stage == "fit"
         if not self._goes_on:
             return
-        if self.rounds and not has_begun(trainer):  # of another Trainer's fit; a checkpoint's are loaded after this
+        if self.rounds and not going_on.has_begun(
+            trainer
+        ):  # of another Trainer's fit; a checkpoint's are loaded after this
             self.begin()
         data: Any = pl_module.data
         clients = data.participating
@@ -172,17 +175,12 @@ class FederatedLoop(ProjectCallback):
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.
         """
-        planned = trainer.max_epochs  # -1 for no limit
-        if trainer.ckpt_path and planned is not None and 0 <= planned < self.rounds:
-            raise ConfigurationError(
-                f"the checkpoint is of round {self.rounds}, and max_epochs, the number of rounds, is {planned}: set it "
-                f"to more than {self.rounds} to go on, or take an earlier checkpoint"
-            )
+        going_on.check_planned(trainer, self.rounds)
         if self.rounds:
             purge_curves(trainer.loggers, self.rounds)
-            count_round(trainer, self.rounds)
+            going_on.count_round(trainer, self.rounds)
             if trainer.ckpt_path:
-                stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
+                going_on.stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say if the run so far evaluated others."""
@@ -236,6 +234,9 @@ class FederatedLoop(ProjectCallback):
             return
         growth = self._round.close(self.min_clients)
         self.undone = 0 if growth.fault is None else self.undone + 1
+        self._sound = growth.fault is None and growth.factor <= MOST_GROWTH
+        if growth.fault is None:
+            going_on.previous_checkpoints(trainer).tried()
         if self.undone >= MOST_UNDONE:
             raise FederationError(
                 f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
@@ -283,6 +284,9 @@ class FederatedLoop(ProjectCallback):
         """Stop the engine: Lightning calls no ``teardown`` after an error."""
         self.leave()
         self._give_back(trainer)
+        failed = self.undone or (self.results and all(result.error is not None for result in self.results))
+        if isinstance(exception, FederationError) and failed and not self.aggregated:
+            going_on.name_previous(trainer, exception)
         if isinstance(pl_module, Federation):
             pl_module.explain_failure_outside(exception)
             pl_module.stop_engine()
@@ -292,6 +296,11 @@ class FederatedLoop(ProjectCallback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The round is over, evaluated or not."""
         self._in_round = self._in_round and not self.aggregated
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A finished run keeps its last checkpoint alone, unless the last round may have spoiled it."""
+        if self._sound:
+            going_on.previous_checkpoints(trainer).tried()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the validation found against the round, which is over."""
@@ -313,6 +322,7 @@ class FederatedLoop(ProjectCallback):
             "rounds": self.rounds,
             "seconds": self.seconds,
             "undone": self.undone,
+            "sound": self._sound,
             "guard": self.guard.state_dict(),
             "updates": self.updates.state_dict(),
             "up": dict(self.traffic.up),
@@ -337,7 +347,7 @@ class FederatedLoop(ProjectCallback):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
-        self.undone = state_dict.get("undone", 0)
+        self.undone, self._sound = state_dict.get("undone", 0), state_dict.get("sound", False)
         if "guard" in state_dict:
             self.guard.load_state_dict(state_dict["guard"])
         self.updates.load_state_dict(state_dict.get("updates", {}))

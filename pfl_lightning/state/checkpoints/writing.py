@@ -15,6 +15,7 @@ from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 from pfl_lightning.state.checkpoints.contents import saved_bytes
 from pfl_lightning.state.checkpoints.file import read_checkpoint
+from pfl_lightning.state.checkpoints.previous import PreviousCheckpoints
 from pfl_lightning.state.files import replace_file
 
 __all__ = ["AtomicCheckpointIO", "check_fits", "use_atomic_files"]
@@ -99,6 +100,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Paths that are not local, such as ``s3://...``, are written and read as Lightning does.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.previous = PreviousCheckpoints()
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Save to a path.
 
@@ -114,6 +119,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
+        self.previous.keep(target)
         checksums = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(True)
         try:
@@ -139,7 +145,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not _is_local(path) or not Path(path).exists():
             told = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 knows no such option
             return super().load_checkpoint(path, where, **told)
-        return read_checkpoint(path, where, weights_only)
+        found = read_checkpoint(path, where, weights_only)
+        self.previous.loaded(Path(path))
+        return found
 
 
 def use_atomic_files(trainer: L.Trainer) -> None:
