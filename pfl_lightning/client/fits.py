@@ -35,6 +35,7 @@ class FitAccess(L.LightningModule):
     """Name of an exported model's encoder, where it is not that of the client's architecture."""
 
     schedule: Schedule
+    _make_scheduler: Any
     encoder: Any
     head: Any
     frozen: Any
@@ -44,6 +45,11 @@ class FitAccess(L.LightningModule):
     def step_module(self) -> L.LightningModule:
         """The module whose steps and hooks a local fit calls."""
         return self
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate follows the option ``schedule``."""
+        return self._make_scheduler is not None
 
     @property
     def hands_on(self) -> bool:

@@ -41,6 +41,7 @@ class SavedState(FederationRounds):
             "data": self._data_fingerprint,
             "round": self.round,
             "has_trained": self.has_trained,
+            "schedule": self._schedule,
             **self.clients.state_dict(),
         }
 
@@ -58,9 +59,24 @@ class SavedState(FederationRounds):
                 "schedule='restart' (and optimizer_state='reset' of federate) lets every local fit start again",
                 stacklevel=2,
             )
+        self._compare_schedule(state.get("schedule", "restart"))  # as it was before there was a choice
         self._compare_data(state.get("data"))
         self.clients.load_state_dict(state)
         self.round, self.has_trained = state["round"], state.get("has_trained", True)
+
+    @property
+    def _schedule(self) -> str | None:
+        first = self.clients.models[0]
+        return first.schedule if first.has_schedule else None
+
+    def _compare_schedule(self, before: str | None) -> None:
+        now = self._schedule
+        if None not in (before, now) and before != now and self.trainer.state.fn == TrainerFn.FITTING:
+            warnings.warn(
+                f"the checkpoint was trained with schedule={before!r} of the learning rate, this run has {now!r}: what "
+                "follows will differ from the uninterrupted run",
+                stacklevel=2,
+            )
 
     def _compare_data(self, before: str | None) -> None:
         known = None not in (before, self._data_fingerprint)

@@ -217,6 +217,14 @@ def test_resume_is_exact(schedule, tmp_path):
     assert_same(whole_state(resumed), whole_state(whole))
 
 
+def test_a_resumed_run_with_another_schedule_is_told(tmp_path):
+    method = partial(FedAvg, epochs=1, lr_scheduler=HALVED)
+    play(tmp_path, 1, partial(method, schedule="restart"))
+    saved = tmp_path / "last.ckpt"
+    with pytest.warns(UserWarning, match="trained with schedule='restart' of the learning rate, this run has 'rounds'"):
+        play(tmp_path, 2, method, ckpt_path=str(saved))
+
+
 # ---------------------------------------------------------------------- property
 
 
