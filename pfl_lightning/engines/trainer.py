@@ -187,17 +187,22 @@ class _Watch(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.count = StepCount(trainer.optimizers)
-        a_round = trainer.max_steps if trainer.max_steps != -1 else math.inf
+        if self.context.earlier_fits is not None:  # None for a user's module, whose stream may have no length
+            self._advance_schedules(trainer)
+
+    def _advance_schedules(self, trainer: L.Trainer) -> None:
         batches = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        steps = min(self.phase.epochs * batches, a_round)
-        for config in trainer.lr_scheduler_configs if self.context.earlier_fits is not None else ():
-            often = steps if config.interval == "step" else math.ceil(steps / batches)
+        steps = self.phase.epochs * batches
+        if trainer.max_steps != -1:
+            steps = min(steps, trainer.max_steps)
+        for config in trainer.lr_scheduler_configs:
             if config.frequency != 1:
                 raise ConfigurationError(
                     f"a frequency of {config.frequency} counts within a local fit: let the scheduler itself count, or "
                     "use schedule='restart', under which it starts again in every local fit"
                 )
-            advance(config.scheduler, self.client, self.phase, self.context, int(often))
+            often = steps if config.interval == "step" else math.ceil(steps / batches)
+            advance(config.scheduler, self.client, self.phase, self.context, often)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         terms = outputs if isinstance(outputs, dict) else {} if outputs is None else {"loss": outputs}
