@@ -27,6 +27,16 @@ def refused(error: Exception) -> UsageError:
     return found
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no room in memory: Python's, or one of PyTorch's, which have no class.
+
+    Args:
+        error: Any error.
+    """
+    known = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return known or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+
+
 class CheckpointError(FederationError):
     """A checkpoint is damaged, or does not fit the federation that loads it."""
 

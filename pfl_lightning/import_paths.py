@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 import sysconfig
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_own_code", "stands_for"]
+from pfl_lightning.errors import ConfigurationError
+
+__all__ = ["is_own_code", "method_named", "stands_for"]
 
 PACKAGE = __name__.partition(".")[0]
+
+
+def method_named(given: str) -> Any:
+    """What a method's name (``"FedPer"``) or its import path stands for.
+
+    Raises:
+        ConfigurationError: There is nothing of that name.
+    """
+    path, _, name = given.rpartition(".")
+    try:
+        module = import_module(path or "pfl_lightning.methods")
+    except (ImportError, ValueError) as error:
+        raise ConfigurationError(f"method {given!r} cannot be found ({error}): {_METHOD}") from error
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name.lower(), {one.lower(): one for one in dir(module)}, 1)
+        meant = next((f"; did you mean {one!r}?" for one in dir(module) if near and one.lower() == near[0]), "")
+        raise ConfigurationError(f"method {given!r} cannot be found: {_METHOD}{meant}")
+    return getattr(module, name)
+
+
+_METHOD = "give a name of pfl_lightning.methods, such as 'FedPer', or an import path, such as 'my_module.MyMethod'"
 
 
 def stands_for(found: object, bases: type | tuple[type, ...]) -> bool:

@@ -306,9 +306,3 @@ def test_an_exported_model_trains_on_its_own_loss_alone(method):
     model = run(partial(method, epochs=1), 1).client_model(0)
     inputs, labels = Toy().tensors(0)
     assert set(model.training_step((inputs, labels), 0)) == {"loss", "cross_entropy"}
-
-
-def test_a_client_in_place_of_its_class():
-    made = FedAvg(tiny_encoder((6,)), 4)
-    with pytest.raises(ConfigurationError, match=r"a class of pfl_lightning\.methods or a partial .* a FedAvg that is"):
-        Federation(made, tiny_encoder)

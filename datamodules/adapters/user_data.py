@@ -55,9 +55,10 @@ class FromDatasets(FederatedDataModule):
         partition: Partitioner,
         batch_size: int = 50,
         *,
-        train: Dataset[Any],
-        test: Dataset[Any] | None = None,
-        unlabeled: Dataset[Any] | None = None,
+        # Without a type of items: of a data set in a config the parser would otherwise take no options.
+        train: Dataset,  # type: ignore[type-arg]
+        test: Dataset | None = None,  # type: ignore[type-arg]
+        unlabeled: Dataset | None = None,  # type: ignore[type-arg]
         class_names: Sequence[str] | None = None,
         keys: tuple[str, str] | None = None,
         **kwargs: Any,

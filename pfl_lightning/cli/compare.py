@@ -19,7 +19,7 @@ from pfl_lightning.report.rows import ReportSettings, with_figure
 from pfl_lightning.report.runs.reading import find_runs, read_run
 from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.significance import CAVEAT
-from pfl_lightning.state.files import explain_folder
+from pfl_lightning.state.files import explain_folder, make_folder
 
 __all__ = ["compare", "compare_parser", "tensorboard"]
 
@@ -53,6 +53,7 @@ def compare(args: Sequence[str]) -> None:
     report = Report(tuple(rows), settings, (SEPARATE,) if separate else ())
     _print(report)
     forms = list(dict.fromkeys(options.format))
+    make_folder(options.output, "--output")
     with explain_folder(options.output, "--output"):
         written = report.write(options.output, {form: f"comparison.{form}" for form in forms})
     print(f"Saved {options.output}/{', '.join(path.name for path in written)}")

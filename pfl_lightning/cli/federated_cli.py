@@ -18,6 +18,7 @@ from lightning.pytorch.plugins import CheckpointIO
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, RoundProgress
 from pfl_lightning.callbacks.inspection import InspectionCallback
+from pfl_lightning.cli.notices import Notices
 from pfl_lightning.cli.options.allowed import check_names
 from pfl_lightning.cli.options.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
@@ -30,8 +31,9 @@ from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
-from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
+from pfl_lightning.errors import FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.outer_callbacks import check_strategy
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.checkpoints.best_round import BestRound
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
@@ -54,7 +56,8 @@ class FederatedCLI(LightningCLI):
             self._words = []
         refuse_repeated_keys()
         self._held = ExitStack()  # the run's folder
-        with self._held:
+        self._notices = Notices()
+        with self._held, self._notices.held_back():
             super().__init__(
                 Federation,
                 FederatedDataModule,
@@ -231,10 +234,8 @@ class FederatedCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
-        processes = trainer.num_nodes * trainer.num_devices
-        if processes > 1:  # it would wait for the others before anything of a federation is asked
-            raise ConfigurationError(f"a federation runs in one process; the Trainer has {processes}. Use devices=1")
-        trainer.callbacks.append(ArchitectureTable())  # type: ignore[attr-defined]
+        check_strategy(trainer)  # now: a fit would first start the others, and wait for them
+        trainer.callbacks += [ArchitectureTable(), self._notices]  # type: ignore[attr-defined]
         place_callbacks(trainer, folder, self._slurm, checkpoints=config.enable_checkpointing is not False)
         return trainer
 

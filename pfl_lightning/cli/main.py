@@ -16,7 +16,8 @@ from pfl_lightning.cli.options.config_files import check_config_files
 from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.cli.options.short_help import short_help
 from pfl_lightning.cli.warning_format import show_own_warnings_plainly
-from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, refused
+from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
+from pfl_lightning.state.files import explain_output
 
 __all__ = ["main"]
 
@@ -170,17 +171,19 @@ def _help_on(topic: str, command: str) -> None:
 def _is_reported(error: Exception) -> bool:
     """Whether an error is told in a sentence; Lightning's class is not imported for that."""
     lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
+    if is_out_of_memory(error):
+        return True
     return isinstance(error, (*REPORTED, lightning.MisconfigurationException) if lightning else REPORTED)
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``pfl``."""
     words = sys.argv[1:] if args is None else args
-    if _answer(words):
-        return
-    _quiet()
     try:
-        _run(words, args)
+        with explain_output():
+            if not _answer(words):
+                _quiet()
+                _run(words, args)
     except KeyboardInterrupt:  # outside of the Trainer, which the CLI answers for
         sys.exit(130)
     except Exception as error:
@@ -201,8 +204,8 @@ def _sentence(error: Exception) -> str:
     text = str(error)
     if isinstance(error, RecursionError):
         text = "lists or mappings are nested too deeply, or within themselves: check the config"
-    elif isinstance(error, MemoryError):
-        text = f"out of memory: {text or 'lower sizes in the config'}"
+    elif is_out_of_memory(error) and not isinstance(error, FederationError):
+        text = f"out of memory, lower sizes in the config{f': {text}' if text else ''}"
     elif isinstance(error, OverflowError):
         text = f"a number in the config is too large: {text}"
     return f"{shorten(text)}{notes}"

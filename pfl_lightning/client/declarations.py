@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import ClassVar, cast
+from inspect import Signature, signature
+from typing import Any, ClassVar, Self, cast
 
 import lightning as L
 from torch import Tensor, nn
@@ -18,8 +19,35 @@ from pfl_lightning.state.tensors import matching, norm_names
 __all__ = ["DeclaredParts", "PhaseLosses"]
 
 
+class _InitSignature:
+    """The signature of a class by its ``__init__``, where Python would take that of ``__new__``."""
+
+    def __get__(self, instance: object, owner: type) -> Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        _, *others = signature(owner.__init__).parameters.values()  # type: ignore[misc]
+        return Signature(others)
+
+
 class DeclaredParts(L.LightningModule):
     """Names of the parameters and buffers that a method shares, keeps or fixes, for any model."""
+
+    __signature__ = _InitSignature()
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Refuse hyper-parameters alone, where a federation gives the rest (copies are made without any).
+
+        Raises:
+            ConfigurationError: Says how to write it.
+        """
+        required = "encoder" in (own := signature(cls).parameters) and own["encoder"].default is Signature.empty
+        if required and options and not args and "encoder" not in options:
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise ConfigurationError(
+                f"{cls.__name__}({given}) lacks encoder and num_classes, which a federation gives it: write "
+                f"functools.partial({cls.__name__}, {given})"
+            )
+        return super().__new__(cls)
 
     shared: tuple[str, ...] = ("encoder.*", "head.*")
     """Patterns of the parameters and buffers that clients and server exchange; the others are personal."""

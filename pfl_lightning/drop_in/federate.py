@@ -18,6 +18,7 @@ from pfl_lightning.drop_in.forms.checks import check_labels, split_method
 from pfl_lightning.drop_in.forms.given_data import Division, LoadersByStage, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
+from pfl_lightning.import_paths import method_named
 from pfl_lightning.older_package import as_older, is_older
 
 __all__ = ["federate"]
@@ -28,7 +29,7 @@ Method = type[FederatedClient] | partial[FederatedClient]
 def federate(
     module: L.LightningModule,
     datamodule: LightningDataModule | DataLoader[Any] | Sequence[Any] | None = None,
-    method: Method | None = None,
+    method: Method | str | None = None,
     partition: Partitioner | None = None,
     *,
     num_clients: int | None = None,
@@ -69,7 +70,7 @@ def federate(
             LightningDataModules, DataLoaders or Datasets, one a client; or a FederatedDataModule as it is. ``None``
             takes the loaders that the module brings itself.
         method: A class of :mod:`pfl_lightning.methods` that needs no more of a model than its training step, or the
-            features in front of a head, or a partial of one.
+            features in front of a head, a partial of one, or its name.
         partition: The rule that says which client holds which items; ``None`` is IID over ``num_clients``.
         num_clients: Number of clients m, where no rule is given.
         head: Names or patterns of the layers that are the head (``"classifier"``, ``["fc.*", "norm"]``); ``None``
@@ -116,6 +117,7 @@ def federate(
     from pfl_lightning.callbacks.loop import FederatedLoop  # which may make the federation by this function
 
     check_labels(labels)
+    method = method_named(method) if isinstance(method, str) else method
     if personal and callable(method) and "personal" in inspect.signature(split_method(method)[0].__init__).parameters:
         hyperparameters, personal = {**hyperparameters, "personal": personal}, ()
     made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
+from inspect import isclass
 from typing import Any, cast
 
 import lightning as L
@@ -26,6 +28,7 @@ from pfl_lightning.federation.outer_callbacks import (
     end_by_rounds,
 )
 from pfl_lightning.federation.saved_state import SavedState
+from pfl_lightning.import_paths import method_named
 from pfl_lightning.public import check_public
 from pfl_lightning.seeding import Purpose, derive_seed, global_seed, torch_seed
 from pfl_lightning.server import Aggregator
@@ -54,8 +57,8 @@ class Federation(EvaluationHooks, SavedState):
     :class:`pfl_lightning.datamodules.FederatedDataModule`.
 
     Args:
-        method: Makes the client from an encoder and the number of classes: a class of :mod:`pfl_lightning.methods`, or
-            ``functools.partial`` of one with its hyper-parameters.
+        method: Makes the client from an encoder and the number of classes: a class of :mod:`pfl_lightning.methods`,
+            ``functools.partial`` of one with its hyper-parameters, or its name.
         encoder: Name of a registered encoder, or what makes one from the shape of a sample; a module, of which every
             client has a copy that begins with its weights; a list of them, assigned to the clients round-robin; or an
             assignment of :mod:`pfl_lightning.encoders` (by share, by client).
@@ -79,9 +82,7 @@ class Federation(EvaluationHooks, SavedState):
         spill_dir: str | None = None,
     ) -> None:
         super().__init__()
-        if not callable(method) or isinstance(method, nn.Module):
-            got = f"a {type(method).__name__} that is made already" if isinstance(method, nn.Module) else repr(method)
-            raise ConfigurationError(f"method must be a class of pfl_lightning.methods or a partial of one, got {got}")
+        method = _checked_method(method)
         if engine is not None and not isinstance(engine, Engine):
             raise ConfigurationError(
                 f"engine must be an engine, such as VectorizedEngine() or RayEngine(), got {engine!r}"
@@ -198,3 +199,26 @@ class Federation(EvaluationHooks, SavedState):
     def configure_optimizers(self) -> list[Any]:
         """No optimizers: every local fit has its own."""
         return []  # of None Lightning would warn
+
+
+def _checked_method(given: Any) -> MethodFactory:
+    """What makes the clients.
+
+    Raises:
+        ConfigurationError: It makes none; says what to give.
+    """
+    method: Any = method_named(given) if isinstance(given, str) else given
+    made = method
+    while isinstance(made, partial):
+        made = made.func
+    if isinstance(made, nn.Module):
+        name = type(made).__name__
+        raise ConfigurationError(
+            f"method must be a class of pfl_lightning.methods, a partial of one or its name, got a {name} that is made "
+            f"already: the federation makes it of the encoder and the data; give {name}, or partial({name}, lr=0.1)"
+        )
+    if not callable(made) or (isclass(made) and not issubclass(made, FederatedClient)):
+        raise ConfigurationError(
+            f"method must be a class of pfl_lightning.methods, a partial of one or its name, got {given!r}"
+        )
+    return cast(MethodFactory, method)

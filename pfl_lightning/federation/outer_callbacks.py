@@ -126,10 +126,9 @@ def check_strategy(trainer: Any) -> None:
     Raises:
         ConfigurationError: Names the number of processes or the strategy, and what to give.
     """
-    if trainer.world_size > 1:
-        raise ConfigurationError(
-            f"a federation runs in one process; the Trainer has {trainer.world_size}. Use devices=1"
-        )
+    processes = max(trainer.world_size, trainer.num_nodes * trainer.num_devices)  # the first is 1 before they start
+    if processes > 1:
+        raise ConfigurationError(f"a federation runs in one process; the Trainer has {processes}. Use devices=1")
     if "ParallelStrategy" in lightning_kinds(trainer.strategy):
         raise ConfigurationError(
             f"a federation runs in one process; {type(trainer.strategy).__name__} is for several, and would split "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, RoundRobin, build_encoder, encoder_label
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, is_out_of_memory
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.closures import copy_module
 
@@ -55,6 +55,11 @@ def as_assignment(choice: EncoderChoice) -> EncoderAssignment:
     """Assignment of encoders: one encoder for all, a list in turn (round-robin), or an assignment unchanged."""
     if isinstance(choice, EncoderAssignment):
         return choice
+    if not isinstance(choice, str | list | tuple) and not callable(choice):
+        raise ConfigurationError(
+            f"encoder must be a name, such as 'mlp', a module, what makes one from the shape of a sample, or a list of "
+            f"these; got {choice!r}"
+        )
     return RoundRobin(list(choice) if isinstance(choice, list | tuple) else [choice])
 
 
@@ -119,7 +124,12 @@ def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...], lab
         if isinstance(make, nn.Module):
             return _copy_of(make, input_shape)
         return build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise ConfigurationError(
+                f"the encoder {label} for inputs of shape {input_shape} does not fit into memory: make its layers "
+                f"smaller, or the inputs ({str(error).splitlines()[0] if str(error) else 'out of memory'})"
+            ) from error
         if isinstance(error, ValueError) and not label.startswith("of the partner"):
             if isinstance(error, ConfigurationError):
                 raise
@@ -180,6 +190,12 @@ def _failed_on(label: str, encoder: nn.Module, samples: Tensor, error: Exception
         return ConfigurationError(
             f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give it as "
             "encoder.float(), and choose the precision by the Trainer (Trainer(precision='64-true'), 'bf16-mixed', ...)"
+        )
+    if not samples.is_floating_point() and others and " type" in str(error).replace("dtype", " type"):
+        return ConfigurationError(
+            f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give numbers as "
+            "float32 (.float() in the Dataset, or in the data module's load); an encoder of indices begins with "
+            "nn.Embedding"
         )
     reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
     return ConfigurationError(f"the encoder {label} fails on inputs of shape {tuple(samples.shape)}: {reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,15 @@ from pathlib import Path
 
 from pfl_lightning.errors import DiskFullError, FederationError
 
-__all__ = ["explain_folder", "explain_full_disk", "file_below", "make_folder", "replace_file", "size_text"]
+__all__ = [
+    "explain_folder",
+    "explain_full_disk",
+    "explain_output",
+    "file_below",
+    "make_folder",
+    "replace_file",
+    "size_text",
+]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, larger than files may be."""
@@ -74,10 +83,16 @@ def explain_folder(folder: Path, option: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL or file_below(error, folder) is None:
             raise
-        raise type(error)(
-            f"the folder {folder} cannot be made or written ({error.strerror}): give another {option}, or make it a "
-            "folder that may be written"
-        ) from error
+        raise _unusable(error, folder, option) from error
+
+
+def _unusable(error: OSError | ValueError, folder: Path, option: str) -> OSError | ValueError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)  # ValueError: of a null character
+    named = str(folder) if str(folder).isprintable() else repr(str(folder))
+    return type(error)(
+        f"the folder {named} cannot be made or written ({reason}): give another {option}, or make it a folder that may "
+        "be written"
+    )
 
 
 def make_folder(folder: Path, option: str) -> None:
@@ -90,8 +105,43 @@ def make_folder(folder: Path, option: str) -> None:
     Raises:
         OSError: It cannot be made; says so and names the option.
     """
-    with explain_folder(folder, option):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # of a folder above it, too
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        raise _unusable(error, folder, option) from error
+
+
+@contextmanager
+def explain_output() -> Iterator[None]:
+    """Inside, an error of writing standard output is called so: it names no file, and would be taken for another's.
+
+    Raises:
+        DiskFullError: Standard output cannot be written.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (*FULL, errno.EPIPE) or not _output_fails():
+            raise
+        raise DiskFullError(
+            f"standard output cannot be written ({error.strerror}): send it elsewhere, or make room there; a run "
+            "can be resumed from its last checkpoint"
+        ) from error
+
+
+def _output_fails() -> bool:
+    """Whether not even an empty line can be written."""
+    try:
+        print(flush=True)
+    except OSError:
+        if sys.stdout is sys.__stdout__:  # what waits would fail once more when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+        return True
+    return False
 
 
 def file_below(error: OSError, folder: Path) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,18 @@ def _check(path: Path) -> None:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
         raise UsageError(f"{path}{place}: this is no YAML: {error.problem or error.context}") from None
+    except yaml.reader.ReaderError:  # whose position counts bytes or characters
+        found = yaml.reader.Reader.NON_PRINTABLE.search(text)
+        raise UsageError(f"{path}: this is no YAML{'' if found is None else _unprintable(text, found)}") from None
     if not isinstance(root, yaml.MappingNode):
         found = {None: "is empty", yaml.SequenceNode: "holds a list"}.get(root and type(root), "holds a single value")
         raise UsageError(f"{path} {found}; a config is a mapping with keys such as model, data and trainer")
+
+
+def _unprintable(text: str, found: re.Match[str]) -> str:
+    """Where a character stands that YAML has none of, and what to write."""
+    line, column = text.count("\n", 0, found.start()) + 1, found.start() - text.rfind("\n", 0, found.start())
+    return (
+        f": line {line}, column {column} has the control character {found[0]!r}; remove it, or write it as "
+        f'"\\u{ord(found[0]):04x}" in double quotes'
+    )

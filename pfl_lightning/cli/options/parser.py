@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
 from pfl_lightning.cli.options.messages import shorten
 from pfl_lightning.cli.options.nearest import nearest
-from pfl_lightning.cli.options.suggestions import hint
+from pfl_lightning.cli.options.suggestions import hint, without_types
 from pfl_lightning.errors import UsageError
 
 __all__ = ["CLIParser", "all_options", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
@@ -156,7 +156,9 @@ class CLIParser(LightningArgumentParser):
         short = shorten(message)
         if "arguments are required: " in short:  # which are named with their subcommand
             short = re.sub(rf"(?<![.\w])(?:{'|'.join(TRAINER_COMMANDS)})\.", "", short)
-        message = "\n".join(filter(None, (short, hint(message, short, all_options(self), self._command))))
+        message = "\n".join(
+            filter(None, (without_types(short), hint(message, short, all_options(self), self._command)))
+        )
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help all)\n")
         self.exit(2)
 

@@ -11,9 +11,13 @@ from typing import Any
 
 from pfl_lightning import datamodules, engines, methods, self_supervised
 from pfl_lightning.cli.options.nearest import nearest, nearest_argument, nearest_options
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.encoders import encoder_names
 
-__all__ = ["hint", "known_names"]
+__all__ = ["hint", "known_names", "without_types"]
+
+OF_DATASETS = ("loader", "transform", "target_transform")
+"""Options of torchvision's data sets that data modules do not have."""
 
 
 def hint(message: str, short: str, options: Iterable[str], command: str = "") -> str:
@@ -36,6 +40,21 @@ def hint(message: str, short: str, options: Iterable[str], command: str = "") ->
         lambda: _class(short),
     )
     return next((found for found in (answer() for answer in answers) if found is not None), "")
+
+
+def without_types(short: str) -> str:
+    """A message about a name that stands for nothing: that there is none, in the place of the types that would do.
+
+    Args:
+        short: The parser's message, shortened.
+
+    Example:
+        >>> without_types("model.method: expected a class, got FedDin")
+        'model.method: there is no method FedDin'
+    """
+    found = re.fullmatch(r"([\w.]+): expected a class(?: or null)?, got ([A-Za-z_]\w*)", short)
+    kind, _ = known_names().get(found[1], lambda: ("", ()))() if found else ("", ())
+    return f"{found[1]}: there is no {kind.removesuffix('s')} {found[2]}" if found and kind else short
 
 
 def _meant(*names: str) -> str:
@@ -83,10 +102,18 @@ def _class_option(message: str, short: str) -> str | None:
     name = wrong[1].partition(".")[0]
     if name == "class_path":  # beside which the options of the class stand
         return "the options of a class stand below init_args: {class_path: NAME, init_args: {lr: 0.1}}"
-    if name in options:  # which the parser does not find
+    if name in options and issubclass(cls, FederatedClient):  # which the parser does not find
         return (
             f"{cls.__name__} has the option {name!r}, but as its first argument or as one of *args: the arguments of a "
             "client's __init__ begin with encoder, num_classes, then *, then its own options"
+        )
+    if name in options:
+        return f"{cls.__name__} has the option {name!r}, which the parser does not find: declare its type in __init__"
+    if name in OF_DATASETS and issubclass(cls, datamodules.FederatedDataModule):
+        return (
+            f"{name} is an option of torchvision's data sets, which FromDatasets takes: data: {{class_path: "
+            "FromDatasets, init_args: {train: {class_path: torchvision.datasets.ImageFolder, init_args: {...}}}}; "
+            "augment changes training batches"
         )
     near = nearest_argument(name, options - {name}, short.partition(": ")[0]) or nearest(name, ["init_args"])
     return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""

@@ -12,7 +12,7 @@ from typing import Any
 from pfl_lightning.cli.options.nearest import nearest
 from pfl_lightning.cli.runs.changes import Distance, changes, distance, in_words, newest_config, read_config
 from pfl_lightning.errors import CheckpointError, UsageError
-from pfl_lightning.state.files import explain_folder, explain_full_disk, make_folder
+from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
 from pfl_lightning.state.run_lock import RunLock
 
 __all__ = ["RunFolder", "of_a_run", "run_folder", "runs_below"]
@@ -154,12 +154,13 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
         RunLockedError: Another process trains this run.
         DiskFullError: The disk became full, and no file of the run was named.
     """
-    folder, first = known, not runs.base.exists()
+    with explain_folder(runs.base, "--run_dir"):
+        folder, first = known, not runs.base.exists()
     try:
         with explain_full_disk(folder or runs.base):
             folder = folder or runs.new()
             held = RunLock(folder) if lock else None
-        with held or nullcontext(), explain_full_disk(folder):
+        with held or nullcontext(), explain_full_disk(folder), explain_output():
             if held is not None and held.is_held:
                 _remove_half_written(folder)
             yield folder

@@ -6,7 +6,6 @@ import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import lightning as L
@@ -22,6 +21,7 @@ from pfl_lightning.drop_in.forms.trainer_data import GivenData, data_given_to, p
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.import_paths import method_named
 from pfl_lightning.older_package import as_older, has_older_base, written_class
 from pfl_lightning.state.checkpoints.writing import use_atomic_files
 
@@ -222,14 +222,7 @@ def find_method(given: Any) -> Any:
             )
         split_method(given)
         return given
-    path, _, name = given.rpartition(".")
-    try:
-        found = getattr(import_module(path or "pfl_lightning.methods"), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(
-            f"method {given!r} cannot be found ({error}): give a name of pfl_lightning.methods, such as 'FedPer', or "
-            "an import path, such as 'pfl_lightning.methods.FedPer'"
-        ) from error
+    found = method_named(given)
     split_method(found)
     return found
 

@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
@@ -198,3 +199,28 @@ def test_no_suggestion_for_what_is_like_nothing(capsys, tmp_path):
     assert "did you mean" not in said_of(capsys, tmp_path, "--xyzzy", "3")
     assert nearest("xyzzy", ["FedAvg"]) == ""
     assert nearest_options("xyzzy", ["loop.cohort"]) == []
+
+
+@pytest.mark.parametrize("option", ["loader", "transform"])
+def test_options_of_torchvision_belong_to_its_data_sets(capsys, tmp_path, option):
+    text = f"data: {{class_path: ImageFolder, init_args: {{{option}: torchvision.transforms.ToTensor}}}}"
+    (tmp_path / "change.yaml").write_text(text)
+    said = said_of(capsys, tmp_path, "--config", str(tmp_path / "change.yaml"))
+    assert f"{option} is an option of torchvision's data sets, which FromDatasets takes" in said
+
+
+def test_a_data_set_of_torchvision_takes_its_options(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {"size": 40, "image_size": [1, 4, 4], "transform": {"class_path": "torchvision.transforms.ToTensor"}}
+    train = {"class_path": "torchvision.datasets.FakeData", "init_args": arguments}
+    partition = {"class_path": "IID", "init_args": {"num_clients": 2}}
+    data = {"class_path": "FromDatasets", "init_args": {"train": train, "partition": partition}}
+    config = {"model": {"method": "FedAvg", "encoder": "mlp"}, "data": data}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    main(["partition", "--config", "own.yaml"])
+    assert "Saved " in capsys.readouterr().out
+    arguments["transfrom"] = arguments.pop("transform")
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit):
+        main(["partition", "--config", "own.yaml"])
+    assert "did you mean 'transform'? options of FakeData: " in capsys.readouterr().err

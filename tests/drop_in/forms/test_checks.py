@@ -57,7 +57,7 @@ class NoStep(L.LightningModule):
         (NoStep(), FedAvg, {}, "NoStep has no training_step"),
         (Lazy(), FedAvg, {}, "more.weight of Lazy has no shape yet"),
         (Slashed(), FedAvg, {}, "'more.a/b' in Slashed has a slash"),
-        (Net(), "FedAvg", {}, "method must be a class of pfl_lightning.methods"),
+        (Net(), "FedAvgg", {}, "method 'FedAvgg' cannot be found: give a name .* did you mean 'FedAvg'"),
         (Net(), Net, {}, "method must be a class of pfl_lightning.methods"),
         (Net(), partial(FedAvg, 3), {}, "hyper-parameters of .* by name"),
         (Net(), FedPAC, {"lr": 0.1}, "lr: not for a user's LightningModule"),

@@ -1,0 +1,47 @@
+"""A command that is refused says why, before Lightning says anything of the machine."""
+
+import logging
+
+import pytest
+from _helpers.configs import digits_config
+
+from pfl_lightning.cli import main
+
+NOTICES = ("GPU available", "TPU available", "Seed set to")
+
+
+@pytest.fixture(autouse=True)
+def _plain(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PFL_DEBUG", raising=False)
+    digits_config(tmp_path, {"trainer.enable_model_summary": False})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--data.init_args.partition.init_args.num_clients 5000", None, "clients need"),
+        ("--model.encoder pfl_lightning.encoders.FedProtoCNN", None, ""),
+        ("--trainer.devices 2", 2, "one process; the Trainer has 2"),
+        ("--trainer.devices 3 --trainer.strategy ddp_spawn", 2, "one process; the Trainer has 3"),
+        ("--trainer.strategy ddp", 2, "DDPStrategy is for several"),
+        ("--loop.min_clients 9", None, "min_clients is 9, but a round has 3 clients"),
+        ("--trainer.callbacks LearningRateFinder", None, "LearningRateFinder needs a plain training run"),
+    ],
+)
+def test_a_refusal_comes_alone(capsys, caplog, words, code, said):
+    with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", "config.yaml", *words.split()])
+    assert code in (None, ended.value.code)
+    assert said in capsys.readouterr().err + str(ended.value.code)
+    assert not any(notice in record.getMessage() for record in caplog.records for notice in NOTICES)
+
+
+@pytest.mark.parametrize("command", ["fit", "test", "partition"])
+def test_a_command_that_runs_has_them_once(caplog, command):
+    with caplog.at_level(logging.INFO):
+        main([command, "--config", "config.yaml"])
+        main([command, "--config", "config.yaml"])
+    said = [record.getMessage() for record in caplog.records]
+    for notice in NOTICES:
+        assert sum(notice in message for message in said) == 2
