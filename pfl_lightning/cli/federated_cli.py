@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from inspect import signature
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from pfl_lightning.cli.runs.chosen_checkpoint import chosen_checkpoint
 from pfl_lightning.cli.runs.folders import RunFolder, run_folder, runs_below
 from pfl_lightning.cli.runs.placing import place_callbacks
 from pfl_lightning.cli.runs.slurm import SlurmCommand
-from pfl_lightning.cli.runs.stopping import explain_lost_files, how_to_go_on, stopping_signal
+from pfl_lightning.cli.runs.stopping import explain_lost_files, hangup_as_sigterm, how_to_go_on, stopping_signal
 from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
 from pfl_lightning.datamodules import FederatedDataModule
@@ -268,15 +268,16 @@ class FederatedCLI(LightningCLI):
         return {"enable_progress_bar": False} if wanted is None and not own_bar and not sys.stdout.isatty() else {}
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it; a stop from outside has the exit code of its signal (130 and 143), and says how to go on."""
+        """Run it; a stop from outside has the exit code of its signal (129, 130, 143), and says how to go on."""
         try:
-            with explain_lost_files(self.run_folder, self._how_to_go_on):
+            with hangup_as_sigterm() as hangups, explain_lost_files(self.run_folder, self._how_to_go_on):
                 super()._run_subcommand(subcommand)
-        except (SystemExit, KeyboardInterrupt, FederationError) as error:
-            number = stopping_signal(error, self.trainer.received_sigterm)
+        except (SystemExit, KeyboardInterrupt, FederationError, OSError) as error:
+            number = stopping_signal(error, self.trainer.received_sigterm, hangups)
             if number is None:
                 raise
-            print(f"pfl: stopped by {number.name}. {self._how_to_go_on()}".rstrip(), file=sys.stderr)
+            with suppress(OSError):  # the terminal may be gone
+                print(f"pfl: stopped by {number.name}. {self._how_to_go_on()}".rstrip(), file=sys.stderr)
             sys.exit(128 + number)
 
     def _how_to_go_on(self) -> str:

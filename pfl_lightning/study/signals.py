@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
+
+from pfl_lightning.cli.runs.signals import handled_signals
 
 __all__ = ["StoppedError", "noted_signals", "stopping_signals"]
-
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class StoppedError(BaseException):
@@ -42,7 +42,7 @@ def stopping_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise StoppedError(signal.Signals(number))
 
-    with _handled(stop):
+    with handled_signals(stop):
         yield
 
 
@@ -59,22 +59,5 @@ def noted_signals(outcome: Stoppable) -> Iterator[None]:
             raise StoppedError(signal.Signals(number))
         outcome.stopped = signal.Signals(number)
 
-    with _handled(note):
+    with handled_signals(note):
         yield
-
-
-@contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, the signals have another handler, apart from those that are ignored (nohup)."""
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in STOPPING:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
-    except ValueError:  # outside of the main thread, which alone has signals
-        before = {}
-    try:
-        yield
-    finally:
-        for number, found in before.items():
-            signal.signal(number, found)

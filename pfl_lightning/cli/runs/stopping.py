@@ -8,24 +8,48 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from pfl_lightning.cli.runs.signals import handled_signals
 from pfl_lightning.errors import FederationError
 from pfl_lightning.state.files import FULL, file_below
 
-__all__ = ["explain_lost_files", "how_to_go_on", "stopping_signal"]
+__all__ = ["explain_lost_files", "hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
 
 
-def stopping_signal(error: BaseException, terminated: bool = False) -> signal.Signals | None:
-    """The signal that an exit is due to: SIGINT (Ctrl-C), SIGTERM, or none.
+@contextmanager
+def hangup_as_sigterm() -> Iterator[list[signal.Signals]]:
+    """Inside, the end of the terminal (SIGHUP) is passed on as SIGTERM, which Lightning's Trainer handles.
+
+    Yields:
+        SIGHUP, as often as it has come.
+    """
+    came: list[signal.Signals] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        came.append(signal.Signals(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    with handled_signals(pass_on, [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []):
+        yield came
+
+
+def stopping_signal(
+    error: BaseException, terminated: bool = False, hangups: Sequence[signal.Signals] = ()
+) -> signal.Signals | None:
+    """The signal that an exit is due to: SIGINT (Ctrl-C), SIGTERM, SIGHUP, or none.
 
     Lightning ends a fit that is interrupted with exit code 1, and one that is terminated with 0.
 
     Args:
         error: What ended the command.
         terminated: Whether SIGTERM has come. Sent to all processes of the command, it ends Ray's before this one.
+        hangups: What :func:`hangup_as_sigterm` yields. A terminal that is gone cannot be written to, either.
     """
+    if hangups and isinstance(error, (SIGTERMException, FederationError, OSError)):
+        return hangups[0] if getattr(error, "filename", None) is None else None
     if isinstance(error, SIGTERMException) or (terminated and isinstance(error, FederationError)):
         return signal.SIGTERM
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):

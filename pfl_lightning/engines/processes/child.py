@@ -23,7 +23,7 @@ def serve(handle: int) -> None:
         handle: Number of the open socket to the process that started this one.
     """
     # For the Trainer's process, which ends this one. They come from a scheduler, who sends them to all processes.
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), lambda *_: None)
     connection, calls = Connection(handle), SimpleQueue[Any]()
     Thread(target=_take_calls, args=(connection, calls), daemon=True).start()

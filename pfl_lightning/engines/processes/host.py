@@ -20,7 +20,19 @@ from pfl_lightning.errors import FederationError
 
 __all__ = ["ProcessHost", "WorkerDiedError"]
 
-PROGRAM = "import sys; sys.path[:] = {path!r}; from pfl_lightning.engines.processes.child import serve; serve({handle})"
+PROGRAM = """
+import os, select, signal, sys, threading
+def end_with_parent():
+    line = select.poll()
+    line.register({handle}, select.POLLHUP)
+    line.poll()
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=end_with_parent, daemon=True).start()
+sys.path[:] = {path!r}
+from pfl_lightning.engines.processes.child import serve
+serve({handle})
+"""
+"""What a worker runs. It watches its line before its imports, which take seconds, and ends with the other process."""
 
 
 def launch(handle: int) -> subprocess.Popen[bytes]:

@@ -1,6 +1,7 @@
 """Commands that are stopped from outside, and the commands that go on with them: nothing is lost."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.cli import main
 from pfl_lightning.cli.federated_cli import FederatedCLI
 from pfl_lightning.cli.runs.folders import RunFolder
-from pfl_lightning.cli.runs.stopping import how_to_go_on
+from pfl_lightning.cli.runs.stopping import how_to_go_on, stopping_signal
+from pfl_lightning.errors import FederationError
 
 CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
 OPTIONS = {
@@ -53,7 +55,9 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def send(monkeypatch):
     """Let runs get signals: called with what ``SignalAt`` takes."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it starts ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
     monkeypatch.setattr(FederatedCLI, "_configured", configured := _Configured(FederatedCLI._configured))
     yield configured.add
@@ -113,6 +117,8 @@ def steps(run):
     [
         ("SIGTERM", "on_train_batch_end", 2),
         ("SIGTERM", "on_validation_batch_end", 3),
+        ("SIGHUP", "on_train_batch_end", 2),
+        ("SIGHUP", "on_validation_batch_end", 3),
         ("SIGINT", "on_train_batch_end", 2),
         ("SIGINT", "on_validation_end", 3),
     ],
@@ -136,6 +142,29 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, capsys, whole, se
     assert {tag: found for tag, found in steps(run).items() if "hp" not in tag} == {
         tag: found for tag, found in steps(whole).items() if "hp" not in tag
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(errno.EIO, "Input/output error"), signal.SIGHUP),  # of the terminal that is gone
+        (OSError(errno.EIO, "Input/output error", "results.json"), None),
+        (FederationError("the workers are gone"), signal.SIGHUP),
+        (SystemExit(1), None),
+    ],
+)
+def test_what_a_hangup_explains(error, number):
+    assert stopping_signal(error, True, [signal.SIGHUP]) == number
+    assert stopping_signal(error, False, []) is None
+
+
+def test_a_hangup_that_is_ignored_stops_nothing(tmp_path, whole, send):
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    send("on_train_batch_end", 1, 0, signals=("SIGHUP",))
+    main(words(tmp_path))
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert_same_run(tmp_path / "version_0", whole)
 
 
 def test_a_run_stopped_in_its_first_round_can_only_start_again(tmp_path, capsys, send):

@@ -19,7 +19,7 @@ from _helpers.toy import Toy, assert_same, linear_encoder, run, tiny_encoder, wh
 from pfl_lightning import ProcessEngine, SequentialEngine, VectorizedEngine
 from pfl_lightning.engines import FitEnvironment
 from pfl_lightning.engines.processes import host
-from pfl_lightning.engines.processes.host import ProcessHost
+from pfl_lightning.engines.processes.host import ProcessHost, WorkerProcess
 from pfl_lightning.engines.workers import packing
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import FedAvg, FedProto
@@ -120,6 +120,31 @@ def test_a_worker_ends_with_the_process_that_started_it(monkeypatch):
     actor = ProcessHost(1, 1).remote(object).options().remote(1, [])
     actor.process.connection.close()  # as it is when a process is killed
     assert ends(actor.process._process, 120)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_worker_that_still_imports_ends_with_a_main_process_that_is_killed(tmp_path, monkeypatch):
+    package = tmp_path / "pfl_lightning"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path / 'imports')!r}).touch()\ntime.sleep(120)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("PFL_TEST_MARK", mark)
+    main = os.fork()
+    if main == 0:  # a main process of its own, which need not import anything
+        workers = [WorkerProcess(1, []) for _ in range(2)]
+        time.sleep(120)
+        os._exit(len(workers))
+    try:
+        _wait_until((tmp_path / "imports").exists, 60)
+        assert processes_with(mark)
+    finally:
+        os.kill(main, signal.SIGKILL)
+        os.waitpid(main, 0)
+    _wait_until(lambda: not processes_with(mark), 10)
 
 
 def test_a_worker_that_cannot_read_a_message_ends_and_says_why(monkeypatch, capfd):
