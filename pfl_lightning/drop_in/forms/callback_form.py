@@ -12,6 +12,7 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.datamodules import FederatedDataModule
+from pfl_lightning.datamodules.adapters.loading.stages import brings
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.drop_in.forms.checks import check_labels, split_method
 from pfl_lightning.drop_in.forms.later_loaders import with_loaders
@@ -119,13 +120,13 @@ class CallbackForm:
             if self._module is not None and self._is_evaluated_alike(trainer, module):
                 data = self._data_of(given)
                 if data is None:  # another instance of the fit's data module, or other data: divided by the same rule
-                    _check_divisible(given, self.options)
+                    _check_divisible(module, given, self.options)
                     data = self._made(trainer, self._module, given, holds=self._module._trainer)
                 return self._of_another(trainer, module, data), data
             self.federation = self.data = None
         data = self._data_of(given) if self.data is not None else None
         if data is None:
-            _check_divisible(given, self.options)
+            _check_divisible(module, given, self.options)
             data = self._made(trainer, module, given, holds=trainer)
         assert self.federation is not None
         return self.federation, data
@@ -199,8 +200,9 @@ class CallbackForm:
         return data
 
 
-def _check_divisible(given: GivenData, options: Mapping[str, Any]) -> None:
-    if given.is_for_evaluation and not any(name in options for name in _OWN_DATA):
+def _check_divisible(module: Any, given: GivenData, options: Mapping[str, Any]) -> None:
+    has_own = any(name in options for name in _OWN_DATA) or brings(module, "train_dataloader")
+    if given.is_for_evaluation and not has_own:
         raise ConfigurationError(
             f"the Trainer was given {', '.join(given.loaders)} alone, and clients are known by their training items: "
             "call trainer.fit first, give a LightningDataModule, or give the training loader to FederatedLoop(..., "

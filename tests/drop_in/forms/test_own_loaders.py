@@ -75,6 +75,18 @@ def test_loaders_that_are_given_go_before_those_of_the_module():
     assert len(data.client_data(0).train.source.dataset) == len(own.train_dataloader().dataset)
 
 
+@pytest.mark.parametrize("call", ["fit", "test"])
+def test_a_trainer_may_be_given_loaders_of_evaluations_alone(call):
+    loop = FederatedLoop(method=FedAvg, num_clients=3, seed=1)
+    trainer = quiet_trainer(2, loop)
+    if call == "fit":
+        trainer.fit(WithLoaders(), val_dataloaders=DataLoader(samples(31, 1), 4))
+        assert len(loop.data.client_data(0).validation.source.dataset) == 31
+    else:
+        trainer.test(WithLoaders(), DataLoader(samples(31, 1), 4), verbose=False)
+        assert len(loop.data.client_data(0).test.source.dataset) == 31
+
+
 def test_a_data_module_goes_before_loaders_of_the_module():
     own = Data()
     _, data, _ = fitted(WithLoaders(), own, num_clients=3)
