@@ -114,6 +114,16 @@ class FitAccess(L.LightningModule):
         """
         return nullcontext()
 
+    def recall(self, attributes: bytes) -> None:
+        """Set plain attributes as the client's last local fit has left them; nothing by default.
+
+        Called after what is stored and what the server sends were loaded. A user's module then also forgets what
+        another client has left behind.
+
+        Args:
+            attributes: What :func:`~pfl_lightning.state.carried.split_attributes` gives, of what that fit handed on.
+        """
+
     def exported_module(self) -> L.LightningModule:
         """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""
         for name, parameter in self.named_parameters():

@@ -12,7 +12,8 @@ Where to look:
   ``traveling`` (what is said of tensors that travel).
 - ``client/``: a client. ``module_client`` and ``module_steps``, with ``made_class`` (of a method) and
   ``module_options``, ``network_parts``, ``roles`` and ``head``, ``tracing`` (which layer is the head), ``parts`` (what
-  a method needs of a module), ``chosen`` (what its user keeps or shares), ``copies``, ``transient``, ``frozen``.
+  a method needs of a module), ``chosen`` (what its user keeps or shares), ``copies``, ``transient``,
+  ``remembered`` (attributes), ``frozen``.
 - ``features/``: methods on features. ``feature_client`` with ``feature_parts``, ``feature_method``, ``passes``,
   ``capture``; ``view_client``, ``views`` and ``encoder`` (self-supervised methods).
 - ``fits/``: a local fit and an evaluation. ``module_trainer``, ``module_evaluation``, ``hooks`` and ``loggers``,

@@ -94,9 +94,10 @@ def federate(
         local_callbacks: Callbacks that run inside local fits and evaluations, on the batches of each client; each local
             fit has new copies of them.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
-        schedule: ``"continue"``: a client's schedulers, ``current_epoch`` and ``global_step`` go on over the rounds
-            that it takes part in, and ``self.trainer.max_epochs`` and ``estimated_stepping_batches`` are those of all
-            rounds together; ``"restart"``: every local fit begins at epoch 0.
+        schedule: ``"continue"``: a client's schedulers, plain attributes of the module, ``current_epoch`` and
+            ``global_step`` go on over the rounds that it takes part in, and ``self.trainer.max_epochs`` and
+            ``estimated_stepping_batches`` are those of all rounds together; ``"restart"``: every local fit
+            begins at epoch 0.
         optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
             local fit begins without them.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.

@@ -79,6 +79,7 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
     if not task.trained:
         load_state(client, task.stored)
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
+    client.recall(task.attributes)
     if task.trained:
         load_state(client, task.stored)  # over the received weights; what else was received stays
     if prepares:

@@ -23,6 +23,7 @@ from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossE
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.public import public_for
+from pfl_lightning.state.carried import split_attributes
 from pfl_lightning.state.tensors import load_state
 from pfl_lightning.state.unsaved import UnsavedState
 
@@ -121,6 +122,7 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     load_state(client, task.personal)
     # The client may keep tensors of the message, which belong where its model is.
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
+    client.recall(split_attributes(task.carried or b"")[1])
     client.frozen_before = sampled(client, client.frozen) if client.frozen else {}
     return replace(task.context, earlier_fits=earlier_fits(client, task))
 

@@ -151,6 +151,7 @@ class EvaluationTask:
             otherwise the model is the personal state under the broadcast.
         validation: The validation part; ``None`` leaves it out, as it does an empty one.
         test: The test part, likewise.
+        attributes: What the client's last local fit has left in plain attributes of a user's module.
     """
 
     context: FitContext
@@ -159,6 +160,7 @@ class EvaluationTask:
     trained: bool
     validation: SplitSource | None = None
     test: SplitSource | None = None
+    attributes: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class ClientModels(FederationRounds):
             trained,
             parts.validation if validation else None,
             parts.test if test else None,
+            self.clients.attributes(client),
         )
 
     def client_model(self, client: int) -> L.LightningModule:

@@ -9,14 +9,39 @@ from torch import Tensor
 
 from pfl_lightning.state.client_states import ClientStates, spill_to_disk
 
-__all__ = ["CarriedStates"]
+__all__ = ["CarriedStates", "split_attributes", "with_attributes"]
 
 _STEP = 256
 """Rows are multiples of this many bytes long."""
 
+_MARK = b"attributes"
+_LENGTH = 8
+
+
+def with_attributes(content: bytes, attributes: bytes) -> bytes:
+    """What a local fit hands on, and behind it what evaluations of the client need, too.
+
+    Example:
+        >>> from pfl_lightning.state.carried import split_attributes, with_attributes
+        >>> split_attributes(with_attributes(b"schedules", b"temperature"))
+        (b'schedules', b'temperature')
+        >>> split_attributes(b"schedules alone")
+        (b'schedules alone', b'')
+    """
+    return content + attributes + len(attributes).to_bytes(_LENGTH, "little") + _MARK if attributes else content
+
+
+def split_attributes(content: bytes) -> tuple[bytes, bytes]:
+    """The two parts that :func:`with_attributes` was given."""
+    if not content.endswith(_MARK):
+        return content, b""
+    end = len(content) - len(_MARK) - _LENGTH
+    start = end - int.from_bytes(content[end : end + _LENGTH], "little")
+    return content[:start], content[start:end]
+
 
 class CarriedStates:
-    """Bytes of each client, which its local fits hand on: the states of its optimizers and schedules.
+    """Bytes of each client, which its local fits hand on: optimizers, schedules, and attributes of a user's module.
 
     Their length is not known before the first local fit, and may grow: rows are as long as the longest, with some room.
 

@@ -15,7 +15,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 from pfl_lightning.state.architectures import ArchitectureSummary, summarize_architectures
-from pfl_lightning.state.carried import CarriedStates
+from pfl_lightning.state.carried import CarriedStates, split_attributes
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import select_state
 
@@ -161,6 +161,10 @@ class Clients:
     def stored(self, client: int) -> dict[str, Tensor]:
         """Stored state of the client, with the fixed tensors; views into the store."""
         return {**self._fixed[self.architecture_of[client]], **self.personal.get(client)}
+
+    def attributes(self, client: int) -> bytes:
+        """What the client's last local fit has left in plain attributes of a user's module."""
+        return b"" if self.carried is None else split_attributes(self.carried.get(client))[1]
 
     def keeps_trained(self, client: int) -> bool:
         """Whether the store holds the client's whole model after its last local fit."""

@@ -21,6 +21,7 @@ from pfl_lightning.drop_in.client.module_options import refuse_options
 from pfl_lightning.drop_in.client.module_steps import ModuleSteps
 from pfl_lightning.drop_in.client.network_parts import NETWORKS, NetworkParts, without_extra_state
 from pfl_lightning.drop_in.client.plain_state import plain_state
+from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
@@ -28,7 +29,6 @@ from pfl_lightning.drop_in.fits.own_data import OwnData, own_values
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.fit_data import FitData
-from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written
 from pfl_lightning.options import BatchNorm
@@ -201,13 +201,21 @@ class ModuleClient(NetworkParts, ModuleSteps):
 
     # ------------------------------------------------------------------ a fit and what is logged in it
 
-    def receive(self, broadcast: Broadcast) -> None:
-        """Take over what the server sends; nothing that another client has left behind stays."""
+    def kept_attributes(self) -> bytes:
+        """What the fit has made of the module's plain attributes, where the client's next fit goes on with them."""
+        if not self.continuity.continues:
+            return b""
+        return packed([t.changes(network) for t, network in zip(self._transients, self.networks(), strict=True)])
+
+    def recall(self, attributes: bytes) -> None:
+        """Let nothing stay that another client has left behind; set what the client's last local fit has left."""
         networks = self.networks_as_given()
         if not self._transients:
             self._transients = [Transient(network) for network in networks]
-        super().receive(broadcast)
         self.reset_metrics()
+        found = unpacked(attributes) if self.continuity.continues else []
+        for transient, network, own in zip(self._transients, networks, found, strict=False):
+            transient.recall(network, own)
 
     def networks_as_given(self) -> list[L.LightningModule]:
         """The module, and what a method trains beside it, without what clients have left in their attributes."""

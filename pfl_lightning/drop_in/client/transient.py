@@ -18,6 +18,7 @@ from torchmetrics import Metric, MetricTracker
 from pfl_lightning.datamodules.adapters.loading.stages import DATA, data_in
 from pfl_lightning.drop_in.client.buffers import BufferForms
 from pfl_lightning.drop_in.client.plain_state import plain_state
+from pfl_lightning.drop_in.client.remembered import MISSING, Changes, Found, class_values, set_at
 
 __all__ = ["Transient", "own_attributes"]
 
@@ -57,6 +58,8 @@ class Transient:
                     set(own_attributes(layer)),
                 )
         self._said = False
+        self._named: set[str] = set()
+        self._class_values = class_values(type(module))
 
     @property
     def attributes(self) -> list[dict[str, Any]]:
@@ -96,16 +99,60 @@ class Transient:
                 if name in buffers:
                     buffers[name].copy_(value)
 
+    def changes(self, module: nn.Module) -> dict[str, Found]:
+        """Plain values that a local fit has changed in attributes, by the names of the layers; the rest is named once.
+
+        Weights that an object follows are left out, as :meth:`restore` says, and so are metric objects.
+        """
+        known, forms, found, lost = _tensors_and_layers(module), _forms(module), dict[str, Found](), dict[str, str]()
+        for name, first in self._attributes.items():
+            layer, changes = module.get_submodule(name), Changes(known.keys())
+            for attribute, value in own_attributes(layer).items() if not isinstance(layer, Metric) else ():
+                copied_or_new = attribute in first or attribute not in self._names[name]
+                if copied_or_new and not _follows_weights(value, first.get(attribute), forms, known):
+                    changes.compare(value, first.get(attribute, MISSING), (attribute,))
+            if changes.found:
+                found[name] = changes.found
+            lost |= {f"{name}.{place}".removeprefix("."): reason for place, reason in changes.lost.items()}
+        self._say_what_is_lost(type(module), lost)
+        return found
+
+    def recall(self, module: nn.Module, found: dict[str, Found]) -> None:
+        """Set the values that :meth:`changes` returned, on attributes as :meth:`restore` leaves them."""
+        for name, values in found.items():
+            owner = vars(module.get_submodule(name))
+            for path, value in values.items():
+                set_at(owner, path, value)
+
+    def _say_what_is_lost(self, kind: type, lost: dict[str, str]) -> None:
+        new = {name: reason for name, reason in lost.items() if name not in self._named}
+        now = class_values(kind)
+        shared = [name for name, before in self._class_values.items() if now.get(name, before) != before]
+        shared = [name for name in shared if name not in self._named]
+        self._named |= {*new, *shared}
+        if new:
+            _log.warning(
+                "local fits change attributes of %s that are not kept for the client's next: %s. Each local fit and "
+                "evaluation begins with their first values. Numbers, strings, small tensors, and lists and "
+                "dictionaries of these are kept; a larger tensor belongs into register_buffer",
+                kind.__name__,
+                "; ".join(f"{name} ({reason})" for name, reason in new.items()),
+            )
+        if shared:
+            _log.warning(
+                "a local fit has changed %s, which the class holds for all clients: what one puts there, the next one "
+                "finds, and worker processes have each their own. Set it in __init__ (self.%s = ...) for each client "
+                "to have its own",
+                ", ".join(shared),
+                shared[0].rpartition(".")[2],
+            )
+
     def _say_which_weights_are_lost(self, module: nn.Module, known: dict[int, Any]) -> None:
         """Warn once of an object that has followed the weights in a local fit, such as an average of them."""
-        forms = Counter(p.shape for p in module.parameters() if p.requires_grad)
+        forms = _forms(module)
         for name, first in self._attributes.items():
             for attribute, value in own_attributes(module.get_submodule(name)).items():
-                now = [t for t in _tensors(value) if id(t) not in known]
-                if len(now) < max(2, forms.total()) or forms - Counter(t.shape for t in now):
-                    continue
-                before = list(_tensors(first.get(attribute)))
-                if len(before) != len(now) or not all(map(_same, before, now)):
+                if _follows_weights(value, first.get(attribute), forms, known):
                     self._said = True
                     _log.warning(
                         "%s.%s (a %s) holds weights that a local fit has changed. It is no part of the state_dict: "
@@ -117,6 +164,19 @@ class Transient:
                         f"{name}.{attribute}".removeprefix("."),
                         type(value).__name__,
                     )
+
+
+def _forms(module: nn.Module) -> Counter[torch.Size]:
+    return Counter(p.shape for p in module.parameters() if p.requires_grad)
+
+
+def _follows_weights(value: Any, first: Any, forms: Counter[torch.Size], known: dict[int, Any]) -> bool:
+    """Whether an object has tensors of the shapes of all weights, and a local fit has changed them."""
+    now = [t for t in _tensors(value) if id(t) not in known]
+    if len(now) < max(2, forms.total()) or forms - Counter(t.shape for t in now):
+        return False
+    before = list(_tensors(first))
+    return len(before) != len(now) or not all(map(_same, before, now))
 
 
 def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:

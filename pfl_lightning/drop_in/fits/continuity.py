@@ -19,6 +19,7 @@ from pfl_lightning.datamodules.adapters.loading.plain_values import Values
 from pfl_lightning.drop_in.fits.counters import Counts
 from pfl_lightning.drop_in.fits.optimizers import flat_objects
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state.carried import split_attributes, with_attributes
 
 __all__ = ["Continuity", "Course", "GoesOn"]
 
@@ -215,12 +216,16 @@ class GoesOn(FederatedClient):
     @property
     def carried(self) -> bytes | None:  # type: ignore[override]  # where it is set, it is unpacked
         """What the fit hands on to the client's next."""
-        return None if self.course is None else self.course.encoded()
+        return None if self.course is None else with_attributes(self.course.encoded(), self.kept_attributes())
 
     @carried.setter
     def carried(self, content: bytes | None) -> None:
         name = type(self.step_module).__name__
-        self.course = None if content is None else Course(self.continuity, content, name)
+        self.course = None if content is None else Course(self.continuity, split_attributes(content)[0], name)
+
+    def kept_attributes(self) -> bytes:
+        """What the fit has made of the module's plain attributes."""
+        return b""
 
 
 def _plain(value: Any) -> Any:

@@ -186,6 +186,7 @@ class WorkerEngine(Engine):
                 task.trained,
                 task.validation is not None,
                 task.test is not None,
+                task.attributes,
             )
             for model, task in tasks
         )

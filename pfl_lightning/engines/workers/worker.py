@@ -102,7 +102,7 @@ class ClientWork:
         trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
         validation: Whether the validation part is evaluated.
         test: Whether the test part is evaluated.
-        carried: For a local fit, see :class:`~pfl_lightning.engines.FitTask`.
+        carried: For a local fit, see :class:`~pfl_lightning.engines.FitTask`; for an evaluation the attributes alone.
     """
 
     model: int
@@ -260,7 +260,9 @@ class Worker:
             parts = self._data.client_data(work.broadcast.client)
             broadcast = work.broadcast.to(environment.device)
             validation, test = parts.validation if work.validation else None, parts.test if work.test else None
-            tasks.append((model, EvaluationTask(context, broadcast, work.state, work.trained, validation, test)))
+            attributes = work.carried or b""
+            task = EvaluationTask(context, broadcast, work.state, work.trained, validation, test, attributes)
+            tasks.append((model, task))
         with _step_context(environment, training=False):
             return list(self._engine.evaluate(tasks, environment))
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
-from pfl_lightning import Broadcast, SequentialEngine, TrainerEngine, federate
+from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import Ditto, FedAvg, LocalOnly
+from pfl_lightning.methods import Ditto, FedAMP, FedAvg, FedProto, LocalOnly
 
 
 class Remembering(Net):
@@ -47,10 +47,12 @@ class Inner(nn.Module):
 
 
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
-@pytest.mark.parametrize("method", [LocalOnly, Ditto])
+@pytest.mark.parametrize("method", [LocalOnly, Ditto, FedAMP, FedProto])
 def test_a_client_does_not_see_who_trained_before_it(engine, method):
     def weights(*cohorts):
-        federation, _ = run_project(method, len(cohorts), module=Remembering(), cohorts=cohorts, engine=engine())
+        options = {"head": "fc"} if method is FedProto else {}
+        options |= {"cohorts": cohorts, "engine": engine()}
+        federation, _ = run_project(method, len(cohorts), module=Remembering(), **options)
         return dict(federation.client_model(3).state_dict())
 
     alone = weights([3])
@@ -96,7 +98,7 @@ def test_a_copy_of_a_client_restores_its_own_layers():
     federation, _ = run_project(FedAvg, module=Remembering())
     other = copy.deepcopy(federation.models[0])
     other.module.calls = 7
-    other.receive(Broadcast(client=0, round=0))
+    other.recall(b"")
     assert other.module.calls == 0
     assert other.module.first_layer[0] is other.module.body[0] is not federation.models[0].module.body[0]
 

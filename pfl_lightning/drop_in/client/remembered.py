@@ -1,0 +1,238 @@
+"""Plain values that local fits have changed in a module's attributes: found, packed as bytes, and set again."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from pfl_lightning.datamodules.adapters.loading.stages import DATA
+
+__all__ = ["MISSING", "Changes", "Found", "Path", "class_values", "packed", "set_at", "unpacked"]
+
+Path = tuple[str | int, ...]
+"""Where a value is: the name of an attribute of a layer, and names of attributes, keys or places inside of it."""
+
+Found = dict[Path, Any]
+
+MISSING = object()
+MOST = 10_000
+"""Values in one attribute that are kept for a client; a history of all steps of a long run is not."""
+
+_DEPTH = 6
+_SINGLE = (type(None), bool, int, float, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict, OrderedDict, Counter)
+_KINDS = {kind.__name__: kind for kind in _CONTAINERS}
+_NO_VALUES: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, L.Trainer, *DATA, type, ModuleType)
+_NO_VALUES += (FunctionType, MethodType, BuiltinFunctionType)
+
+
+class Changes:
+    """What of a layer's attributes a local fit has changed.
+
+    Args:
+        known: Ids of layers, parameters, buffers and data, which are no values.
+
+    Attributes:
+        found: New values, by their places.
+        lost: Names of what has changed and is not kept, each with the reason.
+    """
+
+    def __init__(self, known: Collection[int]) -> None:
+        self._known = known
+        self.found: Found = {}
+        self.lost: dict[str, str] = {}
+
+    def compare(self, now: Any, first: Any, path: Path, depth: int = _DEPTH) -> None:
+        """Look for changes of a value, and of what it holds."""
+        if now is first or id(now) in self._known or isinstance(now, _NO_VALUES):
+            return
+        if _is_plain(now):
+            self._compare_plain(now, first, path)
+        elif type(now) is not type(first) or not depth:
+            self._lose(path[:-1] or path, f"a {type(now).__name__}")
+        elif isinstance(now, Mapping):
+            self._compare_entries(dict(now), dict(first), path, depth)
+        elif isinstance(now, list | tuple | deque):
+            if len(now) == len(first):
+                self._compare_entries(dict(enumerate(now)), dict(enumerate(first)), path, depth)
+            else:
+                self._lose(path, f"a {type(now).__name__} of objects")
+        elif hasattr(now, "__dict__"):
+            self._compare_entries(vars(now), vars(first), path, depth)
+        elif _differs(now, first):
+            self._lose(path, f"a {type(now).__name__}")
+
+    def _compare_plain(self, now: Any, first: Any, path: Path) -> None:
+        if first is not MISSING and _equal(now, first):
+            return
+        if _count(now) > MOST:
+            self._lose(path, f"more than {MOST:,} values")
+        else:
+            self.found[path] = now
+
+    def _compare_entries(self, now: Mapping[Any, Any], first: Mapping[Any, Any], path: Path, depth: int) -> None:
+        if first.keys() - now.keys():
+            self._lose(path, "entries that were removed")
+        for key, value in now.items():
+            if isinstance(key, str | int):
+                self.compare(value, first.get(key, MISSING), (*path, key), depth - 1)
+
+    def _lose(self, path: Path, reason: str) -> None:
+        self.lost.setdefault(".".join(map(str, path)), reason)
+
+
+def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    if isinstance(value, _SINGLE) and type(value) in _SINGLE:
+        return True
+    if isinstance(value, Tensor):
+        return value.layout == torch.strided and not value.is_meta and not isinstance(value, nn.Parameter)
+    if isinstance(value, np.ndarray | np.generic):
+        return bool(value.dtype.kind in "biuf")
+    if type(value) not in _CONTAINERS or not depth:
+        return False
+    return all(_is_plain(each, depth - 1) for each in _inside(value))
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Keys and values of a container."""
+    if isinstance(value, dict):
+        yield from value.keys()
+        yield from value.values()
+    else:
+        yield from value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, Tensor | np.ndarray):
+        return int(value.numel() if isinstance(value, Tensor) else value.size)
+    return sum(map(_count, _inside(value))) if type(value) in _CONTAINERS else 1
+
+
+def _equal(now: Any, first: Any) -> bool:
+    if type(now) is not type(first):
+        return False
+    if isinstance(now, Tensor):
+        return now.shape == first.shape and now.dtype == first.dtype and torch.equal(now.to(first.device), first)
+    if isinstance(now, np.ndarray):
+        return now.dtype == first.dtype and np.array_equal(now, first)
+    if isinstance(now, dict):
+        return list(now) == list(first) and all(_equal(value, first[key]) for key, value in now.items())
+    if isinstance(now, list | tuple | deque):
+        return len(now) == len(first) and all(map(_equal, now, first))
+    return bool(now == first)
+
+
+def _differs(now: Any, first: Any) -> bool:
+    """Whether an object that is no plain value, and has no attributes, is another one than it was."""
+    if isinstance(now, torch.Generator):
+        return not torch.equal(now.get_state(), first.get_state())
+    if isinstance(now, Enum):
+        return now is not first
+    kind: Any = type(now)
+    return kind.__eq__ is not object.__eq__ and bool(now != first)
+
+
+def set_at(owner: dict[str, Any], path: Path, value: Any) -> None:
+    """Set a value at its place, in the dictionary or list that is there already, which functions may hold, too."""
+    holder: Any = owner
+    for part in path[:-1]:
+        holder = _get(holder, part)
+    last = path[-1]
+    now = _get(holder, last)
+    if isinstance(now, Tensor) and isinstance(value, Tensor):
+        value = value.to(now.device)
+    if isinstance(now, dict) and isinstance(value, dict):
+        now.clear()
+        now.update(value)
+    elif type(now) is type(value) is list:
+        now[:] = value
+    elif isinstance(holder, dict | list):
+        holder[last] = value  # type: ignore[index]  # as it was found
+    elif not isinstance(holder, tuple):
+        vars(holder)[last] = value
+
+
+def _get(holder: Any, part: str | int) -> Any:
+    if isinstance(holder, Mapping):
+        return holder.get(part, MISSING)
+    if isinstance(holder, list | tuple | deque):
+        return holder[part] if isinstance(part, int) and part < len(holder) else MISSING
+    return getattr(holder, "__dict__", {}).get(part, MISSING)
+
+
+def packed(networks: list[dict[str, Found]]) -> bytes:
+    """Values of each network, by the names of its layers, as bytes; none where nothing has changed."""
+    if not any(networks):
+        return b""
+    content = [
+        [(name, [(list(path), _packed(value)) for path, value in found.items()]) for name, found in network.items()]
+        for network in networks
+    ]
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def unpacked(content: bytes) -> list[dict[str, Found]]:
+    """What :func:`packed` was given, read without running code."""
+    if not content:
+        return []
+    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return [{name: {tuple(path): _unpacked(v) for path, v in own} for name, own in network} for network in found]
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, np.ndarray | np.generic):
+        return ("array", isinstance(value, np.generic), value.dtype.str, list(value.shape), _text(value.tobytes()))
+    if isinstance(value, bytes):
+        return ("bytes", _text(value))
+    if isinstance(value, dict):
+        pairs = [(_packed(key), _packed(each)) for key, each in value.items()]
+        return (type(value).__name__, None, pairs)
+    if type(value) in _CONTAINERS:
+        return (type(value).__name__, getattr(value, "maxlen", None), [_packed(each) for each in value])
+    return value
+
+
+def _text(content: bytes) -> str:
+    """Bytes as a text: as they are, reading them would run code."""
+    return content.decode("latin1")
+
+
+def _unpacked(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    if value[0] == "bytes":
+        return value[1].encode("latin1")
+    if value[0] == "array":
+        array = np.frombuffer(bytearray(value[4], "latin1"), dtype=np.dtype(value[2])).reshape(value[3])
+        return array[()] if value[1] else array
+    kind, most, parts = value
+    if issubclass(_KINDS[kind], dict):
+        return _KINDS[kind]({_unpacked(key): _unpacked(each) for key, each in parts})
+    items = [_unpacked(each) for each in parts]
+    return deque(items, most) if kind == "deque" else _KINDS[kind](items)
+
+
+def class_values(kind: type) -> dict[str, str]:
+    """Plain values that the author's classes hold for all instances, as text, by name."""
+    return {
+        f"{base.__name__}.{name}": repr(value)
+        for base in kind.__mro__
+        if not base.__module__.startswith(("torch.", "lightning.", "pytorch_lightning.", "torchmetrics.", "builtins"))
+        for name, value in vars(base).items()
+        if not name.startswith("_") and _is_plain(value) and _count(value) <= MOST
+    }
