@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AccuracySummary", "EvalMetrics", "summarize"]
+__all__ = ["AccuracySummary", "EvalMetrics", "over_clients", "reduction_of", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class EvalMetrics:
         best: Of those that are the best over epochs, by name: ``"max"`` or ``"min"``.
         loader_sizes: Number of samples of each loader, where the part has several.
         loaders: Numbers of the loaders in whose batches a value was logged, by name, where the part has several.
+        reductions: ``"sum"``, ``"min"`` or ``"max"`` by the names of logged values that are no means.
     """
 
     accuracy: float
@@ -35,6 +37,7 @@ class EvalMetrics:
     best: Mapping[str, str] = field(default_factory=dict)
     loader_sizes: tuple[int, ...] = ()
     loaders: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    reductions: Mapping[str, str] = field(default_factory=dict)
 
     def samples_of(self, name: str) -> int:
         """Number of samples of which a logged value is: those of the loaders in whose batches it was logged.
@@ -113,3 +116,63 @@ def summarize(clients: Sequence[int], accuracies: Sequence[float] | NDArray[np.f
         best_client=int(clients[int(values.argmax())]),
         worst_client=int(clients[int(values.argmin())]),
     )
+
+
+def reduction_of(name: str, reductions: Mapping[str, str]) -> str:
+    """How a value is reduced over clients, as over the steps of an epoch.
+
+    Args:
+        name: The value's name, as a Trainer has it.
+        reductions: ``"sum"``, ``"min"`` or ``"max"`` by the names given to ``self.log``; others are means.
+
+    Example:
+        >>> names = ["hits", "hits_epoch", "hits/dataloader_idx_1", "hits_step", "loss"]
+        >>> [reduction_of(name, {"hits": "sum"}) for name in names]
+        ['sum', 'sum', 'sum', 'mean', 'mean']
+    """
+    plain = name.partition("/dataloader_idx_")[0]
+    return reductions.get(name) or reductions.get(plain) or reductions.get(plain.removesuffix("_epoch"), "mean")
+
+
+def over_clients(
+    name: str, values: Mapping[int, float], weights: Mapping[int, float], reduction: str = "mean"
+) -> dict[str, float]:
+    """A logged value over clients, of those for which it is defined (not NaN).
+
+    Where it is undefined for some, a warning names each of them once, and the number of the others is added.
+
+    Args:
+        name: Name of the value.
+        values: Of each client; at least one.
+        weights: Weight of each client in a mean, such as its number of samples.
+        reduction: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``.
+
+    Returns:
+        The value under its name and, where some are left out, the number of clients as ``NAME/clients``.
+
+    Example:
+        >>> over_clients("val_f1", {0: 0.5, 1: 0.8}, {0: 10, 1: 20})
+        {'val_f1': 0.7}
+    """
+    from pfl_lightning.engines.notices import named_clients, shown_before  # which is above this module
+
+    known = {client: value for client, value in values.items() if not math.isnan(value)}
+    left_out = sorted(values.keys() - known.keys())
+    new = [client for client in left_out if not shown_before("undefined", name, client)]
+    if not known:
+        if new:
+            warnings.warn(f"{name} is undefined (NaN) for all clients, and so is what is logged of it", stacklevel=3)
+        return {name: math.nan}
+    if new:
+        warnings.warn(
+            f"{name} is undefined (NaN) for {named_clients(new)}: what is logged is of the {len(known)} clients that "
+            f"have it, and {name}/clients says how many they are. Look at these clients' samples, or for weights that "
+            "have become infinite",
+            stacklevel=3,
+        )
+    own = np.array([*known.values()])
+    if reduction == "mean":
+        found = float(np.average(own, weights=[weights[client] for client in known]))
+    else:
+        found = float(getattr(own, reduction)())
+    return {name: found} | ({f"{name}/clients": float(len(known))} if left_out else {})

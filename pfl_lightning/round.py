@@ -15,6 +15,7 @@ from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import ClientError, FederationError, InvalidMessageError
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, Message, magnitude
+from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.snapshot import Growth, Snapshot
@@ -295,12 +296,13 @@ class Round:
         clients' numbers of samples: means over samples so become means over all samples of the round.
         """
         good = [result for result in self.results if result.error is None]
-        found = {}
+        found = dict[str, float]()
         for name in sorted({name for result in good for name in result.losses}):
             found[f"train/{name}"] = float(np.mean([r.losses[name] for r in good if name in r.losses]))
         for name in sorted({name for result in good for name in result.logged}):
             own = [result for result in good if name in result.logged]
-            found[name] = float(np.average([r.logged[name] for r in own], weights=[r.num_samples for r in own]))
+            values, weights = {r.client: r.logged[name] for r in own}, {r.client: float(r.num_samples) for r in own}
+            found |= over_clients(name, values, weights, reduction_of(name, own[0].reductions))
         found["train/clients_left_out"] = float(len(self.results) - len(good))
         found |= self.server.metrics
         return found

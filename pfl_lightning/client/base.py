@@ -81,6 +81,9 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     shown_metrics: frozenset[str] = frozenset()
     """Names of the values, logged by a user's module in the current fit, that the progress bar shows."""
 
+    logged_reductions: Mapping[str, str] = {}  # replaced, never changed
+    """``"sum"``, ``"min"`` or ``"max"`` by the names of logged values of the current fit that are no means."""
+
     unset: frozenset[str] = frozenset()
     """Names of buffers that are yet to be set, and hold no finite numbers until then: they stay on the client."""
 

@@ -131,6 +131,7 @@ class Engine(ABC):
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
         client.logged_metrics, client.shown_metrics, client.carried = {}, frozenset(), task.carried
+        client.logged_reductions = {}
         try:
             context = begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
@@ -160,6 +161,7 @@ class Engine(ABC):
             num_samples=context.data.num_samples,
             carried=carried,
             shown=client.shown_metrics,
+            reductions=client.logged_reductions,
         )
 
     def _run_prepared(

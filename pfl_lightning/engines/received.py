@@ -20,6 +20,7 @@ _SET_BY_ENGINES = frozenset(vars(L.LightningModule())) | {
     "carried",
     "frozen_before",
     "logged_metrics",
+    "logged_reductions",
     "phase",
     "shown_metrics",
     "_recorder",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import lightning as L
@@ -119,6 +119,7 @@ class FitResult:
         num_samples: Samples that the client trained on; its weight in means of what was logged.
         carried: What the fit hands on to the client's next, if anything.
         shown: Names of the logged values that the progress bar shows.
+        reductions: ``"sum"``, ``"min"`` or ``"max"`` by the names of logged values that are no means.
     """
 
     client: int
@@ -132,6 +133,7 @@ class FitResult:
     num_samples: int = 0
     carried: bytes | None = None
     shown: frozenset[str] = frozenset()
+    reductions: Mapping[str, str] = field(default_factory=dict)
 
     def with_own_state(self) -> FitResult:
         """Return the result with copies of its tensors, which stay valid when the next client is fitted."""

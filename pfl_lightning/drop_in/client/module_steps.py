@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from pfl_lightning.drop_in.fits.continuity import GoesOn
 from pfl_lightning.drop_in.fits.counters import warn_of_counters
-from pfl_lightning.drop_in.fits.logs import LogRecord
+from pfl_lightning.drop_in.fits.logs import LogRecord, undefined_as_nan
 from pfl_lightning.drop_in.fits.optimizers import at_learning_rate, held_schedulers, share_of_learning_rates
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.errors import ConfigurationError
@@ -116,10 +116,11 @@ class ModuleSteps(GoesOn):
         self._record = LogRecord(in_training=True)
         warn_of_counters(self.step_module)
         try:
-            with patched(self.step_module, log=self._record.log):
+            with patched(self.step_module, log=self._record.log), undefined_as_nan(self.step_module):
                 yield {} if record is None else record
                 self.logged_metrics |= self._record.values()
                 self.shown_metrics |= self._record.shown
+                self.logged_reductions = {**self.logged_reductions, **self._record.reductions}
                 if self.course is not None:
                     self.course.finish_phase(self.course.counts.after(self.phase.epochs))
         finally:

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
-from torchmetrics import MaxMetric, Metric, MinMetric
+from torchmetrics import MaxMetric, Metric, MinMetric, SumMetric
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["LogNotes", "LogRecord", "can_reduce"]
+__all__ = ["LogNotes", "LogRecord", "note_reduction", "reduction_name", "undefined_as_nan"]
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
+_NAMES: dict[Any, str] = {
+    **{name: name for name in _REDUCTIONS},
+    **{getattr(torch, name): name for name in _REDUCTIONS},
+    **{sum: "sum", min: "min", max: "max", "avg": "mean"},
+}
+"""Names of what Lightning takes as ``reduce_fx``."""
 
-def can_reduce(reduce_fx: Any) -> bool:
-    """Whether a record takes values with this ``reduce_fx``."""
-    return reduce_fx in (*_REDUCTIONS, torch.mean, torch.sum, torch.min, torch.max)
+
+def reduction_name(reduce_fx: Any) -> str | None:
+    """``"mean"``, ``"sum"``, ``"min"`` or ``"max"``; ``None`` for what a Trainer does not take either."""
+    return _NAMES.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)
+
+
+def note_reduction(reductions: dict[str, str], name: str, value: Any, reduce_fx: Any) -> None:
+    """Note how a logged value is reduced over clients, unless by its mean."""
+    kinds = ((SumMetric, "sum"), (MaxMetric, "max"), (MinMetric, "min"))
+    if isinstance(value, Metric):
+        found = next((how for kind, how in kinds if isinstance(value, kind)), "mean")
+    else:
+        found = reduction_name(reduce_fx) or "mean"
+    if found != "mean":
+        reductions[name] = found
 
 
 class LogNotes:
@@ -32,6 +53,7 @@ class LogNotes:
         shown: Names of those that the progress bar shows.
         best: ``"max"`` or ``"min"`` by the name of what a MaxMetric or MinMetric of the module gave: these keep the
             best of all epochs, and are reset before each client.
+        reductions: ``"sum"``, ``"min"`` or ``"max"`` by the name of what is reduced so, over steps and over clients.
         loader: Number of the loader of the current batch; ``None`` between batches, and where there is one loader.
         loaders: Numbers of the loaders in whose batches a value was logged, by its name; ``None`` for a hook between
             batches.
@@ -42,6 +64,7 @@ class LogNotes:
         self._keeping = [(each, how) for each in module.modules() for kind, how in kinds if isinstance(each, kind)]
         self.shown: set[str] = set()
         self.best: dict[str, str] = {}
+        self.reductions: dict[str, str] = {}
         self.loader: int | None = None
         self.loaders: dict[str, set[int | None]] = {}
 
@@ -58,8 +81,9 @@ class LogNotes:
             if args[0] if args else kwargs.get("prog_bar"):
                 self.shown.add(name)
             self.loaders.setdefault(name, set()).add(self.loader)
+            note_reduction(self.reductions, name, value, args[4] if len(args) > 4 else kwargs.get("reduce_fx", "mean"))
             for metric, how in self._keeping:
-                if value is metric or value is metric._computed:
+                if value is metric._computed and value is not None:
                     self.best[name] = how
             log(name, value, *args, **kwargs)
 
@@ -100,6 +124,8 @@ class LogRecord:
         """Names of what the progress bar shows."""
         self.names: set[str] = set()
         """All that was logged, also what is not taken."""
+        self.reductions: dict[str, str] = {}
+        """As of :class:`LogNotes`."""
         self._entries: dict[str, _Entry] = {}
         self._epoch = 0
         self._batch_size: int | None = None
@@ -140,11 +166,12 @@ class LogRecord:
             self.shown.add(name)
         by_step = self._in_training if on_step is None else on_step
         by_epoch = not self._in_training if on_epoch is None else on_epoch
-        reduction = getattr(reduce_fx, "__name__", reduce_fx)
-        if not can_reduce(reduce_fx):
+        reduction = reduction_name(reduce_fx)
+        note_reduction(self.reductions, name, value, reduce_fx)
+        if reduction is None:
             raise ConfigurationError(
-                f"self.log({name!r}, reduce_fx={reduce_fx!r}): SequentialEngine takes {', '.join(_REDUCTIONS)}; use "
-                f"TrainerEngine"
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): SequentialEngine takes {', '.join(_REDUCTIONS)}. "
+                "Log a torchmetrics.Metric for another reduction"
             )
         entry = self._entries.get(name)
         if entry is None or entry.epoch != self._epoch:
@@ -183,3 +210,48 @@ def _number_of_samples(batch: Any) -> int:
         return int(extract_batch_size(batch))
     except (RuntimeError, MisconfigurationException):  # an object that shows no tensors: all batches weigh the same
         return 1
+
+
+MEANINGLESS = re.compile(r"No (positive|negative) samples|.*(should be meaningless|is undefined)")
+"""How torchmetrics warns that it returns a number, mostly zero, in the place of a value that does not exist."""
+
+TOO_FEW = re.compile(r"Needs at least two samples")
+"""How torchmetrics refuses to compute a value of a single sample."""
+
+
+@contextmanager
+def undefined_as_nan(module: nn.Module) -> Iterator[None]:
+    """Let the metrics of a module give NaN inside where torchmetrics says that the value is undefined.
+
+    It says so by a warning, such as that of an AUROC without negative samples, which is shown in any case. Values of
+    single batches, which ``forward`` returns, stay as they are.
+    """
+    metrics = [each for each in module.modules() if isinstance(each, Metric)]
+    before = [vars(each)["compute"] for each in metrics]
+    for each, compute in zip(metrics, before, strict=True):
+        vars(each)["compute"] = wraps(compute)(partial(_defined, each, compute))
+    try:
+        yield
+    finally:
+        for each, compute in zip(metrics, before, strict=True):
+            vars(each)["compute"] = compute
+
+
+def _defined(metric: Metric, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")  # whatever the filters are: a value must not depend on them
+            value = compute(*args, **kwargs)
+    except ValueError as error:
+        if not TOO_FEW.match(str(error)):
+            raise
+        return torch.tensor(torch.nan, device=metric.device)
+    for each in said:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    of_batch = metric.sync_on_compute and not metric._to_sync  # as `forward` asks for it
+    if of_batch or not isinstance(value, Tensor) or not any(MEANINGLESS.match(str(each.message)) for each in said):
+        return value
+    value = torch.full_like(value, torch.nan, dtype=value.dtype if value.is_floating_point() else torch.float32)
+    if metric._computed is not None:
+        metric._computed = value
+    return value

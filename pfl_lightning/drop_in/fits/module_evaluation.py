@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord
+from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, undefined_as_nan
 from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.advice import needs_no_trainer
@@ -158,7 +158,7 @@ def score_module(
     client.reset_metrics()  # what a fine-tuning, or the other part, left
     logged, notes = dict[str, float](), LogNotes(module)
     if own is not None:
-        with scores.watching():
+        with undefined_as_nan(module), scores.watching():
             items = OwnData(data, stage, part)
             logged = run_steps(StepsTask(client, own, part, data, environment, scores, notes, items), make_trainer)
     if not logged and not scores.forward_called:
@@ -167,10 +167,11 @@ def score_module(
         logged = {as_test_name(name): value for name, value in logged.items()}
         notes.shown = {as_test_name(name) for name in notes.shown}
         notes.best = {as_test_name(name): how for name, how in notes.best.items()}
+        notes.reductions = {as_test_name(name): how for name, how in notes.reductions.items()}
         notes.loaders = {as_test_name(name): own for name, own in notes.loaders.items()}
     sizes = getattr(part, "sizes", ())
     noted = (frozenset(notes.shown), notes.best, sizes, notes.of_loaders if sizes else {})
-    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, *noted)
+    return EvalMetrics(scores.accuracy, math.nan, len(part), logged, *noted, notes.reductions)
 
 
 def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:

@@ -24,7 +24,7 @@ from pfl_lightning.drop_in.fits.counters import Counts, CourseCallback, set_coun
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
 from pfl_lightning.drop_in.fits.kept_modes import KeptModes
 from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
-from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, can_reduce
+from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, note_reduction, reduction_name, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.patching import patched
@@ -79,12 +79,13 @@ def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Cal
             own_log(name, value, *args, **kwargs)
             return
         record.names.add(name)
+        note_reduction(record.reductions, name, value, args[4] if len(args) > 4 else kwargs.get("reduce_fx", "mean"))
         if args[0] if args else kwargs.get("prog_bar"):
             record.shown.add(name)
         if len(args) < 3:  # on_step and on_epoch are not given by place
             if isinstance(value, Metric):  # the Trainer computes and resets it at the end of the epoch
                 kwargs |= {"on_step": bool(kwargs.get("on_step") and kwargs.get("on_epoch")), "on_epoch": True}
-            elif can_reduce(kwargs.get("reduce_fx", "mean")):
+            elif reduction_name(kwargs.get("reduce_fx", "mean")) is not None:
                 record.log(name, value, **kwargs)
         own_log(name, value, *args, **kwargs)
 
@@ -93,7 +94,12 @@ def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Cal
         callbacks = module.trainer.callbacks  # type: ignore[attr-defined]
         return client.optimizers_from(lambda: thaw_again(own_optimizers(), callbacks, module, epochs))
 
-    with _module_under_trainer(module, training_step=training_step, configure_optimizers=configure_optimizers, log=log):
+    functions: dict[str, Any] = {
+        "training_step": training_step,
+        "configure_optimizers": configure_optimizers,
+        "log": log,
+    }
+    with _module_under_trainer(module, **functions), undefined_as_nan(module):
         gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
         yield record, [*gradients, _RecordCallback(record)]
 
@@ -222,6 +228,7 @@ def fit_module(
         if course is not None:
             course.finish_phase(CourseCallback.counts_of(trainer), kept.changed, validation.metrics(trainer))
         client.shown_metrics |= record.shown
+        client.logged_reductions = {**client.logged_reductions, **record.reductions}
         return _logged_values(trainer, record)
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.drop_in.fits.module_evaluation import as_test_name
 from pfl_lightning.drop_in.outer.user_stages import UserStages
-from pfl_lightning.metrics import EvalMetrics, summarize
+from pfl_lightning.metrics import EvalMetrics, over_clients, reduction_of, summarize
 
 __all__ = ["LogsOverClients"]
 
@@ -42,6 +42,7 @@ class LogsOverClients(UserStages):
             values[key] = self._best_so_far(key, how, values[key])
         name = self._monitored(prefix)
         own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
+        own = own if np.isnan(own).all() else own[~np.isnan(own)]
         if len(own):
             spread = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
             values |= {f"{before}{name}/{what}": float(value) for what, value in spread.items()}
@@ -82,12 +83,14 @@ class LogsOverClients(UserStages):
 
     @staticmethod
     def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
-        """Means over clients weighted by their samples, which for a mean over samples is the mean over all samples."""
-        found = {}
+        """Values over clients; means are weighted by samples, so that a mean over samples is that over all samples."""
+        found = dict[str, float]()
         for name in sorted({name for score in scores.values() for name in score.logged}):
-            own = [score for score in scores.values() if name in score.logged]
-            weights = [score.samples_of(name) for score in own]
-            found[name] = float(np.average([score.logged[name] for score in own], weights=weights))
+            own = {client: score for client, score in scores.items() if name in score.logged}
+            values = {client: score.logged[name] for client, score in own.items()}
+            weights = {client: score.samples_of(name) for client, score in own.items()}
+            how = {reduction_of(name, score.reductions) for score in own.values()}
+            found |= over_clients(name, values, weights, how.pop() if len(how) == 1 else "mean")
         return found
 
     def _monitored(self, prefix: str) -> str | None:
