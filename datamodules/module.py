@@ -19,6 +19,7 @@ from pfl_lightning.datamodules.clients.client_data import ClientData
 from pfl_lightning.datamodules.clients.cohort import draw_novel_clients, warn_unless_federated
 from pfl_lightning.datamodules.clients.division import check_batches, divide
 from pfl_lightning.datamodules.clients.loaded import LoadedData
+from pfl_lightning.datamodules.clients.noticed import warn_of_samples
 from pfl_lightning.datamodules.clients.public import with_public
 from pfl_lightning.datamodules.clients.samples import Samples, digest
 from pfl_lightning.datamodules.clients.splits import ClientSplit
@@ -195,6 +196,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         )
         if self.drop_last:
             check_batches(division, self.batch_size)
+        warn_of_samples(samples, division)
         rule, num_classes = self.partition, len(samples.class_names)
         views = tuple(rule.client_view(client, num_classes) for client in range(self.num_clients))
         self._ready = LoadedData(samples, division, self._transform(samples, division.held), views)

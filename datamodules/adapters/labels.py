@@ -14,7 +14,10 @@ from pfl_lightning.data import LABEL_KEYS
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.memory import checked_length
 
-__all__ = ["classes_of", "names_of_classes"]
+__all__ = ["check_used_labels", "classes_of", "names_of_classes"]
+
+STRAY = 20
+"""How many times fewer items than the usual class the last class has where its label is taken for a mistake."""
 
 
 def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None, *, read: bool = True) -> Ints | None:
@@ -83,6 +86,49 @@ def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: I
             "or name all classes (class_names)"
         )
     return tuple(str(name) for name in names)
+
+
+def check_used_labels(names: Sequence[str], sets: Mapping[str, Ints], *, refuse: bool = False) -> None:
+    """Warn of labels that look like a mistake where nobody has named the classes, so that the highest label counts.
+
+    They begin at 1, or the last class has few items, all of them in one set. Names that are no numbers are the data
+    set's or the user's own, and tell which classes there are.
+
+    Args:
+        names: Names of the classes.
+        sets: Classes of the items of each set, by its name in messages.
+        refuse: Whether labels from 1 are refused: the package's own heads get an output for each class.
+
+    Raises:
+        ValueError: Labels begin at 1.
+
+    Example:
+        >>> check_used_labels("012", {"training set": np.array([1, 2, 2])}, refuse=True)
+        Traceback (most recent call last):
+        ValueError: labels go from 1 to 2, so that no item has class 0 of 3 classes: subtract 1 from the labels, or ...
+    """
+    if list(names) != [str(number) for number in range(len(names))] or min(int(own.min()) for own in sets.values()) < 0:
+        return
+    counts = {where: np.bincount(own, minlength=len(names)) for where, own in sets.items()}
+    items = np.sum([*counts.values()], axis=0)
+    last = len(names) - 1
+    if last > 0 and not items[0] and items[1:].all():
+        found = (
+            f"labels go from 1 to {last}, so that no item has class 0 of {last + 1} classes: subtract 1 from the "
+            f"labels, or name all {last + 1} classes (class_names, or `classes` of the data set)"
+        )
+        if refuse:
+            raise ValueError(found)
+        warnings.warn(found, stacklevel=3)
+    where = [name for name, own in counts.items() if own[last]]
+    if last > 1 and len(where) == 1 and STRAY * items[last] < np.median(items[items > 0]):
+        first = int(np.flatnonzero(sets[where[0]] == last)[0])
+        warnings.warn(
+            f"label {last} occurs in {items[last]} of {items.sum()} items alone, in the {where[0]} (the first: item "
+            f"{first}), and makes {last + 1} classes of them: correct it, or name all {last + 1} classes (class_names, "
+            "or `classes` of the data set)",
+            stacklevel=3,
+        )
 
 
 def dataset_of_all_classes(datasets: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from pfl_lightning.data import LABEL_KEYS
-from pfl_lightning.datamodules.adapters.labels import names_of_classes
+from pfl_lightning.datamodules.adapters.labels import check_used_labels, names_of_classes
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
 from pfl_lightning.datamodules.memory import checked_length
@@ -44,8 +44,10 @@ def read_datasets(
     """
     inputs, targets = read_dataset(train, "training set", keys=keys)
     test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set", keys=keys)
-    sets = [found.numpy() for found in (targets, test_targets) if found is not None]
-    names = names_of_classes(class_names, train, sets)
+    sets = {"training set": targets.numpy()} | ({} if test_targets is None else {"test set": test_targets.numpy()})
+    names = names_of_classes(class_names, train, sets.values())
+    if class_names is None:
+        check_used_labels(names, sets, refuse=True)
     return Samples(inputs, targets, names, test_inputs, test_targets)
 
 
@@ -113,21 +115,7 @@ def read_dataset(
         )
     stacked = torch.stack(inputs)
     stacked = stacked.float() if stacked.dtype == torch.float64 else stacked
-    broken = _broken(stacked) if stacked.is_floating_point() else []
-    if broken:
-        warnings.warn(
-            f"{len(broken)} of {len(stacked)} items of the {what} have values that are not finite (the first: item "
-            f"{broken[0]}): NaN, infinite, or too large for {stacked.dtype}. They are kept unchanged; a client that "
-            "trains on them may be left out of the federation. Remove or correct these items",
-            stacklevel=2,
-        )
     return stacked, torch.tensor(targets, dtype=torch.int64)
-
-
-def _broken(inputs: Tensor) -> list[int]:
-    """Positions of inputs with values that are not finite, found without a loop over single inputs."""
-    finite = [piece.reshape(len(piece), -1).isfinite().all(dim=1) for piece in inputs.split(1024)]
-    return torch.cat(finite).logical_not().nonzero().flatten().tolist()
 
 
 def _same(one: Tensor, two: Tensor) -> bool:

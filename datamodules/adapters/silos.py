@@ -15,7 +15,12 @@ from pfl_lightning.datamodules.adapters.given_silos import AsGiven, as_datamodul
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, ItemDataModule
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
-from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, names_of_classes
+from pfl_lightning.datamodules.adapters.labels import (
+    check_used_labels,
+    classes_of,
+    dataset_of_all_classes,
+    names_of_classes,
+)
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, Shape, StageLoaders
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
@@ -168,6 +173,17 @@ class FromSilos(ItemDataModule):
                 names = names_of_classes(None, named, known)
             except ValueError:  # whole numbers that are no classes
                 self._labeled = False
+            else:
+                check_used_labels(
+                    names,
+                    {
+                        f"{name} set of client {client}": np.concatenate(
+                            [classes for classes in of if classes is not None]
+                        )
+                        for client, own in enumerate(found)
+                        for name, of in own.items()
+                    },
+                )
         for sources, own in zip(self._sources, found, strict=True):
             arrays = {
                 name: [

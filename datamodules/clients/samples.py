@@ -134,12 +134,19 @@ def _check_scale(train: Tensor, test: Tensor) -> None:
         )
 
 
+def broken_places(inputs: Tensor) -> list[int]:
+    """Positions of inputs with values that are not finite, found without a loop over single inputs."""
+    if not inputs.is_floating_point() or not len(inputs):
+        return []
+    finite = [piece.reshape(len(piece), -1).isfinite().all(dim=1) for piece in inputs.split(1024)]
+    return torch.cat(finite).logical_not().nonzero().flatten().tolist()
+
+
 def _check_finite(what: str, inputs: Tensor) -> None:
     """Of samples that one client alone has, that client is left out; these would leave out all."""
-    if inputs.is_floating_point():
-        wrong = int((~inputs.isfinite().flatten(1).all(1)).sum())
-        if wrong:
-            raise ValueError(f"{wrong} of {len(inputs)} {what} samples hold NaN or infinite numbers: leave them out")
+    wrong = len(broken_places(inputs))
+    if wrong:
+        raise ValueError(f"{wrong} of {len(inputs)} {what} samples hold NaN or infinite numbers: leave them out")
 
 
 def _check_domains(domains: Tensor, num_samples: int, num_domains: int) -> None:
@@ -175,7 +182,10 @@ def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -
         )
     lowest, highest = int(targets.min()), int(targets.max())
     if lowest < 0 or highest >= num_classes:
+        wrong = (targets < 0) | (targets >= num_classes)
+        remedy = "subtract 1 from the labels" if lowest == 1 and highest == num_classes else "correct these labels"
         raise ValueError(
             f"{what} targets must be from 0 to {num_classes - 1}, got {lowest} to {highest}: class_names has "
-            f"{num_classes} name{'s' * (num_classes != 1)}"
+            f"{num_classes} name{'s' * (num_classes != 1)}, which {int(wrong.sum())} of {len(targets)} targets are "
+            f"outside of (the first: item {int(wrong.nonzero()[0])}); {remedy}, or name all classes"
         )

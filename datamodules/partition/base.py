@@ -166,6 +166,11 @@ class Partitioner(ABC):
         """True if the rule lists training samples explicitly, so that indices must keep the data set's own order."""
         return False
 
+    @property
+    def fixed_sizes(self) -> bool:
+        """True if the user has said how many samples clients get, so that the rest is left unused on purpose."""
+        return getattr(self, "samples_per_client", None) is not None
+
     def fixed_validation(self) -> list[Ints] | None:
         """Validation samples of each client if the rule lists them; None for a share of the training samples."""
         return None

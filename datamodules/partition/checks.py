@@ -10,11 +10,15 @@ import numpy as np
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
+UNUSED = 0.01
+"""Share of the items up to which those that rounding leaves unused are not worth a warning."""
+
 
 def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
     """Index lists of a rule's ``partition`` as int64 arrays, after a check.
 
-    A warning says how many indices are listed more than once, by one client or several.
+    Warnings say how many indices are listed more than once, by one client or several, and how many in none, unless a
+    size or a list of items has asked for it.
 
     Args:
         rule: The rule, named in errors.
@@ -43,10 +47,26 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
         _check_part(f"{where}: client {client} got", part, f"whole numbers from 0 to {num_samples - 1}", num_samples)
         for client, part in enumerate(parts)
     ]
-    asked = getattr(getattr(rule, "base", rule), "overlap", False)
-    if not rule.fixed_train and not asked:  # a file's indices have their own warning
+    if rule.fixed_train:  # a file's indices have their own warning
+        return checked
+    base = getattr(rule, "base", rule)
+    if not getattr(base, "overlap", False):
         _warn_repeated(where, checked)
+    if not rule.fixed_sizes:
+        _warn_unused(base, checked, num_samples)
     return checked
+
+
+def _warn_unused(rule: Partitioner, parts: list[Ints], num_samples: int) -> None:
+    unused = num_samples - len(np.unique(np.concatenate(parts)))
+    if unused <= UNUSED * num_samples:
+        return
+    remedy = ", or set samples_per_client to ask for these sizes" if hasattr(rule, "samples_per_client") else ""
+    warnings.warn(
+        f"{type(rule).__name__} leaves {unused} of {num_samples} training items to none of "
+        f"{len(parts)} clients: choose another num_clients, or another rule, to use more of them{remedy}",
+        stacklevel=3,
+    )
 
 
 def _warn_repeated(where: str, parts: list[Ints]) -> None:

@@ -71,6 +71,11 @@ class Quantity(PartitionTransform):
         """Return None, since the sizes are drawn."""
         return None
 
+    @property
+    def fixed_sizes(self) -> bool:
+        """True, since the sizes are drawn from those that the user gives."""
+        return True
+
     def fixed_validation(self) -> None:
         """Return None, since a file's validation samples belong to the sizes that are replaced."""
         return None

@@ -73,6 +73,11 @@ class PartitionTransform(Partitioner):
         """True if the base rule lists training samples explicitly."""
         return self.base.fixed_train
 
+    @property
+    def fixed_sizes(self) -> bool:
+        """True if the base rule was given the clients' sizes."""
+        return self.base.fixed_sizes
+
     def fixed_validation(self) -> list[Ints] | None:
         """Validation samples of the base rule; None if it lists none."""
         return self.base.fixed_validation()

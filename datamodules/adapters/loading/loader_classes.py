@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
-from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
+from pfl_lightning.datamodules.adapters.labels import check_used_labels, classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.sources import one_class
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
@@ -55,8 +55,8 @@ def find_classes(
     """
     # A file's rule goes on with the class proportions of the rule that it was written by.
     read = partition.needs_labels or partition.fixed_train
-    sets = {(name, n): source.dataset for name, own in sources.items() for n, source in enumerate(own)}
-    found = {key: classes_of(dataset, labels, read=read) for key, dataset in sets.items()}
+    given = {(name, n): source.dataset for name, own in sources.items() for n, source in enumerate(own)}
+    found = {key: classes_of(dataset, labels, read=read) for key, dataset in given.items()}
     known = [classes for classes in found.values() if classes is not None]
     names: tuple[str, ...] | None = None
     said = partition.needs_labels or labels is not None or class_names is not None
@@ -71,6 +71,9 @@ def find_classes(
         alone = list(sources) == ["train"] and number == items
         if not said and not read and (alone or (items >= 100 and 2 * number > items)):
             names = None
+        if names is not None and class_names is None:
+            sets = {f"{name} set" + (f" {n}" if n else ""): own for (name, n), own in zip(found, known, strict=True)}
+            check_used_labels(names, sets)
     elif partition.needs_labels:
         name, number = next(key for key in found if found[key] is None)
         which = f"{name} set" if len(sources[name]) == 1 else f"{name} loader {number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +97,14 @@ class ClassScores:
             if width < 2 or not 0 <= int(classes.min()) <= int(classes.max()) < width:
                 return False
             self._num_classes = self._num_classes or width
+        if 1 < self._num_classes < width:
+            warnings.warn(
+                f"no accuracy is computed: forward gives {width} numbers for each item, and the data have "
+                f"{self._num_classes} classes, so that the numbers may be scores or features. If they are scores, name "
+                f"all {width} classes: `classes` of the data set, or class_names of its data module; if not, log an "
+                "accuracy of your own",
+                stacklevel=2,
+            )
         return width == self._num_classes
 
     @property

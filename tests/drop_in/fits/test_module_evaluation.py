@@ -128,6 +128,32 @@ def test_descriptors_of_numbered_items_are_no_class_scores():
     assert math.isnan(scores.accuracy)
 
 
+def test_a_head_with_more_outputs_than_classes_is_told_why_there_is_no_accuracy():
+    class Wide(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(self.fc.in_features, self.fc.out_features + 2)
+
+    wide = Wide()
+    with pytest.warns(UserWarning, match="no accuracy is computed: forward gives") as found:
+        _, trainer = run_project(FedAvg, module=wide)
+    said = [str(warning.message) for warning in found if "no accuracy" in str(warning.message)]
+    assert len(said) == 1
+    assert (
+        f"{wide.fc.out_features} numbers for each item, and the data have {wide.fc.out_features - 2} classes" in said[0]
+    )
+    assert "accuracy/mean" not in trainer.callback_metrics
+
+    class Named(Data):
+        def train_dataloader(self) -> Any:
+            loader = super().train_dataloader()
+            loader.dataset.classes = [f"class {number}" for number in range(wide.fc.out_features)]
+            return loader
+
+    _, trainer = run_project(FedAvg, module=Wide(), data=Named())
+    assert 0 <= float(trainer.callback_metrics["accuracy/mean"]) <= 1
+
+
 def test_steps_of_evaluations_that_ask_for_optimizers_get_new_ones(caplog):
     class Asking(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
