@@ -207,7 +207,8 @@ def test_attributes(run):
     """Python attributes."""
     found = run.notes["attribute"]
     assert found[: 3 * EPOCHS] == [None, [0], [1], [2], [0], [1]]
-    assert found[:: 3 * EPOCHS] == [None] * CLIENTS * ROUNDS
+    assert found[:: 3 * EPOCHS] == [None] * CLIENTS + [[2]] * CLIENTS * (ROUNDS - 1)  # each client's own
+    assert run.loop.federation.client_model(0).last == [2]
 
 
 def test_after_the_fit(run):
