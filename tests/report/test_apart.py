@@ -101,8 +101,9 @@ def test_a_run_that_went_on_with_other_options_is_a_row_of_its_own(tmp_path):
     found = rows(plain, changed, longer)
     assert [[run.path for run in row.runs] for row in found] == [[plain, longer], [changed]]
     assert found[1].label.endswith("lr=0.05 -> 0.2 from round 4")
-    (changed / "changes.json").write_text("{")  # damaged: as if it were not there
-    assert len(rows(plain, changed, longer)) == 1
+    (changed / "changes.json").write_text("{")  # as if it were not there, the run would be one of the others
+    with pytest.raises(ConfigurationError, match=r"changes\.json is not what a run of this package leaves"):
+        rows(plain, changed, longer)
 
 
 @pytest.mark.parametrize(("known", "count"), [(True, 2), (False, 1), (None, 1)])
@@ -190,7 +191,7 @@ def test_a_setting_that_is_called_all_is_one(tmp_path):
 def test_rows_of_studies_with_folders_of_one_name_are_told_apart(tmp_path):
     paths = [in_study(tmp_path / where / "digits", "all", value=value) for where, value in (("a", 0.5), ("b", 0.25))]
     for number, path in enumerate(paths):
-        (path / "config.yaml").write_text(json.dumps({"model": {"encoder": str(number)}}))
+        (path / "config.yaml").write_text(json.dumps({"model": {"encoder": str(number)}}) + "\n")
     assert [label for _, label, _ in found(*paths)] == ["FedAvg (digits), encoder=0", "FedAvg (digits), encoder=1"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ from typing import Any
 import yaml
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.report.runs.files import client_accuracies, damaged, read_json
 from pfl_lightning.report.runs.options import find_seeds, flatten, run_options
 from pfl_lightning.report.runs.resumed import resumed_rounds, resumed_with
 from pfl_lightning.report.runs.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
@@ -112,7 +111,7 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     if not path.is_file() and (folder / "personalized.json").is_file():
         path = folder / "personalized.json"
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         if int(content.get("format", 1)) > NEWEST:
             raise ConfigurationError(
                 f"{path} has format {content['format']}, this version of pfl_lightning reads up to {NEWEST}: update it"
@@ -121,10 +120,7 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     except ConfigurationError:
         raise
     except (ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, OSError) as error:
-        raise ConfigurationError(
-            f"{path} is not what a run of this package leaves ({type(error).__name__}: {error}); leave the run out, or "
-            "run it again"
-        ) from error
+        raise damaged(path, error) from error
     if not run.finished:
         warnings.warn(f"{folder} is not finished: it has {run.rounds} rounds", stacklevel=2)
     return run
@@ -135,9 +131,10 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedR
     config = _read_config(folder)
     chosen = results["accuracy"][choice] or {}
     evaluated = _guess_evaluated(config, results) if old else results["evaluated"]
-    clients = _client_accuracies(folder / "clients.csv", f"test_accuracy_{choice}")
+    summary = chosen if old else chosen.get("test") or {}
+    clients = client_accuracies(folder / "clients.csv", f"test_accuracy_{choice}", summary)
     round = None if old else chosen.get("round")  # counted from 0 in the older form
-    test = _evaluation(evaluated, chosen if old else chosen.get("test") or {}, clients, round)
+    test = _evaluation(evaluated, summary, clients, round)
     return FinishedRun(
         path=folder,
         method=str(results["method"]),
@@ -173,12 +170,12 @@ def _tested_afterwards(
     path = folder / "test.json"
     if choice == "best_test" or not path.is_file():
         return None
-    content = json.loads(path.read_text())
+    content = read_json(path, "it")
     found = content["accuracy"]["last"] or {}
     wanted = results["rounds"] if choice == "last" and not chosen else chosen.get("round")  # where none was evaluated
     if not found.get("test") or found["round"] != wanted:
         return None
-    clients = _client_accuracies(folder / "test_clients.csv", "test_accuracy", "0")
+    clients = client_accuracies(folder / "test_clients.csv", "test_accuracy", found["test"], "0")
     return _evaluation(content["evaluated"], found["test"], clients, found["round"])
 
 
@@ -239,7 +236,10 @@ def _parse_config(path: Path, changed: int) -> Mapping[str, Any]:
     """The config; a table that is shown again and again reads it once."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found = yaml.load(path.read_text(), Loader=loader)
+        text = path.read_text()
+        found = yaml.load(text, Loader=loader)
+        if not text.endswith("\n"):
+            raise ValueError("its end is missing" if text else "it is empty")
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(
             f"{path} is not valid YAML ({type(error).__name__}: {error}); leave the run out, repair the file, or "
@@ -293,7 +293,7 @@ def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any
     path = folder / "personalized.json"
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text())
+    content = read_json(path, "its personalization")
     if rounds is not None and content.get("round") is not None and content["round"] not in rounds:
         warnings.warn(
             f"{folder}: its personalized accuracies are of round {content['round']}, after which the run went on to "
@@ -306,25 +306,10 @@ def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any
     for name, group, novel in (("personalized", "participating", "0"), ("personalized_novel", "novel", "1")):
         if group in content:
             trained = novel == "0" and "never_trained" in content
-            clients = _client_accuracies(folder / "personalized.csv", "test_accuracy", novel, trained)
+            path = folder / "personalized.csv"
+            clients = client_accuracies(path, "test_accuracy", content[group], novel, trained)
             found[name] = _evaluation(evaluated, content[group], clients, content.get("round"))
     return found
-
-
-def _client_accuracies(path: Path, column: str, novel: str | None = None, trained: bool = False) -> dict[int, float]:
-    if not path.is_file():
-        return {}
-    try:
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
-        rows = [row for row in rows if not trained or row["rounds_trained"] != "0"]
-        found = {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
-    except (ValueError, LookupError, TypeError, csv.Error) as error:
-        raise ConfigurationError(
-            f"{path} is not what a run of this package leaves ({type(error).__name__}: {error}); leave the run out, "
-            "repair the file, or remove it: the run is then read without its clients"
-        ) from error
-    return {client: accuracy for client, accuracy in found.items() if math.isfinite(accuracy)}
 
 
 def _entry(entry: Mapping[str, Any]) -> HistoryEntry:

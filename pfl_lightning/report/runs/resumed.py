@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.report.runs.files import read_json
 from pfl_lightning.report.runs.options import PLACES, SETTINGS, changes_training, is_below
 
 __all__ = ["resumed_rounds", "resumed_with"]
@@ -50,10 +51,8 @@ def resumed_rounds(folder: Path) -> int | None:
 
 def _changes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Any, Any]]:
     """What resumptions have changed, from which round, and the name of the resumption's config."""
-    try:
-        entries = json.loads((folder / "changes.json").read_text())
-    except (OSError, ValueError):  # none, or damaged
-        return
+    path = folder / "changes.json"
+    entries = read_json(path, "what it was resumed with") if path.is_file() else ()
     for entry in entries if isinstance(entries, list) else ():
         changes = entry.get("changes") if isinstance(entry, Mapping) else None
         for change in changes if isinstance(changes, list) else ():
