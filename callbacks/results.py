@@ -30,7 +30,7 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.state.run_lock import RunLock, is_locked_here
+from pfl_lightning.state.run_lock import RunLock, is_locked_here, keep_lock
 
 __all__ = ["ResultsWriter"]
 
@@ -106,6 +106,7 @@ class ResultsWriter(L.Callback):
         self, trainer: L.Trainer, clients: int, test: float | None = None, validation: float | None = None
     ) -> HistoryEntry:
         """Add the current round to the history."""
+        keep_lock(self.folder(trainer))  # before the round's checkpoint, which follows
         loop, round = _loop(trainer), trainer.current_epoch + 1
         now = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
         before, self._counted = self._counted or now, now
@@ -201,6 +202,7 @@ class ResultsWriter(L.Callback):
 
     def _write(self, trainer: L.Trainer, files: Mapping[str, str], how: str) -> None:
         folder = self.folder(trainer)
+        keep_lock(folder)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             for name, content in files.items():

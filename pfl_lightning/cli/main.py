@@ -176,9 +176,17 @@ def _is_reported(error: Exception) -> bool:
     return isinstance(error, (*REPORTED, lightning.MisconfigurationException) if lightning else REPORTED)
 
 
+def _open_streams() -> None:
+    """Let what is printed vanish where standard output or error is closed; the next file would get its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lasts
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``pfl``."""
     words = sys.argv[1:] if args is None else args
+    _open_streams()
     try:
         with explain_output():
             if not _answer(words):

@@ -19,7 +19,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "RunLock", "is_locked_here", "wait_for_lock"]
+__all__ = ["LOCK_NAME", "RunLock", "is_locked_here", "keep_lock", "wait_for_lock"]
 
 LOCK_NAME = ".lock"
 
@@ -55,13 +55,16 @@ class RunLock:
         if fcntl is None:
             self._warn("this system has no flock")
             return
+        self._acquire()
+        HELD.add(self)
+
+    def _acquire(self) -> None:
         while self._descriptor is None:
             self._descriptor = self._lock()
             if self._descriptor is not None and not self._is_current(self._descriptor):
                 self._close()  # whoever held it has removed the file in between
             elif self._descriptor is None:
                 return
-        HELD.add(self)
         try:
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -87,6 +90,25 @@ class RunLock:
             self._warn(error.strerror or str(error))
             return None
         return descriptor
+
+    def keep(self) -> None:
+        """Lock the folder again if it, or the file, was removed meanwhile.
+
+        Raises:
+            RunLockedError: Another process has locked it since.
+        """
+        if self._descriptor is None or self._is_current(self._descriptor):
+            return
+        self._close()
+        folder = self._path.parent
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            warnings.warn(
+                f"{folder} was removed while its run is trained, and has been made again: its earlier checkpoints, "
+                "config.yaml and partition.npz are gone",
+                stacklevel=3,
+            )
+        self._acquire()
 
     def _open(self) -> int:
         """Descriptor of the file, which is overwritten; never that of a file elsewhere to which it leads."""
@@ -164,8 +186,18 @@ def wait_for_lock(folder: str | Path) -> RunLock:
 
 def is_locked_here(folder: str | Path) -> bool:
     """Whether this process itself holds the lock of a folder."""
+    return any(lock.is_held for lock in _locks(folder))
+
+
+def keep_lock(folder: str | Path) -> None:
+    """See that this process still has the lock of a folder, if it has locked it; see :meth:`RunLock.keep`."""
+    for lock in _locks(folder):
+        lock.keep()
+
+
+def _locks(folder: str | Path) -> list[RunLock]:
     path = Path(folder).resolve() / LOCK_NAME
-    return any(lock.is_held and lock._path.resolve() == path for lock in HELD)
+    return [lock for lock in HELD if lock._path.parent.resolve() / LOCK_NAME == path]
 
 
 def _forget_in_child() -> None:

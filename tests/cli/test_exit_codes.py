@@ -1,5 +1,7 @@
 """What is mistaken in a command line is told in a sentence, and the exit code is 2; what fails exits with 1."""
 
+import sys
+
 import pytest
 from _helpers.configs import digits_config
 
@@ -64,6 +66,14 @@ def test_an_option_that_no_command_has(capsys, command):
 @pytest.mark.parametrize(("words", "said"), MISTAKES.items(), ids=MISTAKES)
 def test_a_mistake(capsys, words, said):
     assert said in refused(capsys, words.split()).splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_mistake(monkeypatch, tmp_path, name):
+    """As after ``pfl fit ... >&-``."""
+    monkeypatch.setattr(sys, name, None)
+    main(["fit", "--config", digits_config(tmp_path, {"trainer.fast_dev_run": True})])
+    getattr(sys, name).close()
 
 
 @pytest.mark.parametrize("words", ["compare missing", "tensorboard missing"])

@@ -13,7 +13,7 @@ import pytest
 
 from pfl_lightning.errors import FederationError, RunLockedError
 from pfl_lightning.state import run_lock
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.state.run_lock import RunLock, keep_lock
 
 HOLDER = """
 import sys, time
@@ -121,6 +121,38 @@ def test_a_folder_that_is_gone_is_released(tmp_path, instead):
         if instead:
             folder.touch()
     assert not lock.is_held
+
+
+def test_a_folder_that_was_removed_is_locked_again(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with RunLock(folder):
+        keep_lock(folder)
+        (folder / ".lock").unlink()
+        keep_lock(folder)
+        with pytest.raises(RunLockedError):
+            RunLock(folder)
+        shutil.rmtree(folder)
+        with pytest.warns(UserWarning, match=r"run was removed while its run is trained, and has been made again"):
+            keep_lock(folder)
+        with pytest.raises(RunLockedError):
+            RunLock(folder)
+    assert list(folder.iterdir()) == []
+    keep_lock(folder)  # which nobody has locked
+
+
+def test_a_folder_that_another_process_has_locked_since_is_not_taken_from_it(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = RunLock(folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with RunLock(folder):
+        with pytest.raises(RunLockedError, match="is being trained by"):
+            lock.keep()
+        lock.release()
+        assert (folder / ".lock").exists()
+    keep_lock(folder)
 
 
 def test_without_locks_the_run_goes_on_and_says_so(tmp_path, monkeypatch):
