@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -12,6 +14,10 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
+
+from pfl_lightning.errors import CheckpointError
+from pfl_lightning.state.checkpoints.file import read_checkpoint
+from pfl_lightning.state.checkpoints.previous import previous_of
 
 __all__ = ["BestRound", "LastRound"]
 
@@ -30,9 +36,9 @@ class BestRound(ModelCheckpoint):
 
     The metric is missing where no client has a validation part: the share may be zero, or the clients too small.
 
-    A round that is no longer the best is removed when the next round begins. By then ``last.ckpt`` names the new one; a
-    kill before that leaves the old one, which the ``last.ckpt`` of the round before names. What a kill leaves over is
-    removed when the run is resumed.
+    A round that is no longer the best is removed in the next round, once nothing names it: neither ``last.ckpt``, which
+    a kill may leave as it was, nor the one before that, as long as that is kept. What a kill leaves over is removed
+    when the run is resumed.
 
     Beside Lightning's names, a file's name may have ``{round}``, which counts from 1 as ``results.json`` does;
     ``{epoch}`` counts from 0.
@@ -64,28 +70,43 @@ class BestRound(ModelCheckpoint):
     def _remove_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
         self._superseded += (filepath,)
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Remove what was the best before the last round."""
-        for path in self._superseded:
-            super()._remove_checkpoint(trainer, path)
-        self._superseded = ()
+        super().on_train_batch_end(trainer, *args)
+        self._remove_superseded(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove what was the best before the last round."""
-        super().on_train_end(trainer, pl_module)
-        self.on_train_epoch_start(trainer, pl_module)
+        self._remove_superseded(trainer)
+
+    def _remove_superseded(self, trainer: L.Trainer) -> None:
+        if self._superseded and not self._previous.is_file():
+            for path in self._superseded:
+                super()._remove_checkpoint(trainer, path)
+            self._superseded = ()
+
+    @property
+    def _previous(self) -> Path:
+        return previous_of(Path(self.dirpath or "") / LAST)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remove what a kill left over: files of this callback that the run's ``last.ckpt`` does not know."""
+        """Remove what a kill left over: files of this callback that neither checkpoint of the last rounds knows."""
         pattern = self._pattern()
-        if pattern is None or not self.best_k_models or Path(trainer.ckpt_path or "").name != LAST:
+        resumed = Path(trainer.ckpt_path or "").name
+        if pattern is None or not self.best_k_models or resumed not in (LAST, self._previous.name):
             return
         if any(self._may_write_such(other) for other in trainer.checkpoint_callbacks):
             return
-        known = {Path(path).name for path in (*self.best_k_models, self.best_model_path)}
+        known, before = _names(self.state_dict()), set[str]()
+        if resumed == LAST and self._previous.is_file():
+            with suppress(CheckpointError):  # a damaged one names nothing
+                before = _names(read_checkpoint(self._previous, weights_only=True)["callbacks"][self.state_key])
         for path in Path(self.dirpath or "").iterdir():
             if pattern.fullmatch(path.name) and path.name not in known:
-                path.unlink()
+                if path.name in before:
+                    self._superseded += (str(path),)
+                else:
+                    path.unlink()
 
     def _pattern(self) -> re.Pattern[str] | None:
         """What this callback's files are called, half-written ones too; ``None`` where that could be anything."""
@@ -112,3 +133,8 @@ class BestRound(ModelCheckpoint):
             models = {moved[path]: score for path, score in best.items()}
             state_dict = {**state_dict, **paths, "best_k_models": models, "dirpath": self.dirpath}
         super().load_state_dict(state_dict)
+
+
+def _names(state: Mapping[str, Any]) -> set[str]:
+    """Files that the state of a ModelCheckpoint knows."""
+    return {Path(path).name for path in (*state.get("best_k_models", ()), state.get("best_model_path", "")) if path}

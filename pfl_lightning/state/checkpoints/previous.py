@@ -10,10 +10,22 @@ from pathlib import Path
 
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["PreviousCheckpoints"]
+__all__ = ["PreviousCheckpoints", "previous_of"]
 
 LAST = re.compile(r"last(-v\d+)?\.ckpt")
 PREVIOUS = "-previous.ckpt"
+
+
+def previous_of(path: Path) -> Path:
+    """Where the checkpoint before a ``last.ckpt`` is kept.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from pfl_lightning.state.checkpoints.previous import previous_of
+        >>> previous_of(Path("last.ckpt")).name
+        'last-previous.ckpt'
+    """
+    return path.with_name(f"{path.stem}{PREVIOUS}")
 
 
 class PreviousCheckpoints:
@@ -34,7 +46,7 @@ class PreviousCheckpoints:
         if not LAST.fullmatch(path.name):
             return
         if path.is_file() and path not in self._untried | self._passed_over:
-            with replace_file(_before(path), lambda: path.stat().st_size) as temporary:
+            with replace_file(previous_of(path), lambda: path.stat().st_size) as temporary:
                 temporary.unlink(missing_ok=True)
                 try:
                     os.link(path, temporary)
@@ -54,13 +66,9 @@ class PreviousCheckpoints:
     def tried(self) -> None:
         """Called when a round was aggregated: remove what was kept in case that there would be none."""
         for path in self._untried:
-            _before(path).unlink(missing_ok=True)
+            previous_of(path).unlink(missing_ok=True)
         self._untried.clear()
 
     def kept(self) -> Iterator[tuple[Path, Path]]:
         """Checkpoints whose server no round has trained from, each with the one before it."""
-        return ((path, _before(path)) for path in sorted(self._untried) if _before(path).is_file())
-
-
-def _before(path: Path) -> Path:
-    return path.with_name(f"{path.stem}{PREVIOUS}")
+        return ((path, previous_of(path)) for path in sorted(self._untried) if previous_of(path).is_file())

@@ -1,8 +1,11 @@
 """The checkpoint of the best round removes no file but its own."""
 
 from functools import partial
+from pathlib import Path
 
+import lightning as L
 import pytest
+import torch
 from _helpers.toy import Toy, quiet_trainer, tiny_encoder
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -49,3 +52,38 @@ def test_a_resume_removes_what_a_kill_left_and_nothing_else(tmp_path, named):
         path.touch()
     play(tmp_path, 2, ckpt_path=str(tmp_path / "last.ckpt"), auto_insert_metric_name=named)
     assert (left.exists(), mine.exists()) == (False, True)
+
+
+class Watch(L.Callback):
+    """Sees that the files which the checkpoints of the last rounds name are there, after every client."""
+
+    def __init__(self, folder, die_in=None):
+        self.folder, self.die_in, self.looks = folder, die_in, 0
+
+    def look(self, trainer, *_):
+        for path in (self.folder / "last.ckpt", self.folder / "last-previous.ckpt"):
+            if path.is_file():
+                states = torch.load(path, weights_only=True)["callbacks"]
+                names = [name for key, state in states.items() if "BestRound" in key for name in state["best_k_models"]]
+                assert names
+                assert all((self.folder / Path(name).name).is_file() for name in names), (path, names)
+                self.looks += path.name == "last-previous.ckpt"
+
+    on_train_batch_start = on_train_batch_end = on_validation_start = on_train_epoch_start = look
+
+    def on_validation_end(self, trainer, pl_module):
+        self.look(trainer)
+        if trainer.current_epoch == self.die_in:
+            raise RuntimeError("killed")
+
+
+def test_what_the_checkpoints_of_the_last_two_rounds_name_is_there(tmp_path):
+    """Every round is the best one here."""
+    best, watch = {"monitor": "round"}, Watch(tmp_path, die_in=2)
+    with pytest.raises(RuntimeError, match="killed"):
+        play(tmp_path, 4, watch, **best)
+    assert watch.looks > 5
+    again = Watch(tmp_path)
+    play(tmp_path, 4, again, ckpt_path=str(tmp_path / "last.ckpt"), **best)
+    assert again.looks > 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best-round-4.ckpt", "last.ckpt"]
