@@ -40,6 +40,7 @@ class Noting(Net):
     def __init__(self) -> None:
         super().__init__()
         self.score = MulticlassF1Score(CLASSES, average="macro")
+        self.evaluations = 0
         self.register_buffer("mark", torch.zeros(1))
         self.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
 
@@ -71,6 +72,8 @@ class Noting(Net):
     def on_validation_epoch_end(self) -> None:
         self.log("f1", self.score.compute())
         self.score.reset()
+        self.notes["of an evaluation"].append(self.evaluations)
+        self.evaluations += 1
         self.notes["evaluation"].append(
             (self.current_epoch, self.global_step, "train_loss" in self.trainer.callback_metrics)
         )
@@ -209,6 +212,7 @@ def test_attributes(run):
     assert found[: 3 * EPOCHS] == [None, [0], [1], [2], [0], [1]]
     assert found[:: 3 * EPOCHS] == [None] * CLIENTS + [[2]] * CLIENTS * (ROUNDS - 1)  # each client's own
     assert run.loop.federation.client_model(0).last == [2]
+    assert run.notes["of an evaluation"] == [0] * (2 + CLIENTS * ROUNDS)
 
 
 def test_after_the_fit(run):

@@ -5,11 +5,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from _helpers.process_helpers import forked_process_engine
 from _helpers.project import Net
 from _helpers.toy import CLASSES, INPUTS, assert_same, quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from pfl_lightning import FederatedLoop, SequentialEngine
+from pfl_lightning import FederatedLoop, SequentialEngine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedProto
 
@@ -111,6 +112,25 @@ def test_without_inner_trainers_too():
     assert len(Keeping.seen) == 2 * CLIENTS
     for _, found in Keeping.seen:
         assert found == of_one_client(found["validated"])
+
+
+class Lengths(Keeping):
+    """Logs what it finds, since what a worker process appends stays there."""
+
+    def look(self, stage: str) -> None:
+        super().look(stage)
+        for name in ("batches", "items", "validated"):
+            self.log(f"{stage}_{name}", float(self.seen[-1][1][name]))
+
+
+def test_in_worker_processes_too(monkeypatch):
+    engine = forked_process_engine(monkeypatch, engine=TrainerEngine())
+    trainer = quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=CLIENTS, seed=1, engine=engine))
+    trainer.fit(Lengths())
+    found = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("validation_")}
+    assert (found["validation_batches"], found["validation_items"]) == (4, 16)
+    assert found["validation_validated"] <= 16
+    assert not Keeping.seen  # here
 
 
 class Looks(Net):
