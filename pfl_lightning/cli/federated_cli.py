@@ -183,16 +183,26 @@ class FederatedCLI(LightningCLI):
             "to let each client adapt untrained models on purpose: pfl fit --trainer.max_epochs 0 --personalize.train "
             "all (or another choice)"
         )
-        rounds = config.trainer.max_epochs
-        if self.subcommand == "fit" and rounds == 0 and not config.personalize and not config.trainer.fast_dev_run:
-            raise UsageError(
-                f"--trainer.max_epochs is the number of rounds, and it is 0: nothing would be trained; {untrained}"
-            )
+        zero = next((name for name in ("max_epochs", "limit_train_batches") if config.trainer[name] == 0), None)
+        if self.subcommand == "fit" and zero and not config.personalize and not config.trainer.fast_dev_run:
+            is_number = "is the number of rounds, and it " if zero == "max_epochs" else ""
+            raise UsageError(f"--trainer.{zero} {is_number}is 0: nothing would be trained; {untrained}")
         if self.subcommand == "personalize" and config.ckpt_path is None:
             raise UsageError(
                 "pfl personalize needs --ckpt_path, the trained model that clients adapt: last, best or a file; "
                 f"{untrained}"
             )
+
+    def _set_seed(self) -> None:
+        """Seed everything.
+
+        Raises:
+            UsageError: The seed is out of bounds.
+        """
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise UsageError(f"--seed_everything: {error}") from error
 
     def _parse_ckpt_path(self) -> None:
         """Take no options from a checkpoint: those of the config count, and it is read later, with checks."""

@@ -171,7 +171,7 @@ def _help_on(topic: str, command: str) -> None:
 def _is_reported(error: Exception) -> bool:
     """Whether an error is told in a sentence; Lightning's class is not imported for that."""
     lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or (isinstance(error, (RuntimeError, ZeroDivisionError)) and _is_said_by_others(error)):
         return True
     return isinstance(error, (*REPORTED, lightning.MisconfigurationException) if lightning else REPORTED)
 
@@ -181,6 +181,15 @@ def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lasts
+
+
+def _is_said_by_others(error: Exception) -> bool:
+    """Whether Lightning or an optimizer or scheduler of PyTorch has raised an error itself, of what it was given."""
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    module = "" if where is None else str(where.tb_frame.f_globals.get("__name__"))
+    return module.startswith(("lightning.", "pytorch_lightning.", "torch.optim."))
 
 
 def main(args: list[str] | None = None) -> None:

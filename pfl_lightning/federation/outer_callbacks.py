@@ -101,6 +101,11 @@ def check_round_options(trainer: Any) -> None:
             "effect: rounds are max_epochs and min_epochs; Federation(..., engine=TrainerEngine(max_steps=...)) limits "
             "the steps of each phase of a local fit"
         )
+    if trainer.check_val_every_n_epoch == 0:
+        raise ConfigurationError(
+            "Trainer(check_val_every_n_epoch=0) would validate after every 0 rounds: give at least 1, or "
+            "limit_val_batches=0 for no validation"
+        )
     within = validates_within_rounds(trainer)
     if within is not None:
         raise ConfigurationError(within)

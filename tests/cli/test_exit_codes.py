@@ -37,6 +37,9 @@ MISTAKES = {
     "fit --config config.yaml --model.method=FedKD --model.method.energy_end=1.2": "energy_end must be above 0 and at",
     "fit --config config.yaml --model.encoder=nothing": "nothing",
     "fit --config config.yaml --loop.cohort=0": "cohort must be ",
+    "fit --config config.yaml --seed_everything=-3": "--seed_everything: -3 is not in bounds",
+    "fit --config config.yaml --trainer.check_val_every_n_epoch=0": "check_val_every_n_epoch=0) would validate after",
+    "fit --config config.yaml --trainer.limit_train_batches=0": "--trainer.limit_train_batches is 0: nothing would be",
 }
 
 
@@ -106,3 +109,19 @@ def test_a_folder_that_cannot_be_made(words, option):
         SystemExit, match=rf"the folder empty\.yaml\S* cannot be made or written .* give another {option}"
     ):
         main(words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--trainer.callbacks EarlyStopping --trainer.callbacks.monitor nothing", "metric `nothing` which is not"),
+        ("--model.method.lr_scheduler StepLR --model.method.lr_scheduler.step_size 0", "integer modulo by zero"),
+    ],
+)
+def test_what_lightning_and_schedulers_say_of_their_arguments_is_a_sentence(words, said):
+    with pytest.raises(SystemExit, match=rf"^pfl: .*{said}"):
+        main(["fit", "--config", "config.yaml", *words.split()])
+
+
+def test_choices_are_those_of_the_argument_that_is_missing(capsys):
+    assert "known partitions: IID" in refused(capsys, ["fit", "--data", "Digits"]).splitlines()[1]

@@ -121,8 +121,9 @@ def test_untrained_models_are_adapted_only_where_that_is_asked_for(tmp_path, con
     none = ["fit", "--config", str(config), "--trainer.max_epochs", "0"]
     with pytest.raises(UsageError, match=r"the number of rounds, and it is 0: nothing would be trained; .* pfl fit"):
         main(none)
-    with pytest.raises(UsageError, match="nothing would be trained"):
-        main([*none, "--personalize", "null"])
+    for more in ([*none, "--personalize", "null"], [*none[:3], "--trainer.limit_train_batches", "0"]):
+        with pytest.raises(UsageError, match="nothing would be trained"):
+            main(more)
     assert not (tmp_path / "runs").exists()
     main([*none, "--personalize.train", "all"])
     found, rows = results(tmp_path)

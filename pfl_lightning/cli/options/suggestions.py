@@ -179,6 +179,8 @@ def _class(short: str) -> str:
     """Known names for the option that the error is about."""
     asked = re.search(r"([\w.]+)\.help: ", short)
     option = asked[1] if asked else short.partition(": ")[0]
+    if lacks := re.search(r"the following arguments are required: (\w+)$", short):
+        option = f"{option}.{lacks[1]}"
     kind, names = known_names().get(option, lambda: ("", ()))()
     given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
     lasts = {name.rpartition(".")[2]: name for name in names}
