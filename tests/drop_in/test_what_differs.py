@@ -49,7 +49,7 @@ class Noting(Net):
 
     def on_train_start(self) -> None:
         trainer = self.trainer
-        self.notes["trainer"].append((type(trainer.datamodule).__name__, trainer.max_epochs, len(trainer.callbacks)))
+        self.notes["trainer"].append((trainer.max_epochs, {*map(type, trainer.callbacks)} & {Outside, FederatedLoop}))
         self.notes["batches"].append((trainer.num_training_batches, int(trainer.estimated_stepping_batches)))
         self.notes["momentum"].append(len(self.optimizers().state))
         self.notes["start"].append((self.current_epoch, self.global_step))
@@ -244,8 +244,7 @@ def test_buffers(run):
 
 def test_the_trainer_inside(run):
     """`self.trainer`."""
-    assert {own[:2] for own in run.notes["trainer"]} == {("NoneType", EPOCHS * ROUNDS)}
-    assert not any(isinstance(each, Outside) for each in run.trainer.callbacks) or run.outside["step"] == [ROUNDS]
+    assert run.notes["trainer"] == [(EPOCHS * ROUNDS, set())] * CLIENTS * ROUNDS
 
 
 def test_callback_metrics(run):
@@ -400,11 +399,33 @@ class EveryFourth(Net):
 
 
 def test_accumulated_gradients():
-    """Accumulated gradients."""
+    """Optimizers."""
     for callbacks, expected in (([], False), ([FederatedLoop(method=FedAvg, num_clients=1, seed=1)], True)):
         EveryFourth.begun.clear()
         quiet_trainer(2, *callbacks).fit(EveryFourth(), DataLoader(samples(12, 1), BATCH_SIZE))
         assert EveryFourth.begun == [True, expected]
+
+
+class Outlying(Net):
+    """Goes far in the second client's second fit."""
+
+    fits: ClassVar[list[int]] = []
+
+    def on_train_end(self) -> None:
+        self.fits.append(0)
+        if len(self.fits) == CLIENTS + 2:
+            with torch.no_grad():
+                self.fc.weight += 1e7
+
+
+@pytest.mark.parametrize(("ratio", "left_out"), [({}, 1), ({"max_update_ratio": None}, 0)])
+def test_left_out(ratio, left_out):
+    """Left out."""
+    Outlying.fits.clear()
+    module, trainer = Outlying(), quiet_trainer(2, FederatedLoop(method=FedAvg, num_clients=CLIENTS, seed=1, **ratio))
+    trainer.fit(module, *loaders())
+    assert int(trainer.callback_metrics["train/clients_left_out"]) == left_out
+    assert (float(module.fc.weight.detach().abs().max()) > 1e3) == (not left_out)
 
 
 def test_predictions():
