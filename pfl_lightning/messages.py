@@ -62,6 +62,18 @@ def magnitude(tensor: Tensor) -> float:
     return float(max(largest, -smallest))
 
 
+def is_covariance(value: Tensor) -> bool:
+    """Return whether matrices (..., d, d) are symmetric and have no negative eigenvalue, up to rounding.
+
+    Example:
+        >>> [is_covariance(torch.tensor(rows)) for rows in ([[2.0, 1], [1, 2]], [[1.0, 2], [2, 1]], [[1.0, 1], [0, 1]])]
+        [True, False, False]
+    """
+    own = value.detach().to("cpu", torch.float64)
+    rounding = 10 * own.shape[-1] * torch.finfo(value.dtype).eps * magnitude(own)
+    return magnitude(own - own.mT) <= rounding and bool((torch.linalg.eigvalsh(own) >= -rounding).all())
+
+
 @dataclass(frozen=True)
 class FieldSchema:
     """Declaration of a message field: a tensor, or names to tensors.
@@ -80,6 +92,7 @@ class FieldSchema:
         ascending: Whether there is at least one number, and each is larger than the one before.
         total: Name of an attribute of the message which the numbers add up to at most, such as ``"num_samples"`` for
             class counts; ``None`` for no bound.
+        covariance: Whether the last two axes are of a covariance: symmetric, without negative eigenvalues.
     """
 
     kind: str
@@ -91,6 +104,7 @@ class FieldSchema:
     below: str | None = None
     ascending: bool = False
     total: str | None = None
+    covariance: bool = False
 
     def range_error(self, value: Tensor, sizes: Mapping[str, int]) -> str | None:
         """Expected range of the numbers; ``None`` if ``value``, finite, lies in it."""
@@ -99,6 +113,8 @@ class FieldSchema:
         good = bool((value >= least).all()) and bool((value < limit).all())
         if self.ascending:
             good = good and value.numel() > 0 and bool((value[1:] > value[:-1]).all())
+        if self.covariance and not is_covariance(value):
+            return "a covariance: a symmetric matrix without negative eigenvalues"
         if good:
             return None
         bounds = [f"at least {least:g}"] * (least > -math.inf) + [f"below {limit}"] * (limit < math.inf)
@@ -258,7 +274,7 @@ class Message:
             self.refuse(f"{name} has dtype {value.dtype}, expected a floating-point one")
         if not magnitude(value) <= LARGEST:
             self._refuse_unless_sent(name, value, sent)
-        if (schema.at_least, schema.below, schema.ascending, schema.total) == (None, None, False, None):
+        if (schema.at_least, schema.below, schema.total) == (None,) * 3 and not schema.ascending | schema.covariance:
             return
         wanted = schema.range_error(value, sizes)
         if wanted is None and schema.total is not None and float(value.double().sum()) > getattr(self, schema.total):

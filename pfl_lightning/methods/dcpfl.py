@@ -44,7 +44,7 @@ class DCPFLUpdate(ClassMeansUpdate):
 
     factors: Tensor | None = statistics_field(shape="R d", floating=True, when="uses_factors")
     ranks: Tensor | None = statistics_field(shape="K", dtype=torch.int64, at_least=0, when="uses_factors")
-    covariances: Tensor | None = statistics_field(shape="K d d", floating=True, when="uses_matrices")
+    covariances: Tensor | None = statistics_field(shape="K d d", floating=True, covariance=True, when="uses_matrices")
 
 
 class DCPFL(FederatedClient):

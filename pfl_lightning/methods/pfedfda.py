@@ -43,7 +43,7 @@ class PFedFDAUpdate(ClientUpdate):
     """
 
     means: Tensor = statistics_field(shape="C d", floating=True)
-    covariance: Tensor = statistics_field(shape="d d", floating=True)
+    covariance: Tensor = statistics_field(shape="d d", floating=True, covariance=True)
 
 
 class PFedFDA(FederatedClient):
@@ -220,6 +220,8 @@ class PFedFDAAggregator(AveragingAggregator):
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's encoder and Gaussians to the averages."""
         assert isinstance(update, PFedFDAUpdate)
+        if not update.covariance.any():
+            update.refuse("PFedFDAUpdate.covariance is 0, of which there is no classifier, expected a positive one")
         self._mean.update({"means": update.means, "covariance": update.covariance}, update.num_samples)
         super().receive(update)
 

@@ -38,7 +38,7 @@ class SphereFedUpdate(ClientUpdate):
         products: U_k, the sum of z onehot(y)^T, (w, C).
     """
 
-    gram: Tensor | None = statistics_field(shape="w w", floating=True, default=None)
+    gram: Tensor | None = statistics_field(shape="w w", floating=True, covariance=True, default=None)
     products: Tensor | None = statistics_field(shape="w C", floating=True, default=None)
 
 

@@ -1,5 +1,6 @@
 """pFedFDA (McLaughlin and Su 2024) against plain torch: Gaussian classifiers, global in training and mixed after it."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -242,3 +243,22 @@ def test_what_travels():
 def test_arguments_without_meaning_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PFedFDA(tiny_encoder((INPUTS,)), CLASSES, **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda own: -own, lambda own: own + torch.ones_like(own).triu(1), lambda own: own * 0],
+    ids=["negative", "not symmetric", "zero"],
+)
+def test_a_covariance_that_is_none_is_left_out(change):
+    """Client 2 lies; the others' Gaussians are averaged without it."""
+
+    class Lying(PFedFDA):
+        def make_update(self, context, before):
+            update = super().make_update(context, before)
+            return replace(update, covariance=change(update.covariance)) if context.client == 2 else update
+
+    with pytest.warns(UserWarning, match=r"client 2, round 1: PFedFDAUpdate.covariance is .*expected a"):
+        lied = run(Lying, cohorts=[[0, 1, 2]])
+    honest = run(PFedFDA, cohorts=[[0, 1]])
+    assert_same(lied.server.gaussians.as_state(), honest.server.gaussians.as_state(), atol=0)
