@@ -27,6 +27,7 @@ from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
+from pfl_lightning.errors import as_mistaken_data
 
 RECENT = 1000
 """Clients whose views are kept; they take about 3 KB each."""
@@ -177,7 +178,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         warn_unless_federated(getattr(self.trainer, "lightning_module", None))
         if self._ready is not None:
             return
-        samples = self.load()
+        with as_mistaken_data():
+            self._ready = self._divided(self.load())
+
+    def _divided(self, samples: Samples) -> LoadedData:
         if not isinstance(samples, Samples):
             raise ValueError(f"{type(self).__name__}.load must return Samples, got {type(samples).__name__}")
         if self.public is not None:
@@ -199,7 +203,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         warn_of_samples(samples, division)
         rule, num_classes = self.partition, len(samples.class_names)
         views = tuple(rule.client_view(client, num_classes) for client in range(self.num_clients))
-        self._ready = LoadedData(samples, division, self._transform(samples, division.held), views)
+        return LoadedData(samples, division, self._transform(samples, division.held), views)
 
     @property
     def num_classes(self) -> int:

@@ -207,7 +207,7 @@ def main(args: list[str] | None = None) -> None:
         if os.environ.get("PFL_DEBUG") or not _is_reported(error):
             raise
         where = "\n(PFL_DEBUG=1 shows where)"
-        if isinstance(error, UsageError):
+        if isinstance(error, UsageError) or hasattr(error, "is_mistaken_data"):
             sys.stderr.write(f"pfl: {_sentence(error)}{where if error.__cause__ else ''}\n")
             sys.exit(2)
         sys.exit(f"pfl: {_sentence(error)}{where}")

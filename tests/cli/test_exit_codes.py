@@ -125,3 +125,30 @@ def test_what_lightning_and_schedulers_say_of_their_arguments_is_a_sentence(word
 
 def test_choices_are_those_of_the_argument_that_is_missing(capsys):
     assert "known partitions: IID" in refused(capsys, ["fit", "--data", "Digits"]).splitlines()[1]
+
+
+DATA = {
+    "no folder": ("ImageFolder", {"root": "nowhere"}, "no image folder at"),
+    "no classes in a folder": ("ImageFolder", {"root": "."}, "no "),
+    "no domains": ("DomainFolders", {"root": "nowhere"}, "no folder of domains"),
+    "no partition file": (
+        "Digits",
+        {"partition": {"class_path": "FromFile", "init_args": {"path": "no.npz"}}},
+        "no.npz",
+    ),
+    "more clients than samples": (
+        "Digits",
+        {"partition": {"class_path": "IID", "init_args": {"num_clients": 9999}}},
+        "9999 clients need a sample each",
+    ),
+    "batches that never fill": ("Digits", {"drop_last": True, "batch_size": 1700}, "drop_last leaves client"),
+    "no public folder": ("Digits", {"public": "nowhere"}, "no folder of public images"),
+    "an option out of range": ("Digits", {"test_share": 2.0}, "test_share must be "),
+}
+
+
+@pytest.mark.parametrize(("kind", "options", "said"), DATA.values(), ids=DATA)
+def test_mistaken_data_are_mistakes_of_the_config(capsys, tmp_path, kind, options, said):
+    partition = {"class_path": "IID", "init_args": {"num_clients": 2}}
+    digits_config(tmp_path, {"data": {"class_path": kind, "init_args": {"partition": partition, **options}}})
+    assert said in refused(capsys, ["fit", "--config", "config.yaml"])
