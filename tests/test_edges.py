@@ -88,8 +88,8 @@ def test_dropped_batches():
 def test_batch_normalization_cannot_train_on_one_sample(method, options, engine):
     """17 samples are four batches of 4 and one of 1. The remedies that the message names do help."""
     message = (
-        r"client 1, round 1: batch normalization cannot train on a batch of one sample, and the 17 training samples "
-        r"in batches of 4 leave such a batch; set drop_last to true, or choose another batch_size"
+        r"batch normalization cannot train on a batch of one item in phase '.*', and client 1 has 17 training items "
+        r"in batches of 4; set batch_size to 9, which leaves no such batch, or set drop_last to true"
     )
     with pytest.raises(ConfigurationError, match=message):
         run(partial(method, epochs=1), engine=engine(), **options)
@@ -117,16 +117,18 @@ def test_options_of_the_trainer_on_gradients_are_sent_to_the_engine(options, eng
 @pytest.mark.parametrize(
     ("change", "advice"),
     [
-        ({"labels": [[0, 1], [2]]}, "the client has one training sample, whatever the batch_size: give it more"),
+        ({"labels": [[0, 1], [2]]}, "client 1 has 1 training item .*, whatever the batch_size: give it more"),
         (
             {"labels": [[0, 1], [2]], "batch_size": 1},
-            "the 2 training samples in batches of 1 .* such a batch; choose another",
+            "client 0 has 2 training items in batches of 1.* give it more",
         ),
     ],
     ids=["one sample", "batches of one"],
 )
 def test_advice_on_batches_of_one_sample_names_no_drop_last_that_would_leave_none(change, advice):
-    with pytest.raises(ConfigurationError, match=f"cannot train on a batch of one sample, and {advice}") as caught:
+    with pytest.raises(
+        ConfigurationError, match=f"cannot train on a batch of one item in phase 'fit', and {advice}"
+    ) as caught:
         run(FedAvg, data=Toy(**change), cohorts=[[0, 1]], encoder=normed_encoder)
     assert "drop_last" not in str(caught.value)
 

@@ -153,7 +153,7 @@ def test_a_self_supervised_encoder_is_personalized_on_single_views(train):
 
 def test_a_client_with_one_sample_is_evaluated_as_it_is():
     labels = [[0], *LABELS[1:]]
-    federation = trained(Toy(labels, batch_size=9), cohorts=[[1, 2]])
+    federation = trained(Toy(batch_size=9), cohorts=[[1, 2]])
     quiet_trainer(1).test(federation, Toy(labels, batch_size=9), verbose=False)
     untuned = dict(federation.test_scores)
     settings = Personalization("all", epochs=1, lr=0.5, batch_size=4)
@@ -167,7 +167,7 @@ def test_a_client_with_one_sample_is_evaluated_as_it_is():
 
 def test_batches_of_one_sample_are_refused_with_an_advice_that_helps():
     federation = trained(Toy(batch_size=7, drop_last=True))
-    with pytest.raises(ConfigurationError, match="in batches of 1 leave such a batch; choose another batch_size"):
+    with pytest.raises(ConfigurationError, match="in batches of 1 leave such a batch; set batch_size to"):
         personalize(federation, Personalization("all", batch_size=1), Toy(batch_size=7, drop_last=True))
 
 

@@ -26,7 +26,7 @@ from pfl_lightning.datamodules.adapters.loading.stages import for_another_proces
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.loading.workers import OneAtATime
 from pfl_lightning.datamodules.adapters.sources import one_class, source_of
-from pfl_lightning.datamodules.clients.division import split_validation
+from pfl_lightning.datamodules.clients.division import split_validation, without_dropping
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import split_by_sizes
 from pfl_lightning.datamodules.memory import checked_length
@@ -203,11 +203,13 @@ class FromSilos(ItemDataModule):
         for client, sources in enumerate(self._sources):
             if "validation" in sources or _is_read_whole(sources["train"][0]):
                 train[client], validation[client] = whole[client], whole[client][:0]
+        for client in range(len(train)):
             own = self._batches[client]
             if own.drop_last and len(train[client]) < own.batch_size:
                 raise PartitionError(
                     f"drop_last leaves client {client} no batch: it has {len(train[client])} training samples, its "
-                    f"batch_size is {own.batch_size}; lower it or set drop_last to false"
+                    f"batch_size is {own.batch_size}; lower it to at most {len(train[client])}"
+                    + without_dropping(np.array([len(part) for part in train]), own.batch_size)
                 )
         test = split_by_sizes(np.arange(sum(test_sizes)), np.array(test_sizes))
         assert isinstance(self.partition, AsGiven)

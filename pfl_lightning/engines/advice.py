@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.engines.single_items import single_item_advice
 from pfl_lightning.errors import ClientError, ConfigurationError
 
 __all__ = ["explained", "needs_no_trainer"]
@@ -41,21 +42,9 @@ def explained(
         )
     return ConfigurationError(
         f"client {context.client}, round {context.round + 1}: batch normalization cannot train on a batch of one "
-        f"sample, and {_batch_of_one(count, size, phase.plain)}"
+        f"sample, and {count} training sample{'s' * (count > 1)} in batches of {size} leave such a "
+        f"batch; {single_item_advice([count], size, phase.plain)}"
     )
-
-
-def _batch_of_one(count: int, size: int, plain: bool) -> str:
-    """How a batch of one sample comes about, and what helps; of ``plain`` batches ``drop_last`` does not count."""
-    if count == 1:
-        return (
-            "the client has one training sample, whatever the batch_size: give it more, divide the data without such "
-            "clients, or use a network without batch normalization"
-        )
-    advice = (
-        "choose another batch_size" if plain or size == 1 else "set drop_last to true, or choose another batch_size"
-    )
-    return f"the {count} training samples in batches of {size} leave such a batch; {advice}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, SequentialEngine
 from pfl_lightning.engines.notices import forget_shown
+from pfl_lightning.engines.single_items import check_single_items
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
@@ -123,6 +124,8 @@ class Federation(EvaluationHooks, SavedState):
             )
         elif stage == "fit":
             self._know(self.data)
+        if stage == "fit":
+            check_single_items(self.clients, self.data)
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """The clients' modules, one for each architecture, in their first state."""
