@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
     from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
     from pfl_lightning.drop_in.adapters import export_adapters
     from pfl_lightning.drop_in.federate import federate
+    from pfl_lightning.drop_in.predictions import predict_clients
     from pfl_lightning.engines import (
         Engine,
         ProcessEngine,
@@ -76,6 +77,7 @@ __all__ = [
     "export_adapters",
     "export_clients",
     "federate",
+    "predict_clients",
 ]
 
 _HOMES = {
@@ -84,6 +86,7 @@ _HOMES = {
     "client": ("Citation", "FederatedClient", "FitContext", "Phase"),
     "drop_in.adapters": ("export_adapters",),
     "drop_in.federate": ("federate",),
+    "drop_in.predictions": ("predict_clients",),
     "engines": ("Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
     "federation": ("Federation",),
     "messages": ("Broadcast", "ClientUpdate"),

@@ -2,7 +2,7 @@
 
 Where to look:
 
-- ``federate``: the one call; ``adapters``: export of clients' adapters.
+- ``federate``: the one call; ``predictions``: of each client's model; ``adapters``: export of clients' adapters.
 - ``forms/``: what both forms need. ``project_callback`` and ``callback_form`` are ``FederatedLoop(method=...)``, with
   ``trainer_data`` (internals of Lightning), ``later_loaders``, ``prediction`` and ``cli_optimizers``. Data and
   arguments: ``given_data``, ``module_streams``, ``checks``.

@@ -20,6 +20,7 @@ from pfl_lightning.drop_in.forms.loaded_module import checkpoint_of, restore, wa
 from pfl_lightning.drop_in.forms.prediction import GlobalWeights
 from pfl_lightning.drop_in.forms.trainer_data import GivenData, data_given_to, put_in_place
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
+from pfl_lightning.drop_in.predictions import first_values
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.import_paths import method_named
@@ -114,6 +115,9 @@ class CallbackForm:
         changes = self.federation.changes if self.federation is not None and module is self._module else None
         made = partial(self._federation_of, trainer, module, given)
         self._predicting = GlobalWeights(module, made, given, trainer, changes)
+        before = None if self._module is None else written_class(self._module)
+        if self.federation is not None and written_class(module) is before:
+            self._predicting.warn(first_values(self.federation))
 
     def _federation_of(self, trainer: L.Trainer, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
         if module is not self._module:

@@ -11,7 +11,9 @@ from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.forms.loaded_module import restore
 from pfl_lightning.drop_in.forms.trainer_data import GivenData
 from pfl_lightning.drop_in.outer.changes import Changes
+from pfl_lightning.drop_in.predictions import first_values, first_values_in, warn_of_unshared_parts
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.messages import State
 
 __all__ = ["GlobalWeights"]
 
@@ -39,8 +41,13 @@ class GlobalWeights:
     ) -> None:
         self._module, self._federation, self._given, self._trainer = module, federation, given, trainer
         self._changes = changes if changes is not None and changes.begin(module) else None
+        self._warned = False
         self._before = vars(module).get("on_load_checkpoint")
         vars(module)["on_load_checkpoint"] = self._load
+
+    def warn(self, first: State, state: State | None = None) -> None:
+        """Warn once of parts of the global model that clients do not share."""
+        self._warned = self._warned or warn_of_unshared_parts(self._module, first, state)
 
     def leave(self) -> None:
         """Give the hook back."""
@@ -54,6 +61,7 @@ class GlobalWeights:
         self.leave()
         if "_extra_state" in checkpoint["state_dict"]:  # not one of the module alone
             checkpoint["state_dict"] = self._global_state(checkpoint)
+        self.warn(first_values_in(checkpoint), checkpoint["state_dict"])
         self._module.on_load_checkpoint(checkpoint)
 
     def _global_state(self, checkpoint: dict[str, Any]) -> Mapping[str, Any]:
@@ -66,6 +74,7 @@ class GlobalWeights:
                 self._given.datamodule.trainer = trainer
                 self._given.datamodule.setup("predict")
         state: Mapping[str, Any] = plain_state(federation.global_model())
+        self.warn(first_values(federation), state)
         if state.keys() != plain_state(self._module).keys():
             raise ConfigurationError(
                 f"{type(self._module).__name__} makes its layers in setup or configure_model, so that it cannot be "

@@ -14,7 +14,7 @@ from pfl_lightning.messages import State
 from pfl_lightning.state.tensors import norm_names
 from pfl_lightning.state.unsaved import content_hash
 
-__all__ = ["AveragedBuffers", "say_what_travels", "what_travels"]
+__all__ = ["AveragedBuffers", "outline", "say_what_travels", "what_travels"]
 
 _NAMED = 6
 """How many names of each kind the line has."""
@@ -40,16 +40,21 @@ def what_travels(client: ModuleClient) -> str:
         "frozen": frozen,
     }
     number = "all" if len(sent) == len(every) else str(len(sent)) if sent else "none"
-    travels = f" ({_outline(sent, every)})" if sent and len(sent) < len(every) else ""
-    stays = [f"{how}: {_outline(names, every)}" for how, names in rest.items() if names]
+    travels = f" ({outline(sent, every)})" if sent and len(sent) < len(every) else ""
+    stays = [f"{how}: {outline(names, every)}" for how, names in rest.items() if names]
     return (
         f"Between clients and server travel {number} of the {len(every)} tensors of {type(client.module).__name__}"
         f"{travels}{'; stay ' if stays else ''}{'; '.join(stays)}"
     )
 
 
-def _outline(names: Collection[str], every: Sequence[str]) -> str:
-    """Names, those of a layer whose tensors are all among them as one."""
+def outline(names: Collection[str], every: Sequence[str]) -> str:
+    """Names, those of a layer whose tensors are all among them as one.
+
+    Args:
+        names: Names in a client's state.
+        every: All of them.
+    """
     chosen, found = set(names), dict[str, None]()
     divided = {prefix for name in every if name not in chosen for prefix in _prefixes(name)}
     for name in every:

@@ -17,6 +17,7 @@ from pfl_lightning.datamodules.adapters.loading.stages import attached, brings, 
 from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
 from pfl_lightning.drop_in.outer.set_up import set_up_by
+from pfl_lightning.drop_in.predictions import first_values, warn_of_unshared_parts
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints.module import FEDERATION, as_module_would_write
@@ -181,7 +182,7 @@ class UserStages(OuterHooks):
 
         @wraps(own_start)
         def on_predict_start() -> None:
-            _ = self.shown  # a checkpoint may have been loaded since
+            warn_of_unshared_parts(self.shown, first_values(self))  # a checkpoint may have been loaded since
             own_start()
 
         self._patch(self, {name: getattr(shown, name) for name in _PREDICT_HOOKS})

@@ -1,0 +1,141 @@
+"""Predictions of each client's own model, and a warning where the global model's are made with untrained parts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
+from pfl_lightning.drop_in.outer.traveling import outline
+from pfl_lightning.engines.notices import silence
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.messages import State
+from pfl_lightning.state.checkpoints.module import FEDERATION
+
+__all__ = ["first_values", "first_values_in", "predict_clients", "warn_of_unshared_parts"]
+
+
+def predict_clients(
+    federation: Federation,
+    dataloaders: Any = None,
+    *,
+    clients: Iterable[int] | None = None,
+    trainer: L.Trainer | None = None,
+) -> dict[int, list[Any]]:
+    """Predict with each client's own model, fine-tuned if the method does so before an evaluation.
+
+    Example:
+        >>> loop = FederatedLoop(method=FedPer, num_clients=10)  # doctest: +SKIP
+        >>> L.Trainer(max_epochs=5, callbacks=[loop]).fit(Net(), datamodule=data)  # doctest: +SKIP
+        >>> found = predict_clients(loop.federation, loader)  # doctest: +SKIP
+        >>> torch.cat(found[3])  # of client 3  # doctest: +SKIP
+
+    Args:
+        federation: A federation that was fitted, or evaluated from a checkpoint: ``loop.federation``, or the first of
+            what :func:`~pfl_lightning.federate` returned.
+        dataloaders: Loaders for every client, as ``trainer.predict`` takes them; or a dictionary with those of each
+            client, by its number. ``None`` is the ``predict_dataloader`` of the client's data module: its own, where
+            clients have their own, or the whole of the project's.
+        clients: Numbers of the clients; ``None`` is all of them, or those of the dictionary.
+        trainer: Runs the predictions; ``None`` is a Trainer like that of the federation, without loggers and callbacks.
+
+    Returns:
+        What ``trainer.predict`` gives for each client, by the number of the client.
+
+    Raises:
+        ConfigurationError: There is nothing to predict.
+        IndexError: There is no such client.
+    """
+    own = isinstance(dataloaders, Mapping) and all(isinstance(key, int) for key in dataloaders)
+    if clients is None:
+        clients = dataloaders if own else range(federation.num_clients if federation.is_set_up else 1)
+    found = {}
+    for client in clients:
+        model = federation.client_model(client)
+        trainer = _trainer_like(federation.trainer) if trainer is None else trainer
+        given = _source(federation, client, model) if dataloaders is None else {"dataloaders": dataloaders}
+        if own:
+            if client not in dataloaders:
+                raise ConfigurationError(f"dataloaders has no entry for client {client}; it has {list(dataloaders)}")
+            given = {"dataloaders": dataloaders[client]}
+        found[client] = list(trainer.predict(model, **given) or [])
+        model.trainer = None
+    return found
+
+
+def _source(federation: Federation, client: int, model: L.LightningModule) -> dict[str, Any]:
+    datamodule = getattr(federation.data.client_data(client).train, "datamodule", None)
+    if datamodule is not None and gives(datamodule, "predict_dataloader"):
+        return {"datamodule": datamodule}
+    if brings(model, "predict_dataloader"):
+        return {}
+    raise ConfigurationError(
+        f"client {client}: neither its data module nor {type(model).__name__} has a predict_dataloader: give "
+        "predict_clients(federation, dataloaders)"
+    )
+
+
+def _trainer_like(outer: L.Trainer) -> L.Trainer:
+    device = outer.strategy.root_device
+    with silence():
+        return L.Trainer(
+            accelerator=device.type,
+            devices=1 if device.index is None or device.type == "cpu" else [device.index],
+            precision=outer.precision,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+
+
+def first_values(federation: Federation) -> State:
+    """First values of what clients keep, of a federation that has trained; none of another."""
+    return federation.clients.first_state(0) if federation.is_set_up and federation.has_trained else {}
+
+
+def first_values_in(checkpoint: Mapping[str, Any]) -> State:
+    """The same, from a checkpoint of a federation."""
+    content = checkpoint.get(FEDERATION, {}).get("_extra_state", {})
+    if not content.get("has_trained"):
+        return {}
+    return {**content["fixed"][0], **content["personal"]["stores"][0]["initial"]}
+
+
+def warn_of_unshared_parts(module: nn.Module, first: State, state: State | None = None) -> bool:
+    """Warn that the global model, with which a Trainer predicts, has parts that no client has trained.
+
+    Args:
+        module: The module that predicts. One that holds something else in these parts, as a client's model does, is
+            left alone.
+        first: First values of what clients keep, by the names of their state.
+        state: What is going to be loaded into the module; ``None`` for what it holds.
+
+    Returns:
+        Whether there are such parts.
+    """
+    own = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    now = own if state is None else {name: value for name, value in state.items() if name in own}
+    kept = {name: first[f"module.{name}"] for name in now if f"module.{name}" in first}
+    missing = [f"module.{name}" for name, value in kept.items() if _equal(now[name], value)]
+    if not missing:
+        return False
+    name, parts = type(module).__name__, outline(missing, [f"module.{name}" for name in own])
+    warnings.warn(
+        f"trainer.predict uses the global model of {name}, and clients do not share {parts}: it has its first values "
+        "there, which no client has trained. pfl_lightning.predict_clients(federation, dataloaders) predicts with each "
+        "client's own model (the federation is FederatedLoop(...).federation), and federation.client_model(k) is that "
+        "of client k",
+        stacklevel=2,
+    )
+    return True
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.to(other), other)
