@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 from torchmetrics.classification import MulticlassF1Score
 
-from pfl_lightning import FederatedLoop
+from pfl_lightning import FederatedLoop, predict_clients
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedPer
 
@@ -442,6 +442,10 @@ def test_predictions():
     assert all(torch.equal(module.fc.state_dict()[name], value) for name, value in first.items())
     (found,) = trainer.predict(module, DataLoader(samples(4, 1), 4))
     assert torch.equal(found, loop.federation.global_model().eval()(samples(4, 1).tensors[0]))
+    own = predict_clients(loop.federation, DataLoader(samples(4, 1), 4))
+    expected = loop.federation.client_model(1).eval()(samples(4, 1).tensors[0])
+    assert torch.equal(torch.cat(own[1]), expected)
+    assert not torch.equal(expected, found)
 
 
 def test_checkpoints(run, tmp_path):
