@@ -16,7 +16,7 @@ from torch import nn
 from pfl_lightning import FederatedLoop, RayEngine, SequentialEngine, TrainerEngine
 from pfl_lightning.drop_in.client.remembered import MISSING, Changes, packed, unpacked
 from pfl_lightning.drop_in.client.transient import Transient
-from pfl_lightning.methods import Ditto, FedAvg, LocalOnly
+from pfl_lightning.methods import FD, Ditto, FedAMP, FedAvg, FedProto, LocalOnly
 
 ROUNDS = 3
 ONE = ([0] * 6 + [1] * 5 + [2] * 8,)
@@ -154,6 +154,30 @@ def test_a_client_that_is_left_out_keeps_what_it_had():
     federation, _ = run_project(FedAvg, 2, module=Failing(), cohorts=[range(5)] * 2)
     temperatures = [federation.client_model(k).temperature for k in range(5)]
     assert temperatures == pytest.approx([2 * 0.9**fits for fits in (2, 1, 1, 1, 2)])
+
+
+class Counting(Net):
+    """Notes outside of itself what it begins its fits with."""
+
+    begun: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def on_train_start(self) -> None:
+        self.begun.append(self.steps)
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedAMP, FedProto, FD])
+def test_a_fit_begins_with_the_client_s_own(method):
+    Counting.begun.clear()
+    run_project(method, 2, module=Counting(), head="fc", cohorts=[range(5)] * 2)
+    assert Counting.begun == [0] * 5 + [3, 5, 4, 4, 2]  # batches of each client
 
 
 class Holding(Net):
