@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.single_items import single_item_advice
 from pfl_lightning.errors import ClientError, ConfigurationError
 
-__all__ = ["explained", "needs_no_trainer"]
+__all__ = ["explained", "needs_no_trainer", "single_item_advice"]
 
 
 def explained(
@@ -45,6 +44,31 @@ def explained(
         f"sample, and {count} training sample{'s' * (count > 1)} in batches of {size} leave such a "
         f"batch; {single_item_advice([count], size, phase.plain)}"
     )
+
+
+def single_item_advice(counts: Sequence[int], size: int, plain: bool = False) -> str:
+    """What helps clients with so many items each in batches of a size.
+
+    Args:
+        counts: Training items of each client.
+        size: Items in a batch.
+        plain: Whether ``drop_last`` does not count.
+
+    Example:
+        >>> single_item_advice([65, 100, 6], size=64)
+        'set batch_size to 62, which leaves no such batch'
+    """
+    if min(counts) == 1:
+        return (
+            "a client with one item has no other batch, whatever the batch_size: give it more (min_samples of "
+            "DirichletOverClients, fewer clients), leave such clients out, or use a network without batch normalization"
+        )
+    others = sorted(range(2, 2 * size + 2), key=lambda other: (abs(other - size), other))
+    fitting = next((other for other in others if all(count % other != 1 for count in counts)), None)
+    ways = [] if fitting is None else [f"set batch_size to {fitting}, which leaves no such batch"]
+    if not plain and size > 1 and min(counts) >= size:
+        ways.append("set drop_last to true")
+    return ", or ".join(ways) or "divide the data otherwise, or use a network without batch normalization"
 
 
 @contextmanager

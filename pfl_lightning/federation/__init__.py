@@ -2,6 +2,7 @@
 
 ====================  ==================================================================
 ``base``              ``Federation``: what it is made of, and its set-up
+``single_items``      batches of one item that batch normalization does not take
 ``rounds``            what it holds; a communication round as an epoch of the Trainer
 ``engine_hooks``      when the engine starts and stops
 ``evaluation_hooks``  validation and test of every client's own model

@@ -17,7 +17,6 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, SequentialEngine
 from pfl_lightning.engines.notices import forget_shown
-from pfl_lightning.engines.single_items import check_single_items
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
@@ -29,6 +28,7 @@ from pfl_lightning.federation.outer_callbacks import (
     end_by_rounds,
 )
 from pfl_lightning.federation.saved_state import SavedState
+from pfl_lightning.federation.single_items import check_single_items
 from pfl_lightning.import_paths import method_named
 from pfl_lightning.public import check_public
 from pfl_lightning.seeding import Purpose, derive_seed, global_seed, torch_seed

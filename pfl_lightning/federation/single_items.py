@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.data import FederatedData
+from pfl_lightning.engines.advice import single_item_advice
 from pfl_lightning.engines.lifecycle import enter_phase
 from pfl_lightning.engines.notices import named_clients
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.closures import copy_module
 
-__all__ = ["check_single_items", "single_item_advice"]
+__all__ = ["check_single_items"]
 
 Found = tuple[int, int, int]
 """A client, its number of training items and its batch size."""
@@ -42,31 +43,6 @@ def check_single_items(clients: Clients, data: FederatedData) -> None:
             found = [size[0] for size in sizes if size[1]]
             if found and _needs_two(model, phase, data, found[0][0]):
                 raise ConfigurationError(_advice(found, [size[0] for size in sizes], phase))
-
-
-def single_item_advice(counts: Sequence[int], size: int, plain: bool = False) -> str:
-    """What helps clients with so many items each in batches of a size.
-
-    Args:
-        counts: Training items of each client.
-        size: Items in a batch.
-        plain: Whether ``drop_last`` does not count.
-
-    Example:
-        >>> single_item_advice([65, 100, 6], size=64)
-        'set batch_size to 62, which leaves no such batch'
-    """
-    if min(counts) == 1:
-        return (
-            "a client with one item has no other batch, whatever the batch_size: give it more (min_samples of "
-            "DirichletOverClients, fewer clients), leave such clients out, or use a network without batch normalization"
-        )
-    others = sorted(range(2, 2 * size + 2), key=lambda other: (abs(other - size), other))
-    fitting = next((other for other in others if all(count % other != 1 for count in counts)), None)
-    ways = [] if fitting is None else [f"set batch_size to {fitting}, which leaves no such batch"]
-    if not plain and size > 1 and min(counts) >= size:
-        ways.append("set drop_last to true")
-    return ", or ".join(ways) or "divide the data otherwise, or use a network without batch normalization"
 
 
 def _sizes(model: FederatedClient, data: FederatedData, client: int, phase: Phase) -> tuple[Found, bool] | None:

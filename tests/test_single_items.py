@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop, Federation, federate
 from pfl_lightning.datamodules import FromDatasets, Partitioner
-from pfl_lightning.engines.single_items import single_item_advice
+from pfl_lightning.engines.advice import single_item_advice
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
 
