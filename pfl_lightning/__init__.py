@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
     )
     from pfl_lightning.federation import Federation
     from pfl_lightning.messages import Broadcast, ClientUpdate
+    from pfl_lightning.phases import Personalization
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
     from pfl_lightning.state.checkpoints.export import export_clients
 
@@ -67,6 +68,7 @@ __all__ = [
     "FederatedLoop",
     "Federation",
     "FitContext",
+    "Personalization",
     "Phase",
     "ProcessEngine",
     "RayEngine",
@@ -90,6 +92,7 @@ _HOMES = {
     "engines": ("Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
     "federation": ("Federation",),
     "messages": ("Broadcast", "ClientUpdate"),
+    "phases": ("Personalization",),
     "server": ("AggregationWeights", "Aggregator", "AveragingAggregator"),
     "state.checkpoints.export": ("export_clients",),
 }

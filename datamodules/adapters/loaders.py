@@ -259,7 +259,7 @@ class FromLoaders(ItemDataModule):
         self.eval_batch_size = self.batch_size if evaluated is None else evaluated.eval_batch_size
         if len(loaders) == 1 and not self.holds_out:
             self.validation_share = 0.0
-        elif len(loaders) == 1:
+        elif len(loaders) == 1 and not self.partition.fixed_train:
             _log.warning(
                 "%s has neither val_dataloader nor test_dataloader: %g of its training items are held out for tests",
                 type(own).__name__,

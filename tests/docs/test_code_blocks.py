@@ -1,6 +1,7 @@
 """Commands and code in the README and the docs: every `pfl` command is parsed, every Python block compiles."""
 
 import ast
+import importlib
 import re
 import shlex
 import sys
@@ -89,6 +90,27 @@ def test_command(parser, words, monkeypatch):
 def test_python_blocks_compile(page):
     for text in blocks(page, "python", "py"):
         assert ast.parse(text).body
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_blocks_use_can_be_imported(page):
+    """Names that are imported from the package exist there."""
+    for text in blocks(page, "python", "py"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pfl_lightning":
+                if page.name == "CONTRIBUTING.md" and node.module == "pfl_lightning.methods.fedcm":
+                    continue  # of the method that is written there
+                module = importlib.import_module(node.module or "")
+                assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_of_a_clone(page):
+    """Those of the index, which is read in the built site, may lead to pages that are generated."""
+    generated = {"hyperparameters.md", "reference/index.md"} if page == ROOT / "docs" / "index.md" else set()
+    found = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    local = {target for target in found if "://" not in target and not target.startswith("mailto:")} - generated
+    assert [target for target in local if not (page.parent / target).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -29,3 +29,11 @@ def test_defaults_are_those_of_the_base():
     for name, shown in rows.items():
         words = {"all": "None", "none": "None"}.get(shown, shown)
         assert str(parameters[name].default).lower() == words.lower()
+
+
+def test_options_of_data_modules_are_named():
+    for name in datamodules.__all__:
+        cls = getattr(datamodules, name)
+        if inspect.isclass(cls) and issubclass(cls, FederatedDataModule):
+            options = [*inspect.signature(cls).parameters]
+            assert [option for option in options if option != "kwargs" and f"`{option}" not in PAGE] == []

@@ -18,6 +18,7 @@ from pfl_lightning.datamodules import (
     FromLoaders,
     PartitionError,
     Quantity,
+    save_partition,
 )
 from pfl_lightning.datamodules.adapters.labels import classes_of
 
@@ -344,3 +345,18 @@ def test_it_survives_pickling():
     again = pickle.loads(pickle.dumps(data))
     assert torch.equal(again.client_data(1).train.indices, data.client_data(1).train.indices)
     assert again.vocabulary == ("a", "b")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_nothing_is_said_to_be_held_out_by_a_share_where_a_file_lists_the_items(tmp_path, caplog, listed):
+    save_partition(tmp_path / "lists.npz", [np.arange(20), np.arange(20, 40)], [np.arange(40, 50), np.arange(50, 60)])
+
+    class Alone(L.LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(tensors(), batch_size=8, shuffle=True)
+
+    rule = FromFile(str(tmp_path / "lists.npz")) if listed else IID(2)
+    data = FromLoaders(rule, datamodule=Alone())
+    data.setup()
+    assert ("held out for tests" in caplog.text) != listed
+    assert len(data.client_data(0).test) > 0
