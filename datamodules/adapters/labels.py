@@ -14,7 +14,7 @@ from pfl_lightning.data import LABEL_KEYS
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.memory import checked_length
 
-__all__ = ["check_used_labels", "classes_of", "names_of_classes"]
+__all__ = ["check_numbered_alike", "check_used_labels", "classes_of", "names_of_classes"]
 
 STRAY = 20
 """How many times fewer items than the usual class the last class has where its label is taken for a mistake."""
@@ -129,6 +129,24 @@ def check_used_labels(names: Sequence[str], sets: Mapping[str, Ints], *, refuse:
             "or `classes` of the data set)",
             stacklevel=3,
         )
+
+
+def check_numbered_alike(train: Any, test: Any) -> None:
+    """Refuse a test set that numbers its classes otherwise than the training set, as a folder without one of them does.
+
+    Raises:
+        ValueError: Names the first class that differs.
+    """
+    own, others = _own_names(train), _own_names(test)
+    if not (hasattr(own, "__len__") and hasattr(others, "__len__")):
+        return
+    for number, (one, other) in enumerate(zip(own, others, strict=False)):
+        if str(one) != str(other):
+            raise ValueError(
+                f"class {number} is {one!r} in the training set and {other!r} in the test set: number the classes of "
+                f"both alike. Of folders, make one without images for each class that the test set lacks, and give "
+                "torchvision's ImageFolder allow_empty=True; ImageFolder of pfl_lightning.datamodules needs neither"
+            )
 
 
 def dataset_of_all_classes(datasets: Sequence[Any]) -> Any:

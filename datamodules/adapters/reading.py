@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from pfl_lightning.data import LABEL_KEYS
-from pfl_lightning.datamodules.adapters.labels import check_used_labels, names_of_classes
+from pfl_lightning.datamodules.adapters.labels import check_numbered_alike, check_used_labels, names_of_classes
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
 from pfl_lightning.datamodules.memory import checked_length
@@ -23,6 +23,12 @@ INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
 
 COLORS = (1, 3, 4)
 """Numbers of channels of a picture."""
+
+PADDED = (
+    "pad them where the data set makes them, such as torch.nn.functional.pad(item, (0, longest - len(item))), or use "
+    "federate with a LightningModule of your own, whose loaders pad in their collate_fn"
+)
+"""Advice for rows of several lengths, such as texts."""
 
 Keys = tuple[str, str]
 """Keys of the input and of the class."""
@@ -46,6 +52,8 @@ def read_datasets(
     test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set", keys=keys)
     sets = {"training set": targets.numpy()} | ({} if test_targets is None else {"test set": test_targets.numpy()})
     names = names_of_classes(class_names, train, sets.values())
+    if test is not None:
+        check_numbered_alike(train, test)
     if class_names is None:
         check_used_labels(names, sets, refuse=True)
     return Samples(inputs, targets, names, test_inputs, test_targets)
@@ -97,10 +105,11 @@ def read_dataset(
         if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):
             colors = value.shape != inputs[0].shape and value.shape[1:] == inputs[0].shape[1:]
             how = "convert them to one mode, such as image.convert('RGB')," if colors else "resize them"
+            how = PADDED if value.ndim <= 1 else f"{how} in the data set's transform"
             raise ValueError(
                 f"item {place} of the {what} is {value.dtype} of shape {tuple(value.shape)}, item 0 "
                 f"{inputs[0].dtype} of shape {tuple(inputs[0].shape)}: all must be the same; "
-                f"{how} in the data set's transform"
+                f"{how}"
             )
         inputs.append(value)
         targets.append(target)

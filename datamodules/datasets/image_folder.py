@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import torch
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.datasets.image_cache import default_cache_dir, list_images, load_images
+from pfl_lightning.datamodules.datasets.image_cache import (
+    ImageFile,
+    default_cache_dir,
+    has_images,
+    list_folders,
+    list_images,
+    load_images,
+)
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
 
@@ -58,7 +66,7 @@ class ImageFolder(FederatedDataModule):
 
         Raises:
             FileNotFoundError: If the folder, its classes or its images are missing.
-            ValueError: If an image cannot be read, sizes differ, or training and test set differ in classes.
+            ValueError: If an image cannot be read, sizes differ, or the test set has further classes.
         """
         root = Path(self.root)
         if not root.is_dir():
@@ -71,20 +79,27 @@ class ImageFolder(FederatedDataModule):
         files, names = list_images(train_dir)
         num_train = len(files)
         if test_dir is not None:
-            test_files, test_names = list_images(test_dir)
-            if test_names != names:
-                only_train, only_test = sorted(set(names) - set(test_names)), sorted(set(test_names) - set(names))
-                raise ValueError(
-                    f"training and test set differ in classes: only in {train_dir}: {only_train}, "
-                    f"only in {test_dir}: {only_test}"
-                )
-            files = files + test_files
+            files = files + _test_files(test_dir, train_dir, names)
         cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
         pixels = torch.from_numpy(load_images(files, root, self.image_size, cache_dir))
         targets = torch.tensor([file.label for file in files], dtype=torch.int64)
         if test_dir is None:
             return Samples(pixels, targets, tuple(names))
         return Samples(pixels[:num_train], targets[:num_train], tuple(names), pixels[num_train:], targets[num_train:])
+
+
+def _test_files(test_dir: Path, train_dir: Path, names: list[str]) -> list[ImageFile]:
+    """Test images, with the training classes' numbers; a class may have none."""
+    there = [name for name in list_folders(test_dir) if has_images(test_dir / name)]
+    if further := sorted(set(there) - set(names)):
+        raise ValueError(
+            f"training and test set differ in classes: {further} in {test_dir} alone; remove {test_dir / further[0]}, "
+            f"or put images of this class into {train_dir / further[0]}"
+        )
+    if missing := [name for name in names if name not in there]:
+        log.warning("%s has no images of %s: accuracies say nothing of these classes", test_dir, ", ".join(missing))
+    files, _ = list_images(test_dir, there)
+    return [replace(file, label=names.index(there[file.label])) for file in files]
 
 
 def _layout(root: Path) -> tuple[Path, Path | None]:

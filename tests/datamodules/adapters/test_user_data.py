@@ -140,6 +140,23 @@ def test_inputs_that_are_not_finite_are_reported_once_and_kept(recwarn):
         FromDatasets(IID(2), train=tensors(12), test=huge, **options).setup()
 
 
+def test_a_test_set_that_numbers_its_classes_otherwise_is_refused():
+    train, test = tensors(12), tensors(6, 100.0)
+    train.classes, test.classes = ["ant", "bee", "cat"], ["ant", "cat"]
+    with pytest.raises(ValueError, match="class 1 is 'bee' in the training set and 'cat' in the test set"):
+        load(train, test)
+    test.classes = ["ant", "bee", "cat"]
+    assert load(train, test).class_names == ("ant", "bee", "cat")
+
+
+def test_rows_of_several_lengths_are_told_to_be_padded():
+    rows = [torch.arange(length) for length in (3, 5, 2)]
+    with pytest.raises(ValueError, match=r"pad them where the data set makes them"):
+        load(Items(*((row, place % 2) for place, row in enumerate(rows))))
+    padded = [torch.nn.functional.pad(row, (0, 5 - len(row))) for row in rows]
+    assert load(Items(*((row, place % 2) for place, row in enumerate(padded)))).train_inputs.shape == (3, 5)
+
+
 class Own(L.LightningDataModule):
     def __init__(self):
         super().__init__()

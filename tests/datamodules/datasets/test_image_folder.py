@@ -63,6 +63,18 @@ def test_classes_and_files_come_in_sorted_order(folder, tmp_path):
     assert samples.test_targets.tolist() == [0] * 5 + [1] * 5
 
 
+def test_a_class_may_lack_test_images(tmp_path, caplog):
+    """Numbers are those of the training classes, whether or not the test folder has an empty one."""
+    write_folder(tmp_path / "three", splits=("train",), classes=("a", "b", "c"))
+    write_folder(tmp_path / "three", splits=("test",), classes=("a", "c"))
+    for _ in range(2):
+        data = make(tmp_path / "three", tmp_path, validation_share=0.0)
+        data.setup()
+        assert data.load().test_targets.tolist() == [0] * 5 + [2] * 5
+        assert "has no images of b" in caplog.text
+        (tmp_path / "three" / "test" / "b").mkdir(exist_ok=True)
+
+
 def test_a_flat_folder_is_split(tmp_path):
     write_folder(tmp_path / "flat", splits=(".",), each=8, ending="jpg")
     data = make(tmp_path / "flat", tmp_path, test_share=0.25, validation_share=0.0)
@@ -255,7 +267,7 @@ def test_what_is_wrong_with_a_folder_is_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="a folder 'test' but no folder 'train'"):
         make(tmp_path / "half", tmp_path).load()
     write_image(folder / "test" / "dog" / "0.png", 0)
-    with pytest.raises(ValueError, match=r"differ in classes: only in .*train: \[\], only in .*test: \['dog'\]"):
+    with pytest.raises(ValueError, match=r"differ in classes: \['dog'\] in .*test alone; remove .*test/dog, or"):
         make(folder, tmp_path).load()
     (folder / "train" / "dog").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no images in the class folder .*dog"):
