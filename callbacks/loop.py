@@ -26,7 +26,7 @@ from pfl_lightning.state.update_norms import UpdateGuard
 __all__ = ["FederatedLoop"]
 
 MOST_UNDONE = 3
-"""Rounds in a row that may end in a server that is not finite; then the run fails."""
+"""Rounds in a row that may have to be undone; then the run fails."""
 
 
 class FederatedLoop(ProjectCallback):
@@ -38,7 +38,7 @@ class FederatedLoop(ProjectCallback):
         cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
             Novel clients of the data module are not counted: they never take part.
         full_participation_in_last_round: Whether all clients take part in the last round (round ``max_epochs``).
-        min_clients: The run fails when fewer updates than this can be aggregated in a round.
+        min_clients: A round in which fewer updates than this can be aggregated is undone; a first one ends the run.
         eval_cohort: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
             random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
         stop_on_divergence: Whether the run ends after a round in which the training diverges; see
@@ -46,6 +46,9 @@ class FederatedLoop(ProjectCallback):
         max_update_ratio: An update that lies farther from what the server sent than so many times the median of the
             round so far and of the last one is left out; ``None`` takes all. See
             :class:`~pfl_lightning.state.update_norms.UpdateGuard`.
+        on_client_error: What an exception of a client's own code or data in a local fit does: ``"skip"`` costs the
+            client its round, with the traceback in the log; ``"raise"`` ends the run, as any does before a first good
+            round.
         method: A class of :mod:`pfl_lightning.methods`, a partial of one, or its name or import path. With it the
             Trainer is given a LightningModule and data as they are, and the federation is made of them. Without it the
             Trainer is given a Federation.
@@ -64,6 +67,7 @@ class FederatedLoop(ProjectCallback):
         eval_cohort: int | float = 1.0,
         stop_on_divergence: bool = False,
         max_update_ratio: float | None = 1000.0,
+        on_client_error: str = "skip",
         method: Any = None,
         **options: Any,
     ) -> None:
@@ -75,12 +79,9 @@ class FederatedLoop(ProjectCallback):
         check_at_least("min_clients", min_clients, 1)
         check_choice("full_participation_in_last_round", full_participation_in_last_round, (True, False))
         check_choice("stop_on_divergence", stop_on_divergence, (True, False))
-        self.cohort, self.full_participation_in_last_round, self.min_clients = (
-            cohort,
-            full_participation_in_last_round,
-            min_clients,
-        )
-        self.eval_cohort = eval_cohort
+        check_choice("on_client_error", on_client_error, ("skip", "raise"))
+        self.cohort, self.eval_cohort, self.on_client_error = cohort, eval_cohort, on_client_error
+        self.full_participation_in_last_round, self.min_clients = full_participation_in_last_round, min_clients
         self.stop_on_divergence, self.max_update_ratio = stop_on_divergence, max_update_ratio
         self.begin()
 
@@ -223,7 +224,7 @@ class FederatedLoop(ProjectCallback):
         if self._reloading.every:
             self._reloading.before(trainer.current_epoch, pl_module.data, trainer)
         self._in_round, self.aggregated = True, False
-        self._round = pl_module.begin_round(self.traffic, self.updates)
+        self._round = pl_module.begin_round(self.traffic, self.updates, self.on_client_error)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -240,8 +241,8 @@ class FederatedLoop(ProjectCallback):
         if self.undone >= MOST_UNDONE:
             raise FederationError(
                 f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
-                f"{growth.fault}. Lower the learning rate, clip the gradient, or look for clients with very large "
-                "updates"
+                f"{growth.fault}. Look at these clients; lower the learning rate, or clip the gradient, where updates "
+                "have become very large"
             )
         # Without an optimizer `trainer.global_step` would stay 0, and ModelCheckpoint saves nothing while it does not
         # move: it counts rounds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class FederationError(RuntimeError):
@@ -97,3 +98,23 @@ class NonFiniteLossError(ClientError):
 
 class InvalidMessageError(ClientError):
     """A message holds non-finite or misshapen content."""
+
+
+class ClientCodeError(ClientError):
+    """A client's own code or data has raised an exception in its local fit.
+
+    Args:
+        client: Number of the client.
+        round: Number of the round, from 0.
+        reason: Reason and remedy.
+        cause: The exception.
+        trace: Its traceback, as text.
+    """
+
+    def __init__(self, client: int, round: int, reason: str, cause: Exception | None = None, trace: str = "") -> None:
+        super().__init__(client, round, reason)
+        self.cause, self.trace = cause, trace
+
+    def __reduce__(self) -> tuple[type[ClientCodeError], tuple[Any, ...]]:  # type: ignore[override]
+        """Support pickling between processes."""
+        return type(self), (self.client, self.round, self.reason, self.cause, self.trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.errors import ClientError, FederationError, InvalidMessageError
+from pfl_lightning.engines.notices import shown_before
+from pfl_lightning.errors import ClientCodeError, ClientError, FederationError, InvalidMessageError
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, Message, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
@@ -22,6 +24,8 @@ from pfl_lightning.state.snapshot import Growth, Snapshot
 from pfl_lightning.state.update_norms import Norms, UpdateGuard
 
 __all__ = ["Round", "Traffic"]
+
+_log = logging.getLogger(__name__)
 
 WHOLE = (AveragingAggregator.receive,)
 """What receives an update as a whole or not at all, so that nothing need be restored when it fails."""
@@ -80,6 +84,8 @@ class Round:
         traffic: Counts every broadcast and every upload.
         guard: Tells updates that lie far from all others. Where it knows too few, which is in a first round, up to two
             updates wait for the next one, or for the end of the cohort.
+        on_client_error: Whether an exception of a client's own code or data costs that client its round, ``"skip"``,
+            or ends the run, ``"raise"``, as it does before a first good round.
         fits: Results of the engine, which takes its tasks from :meth:`broadcasts`.
         results: Losses, times and errors of the clients so far, without updates and personal states.
     """
@@ -92,6 +98,7 @@ class Round:
     environment: FitEnvironment
     traffic: Traffic
     guard: UpdateGuard
+    on_client_error: str = "skip"
     results: list[FitResult] = field(default_factory=list)
     fits: Iterator[FitResult] = field(init=False, repr=False)
     _sent: dict[int, Broadcast] = field(default_factory=dict, init=False, repr=False)
@@ -133,6 +140,8 @@ class Round:
             )
         sent = self._sent.pop(client)
         error = result.error if result.update is None else None
+        if isinstance(error, ClientCodeError):
+            self._spare(error)
         if error is None:
             try:
                 self._check(result)
@@ -149,6 +158,20 @@ class Round:
         else:
             self._waiting[-1] = replace(self._waiting[-1], result=result.with_own_state())
         return self.results[-1]
+
+    @property
+    def _has_good_round(self) -> bool:
+        """Whether the server has taken updates in an earlier round."""
+        counted = self.clients.rounds_trained
+        return counted is None or bool(counted.any())
+
+    def _spare(self, error: ClientCodeError) -> None:
+        """Let an exception of a client's own cost that client its round; before a first good round it is raised."""
+        cause, error.cause = error.cause, None  # its frames hold what the fit has held
+        if cause is not None and (self.on_client_error == "raise" or not self._has_good_round):
+            raise cause
+        if not shown_before("traceback", error.reason):
+            _log.warning("client %d, round %d:\n%s", error.client, self.number + 1, error.trace)
 
     def _receive_waiting(self) -> None:
         """Pass on the updates that wait, in the order of the cohort, but for those that lie far from the others."""
@@ -237,17 +260,20 @@ class Round:
             How the server's numbers have changed, or why the round was undone.
 
         Raises:
-            FederationError: The round has fewer updates; it names the errors of the clients.
+            FederationError: A first round has fewer updates; it names the errors of the clients.
         """
         self._receive_waiting()
         errors = [result.error for result in self.results if result.error is not None]
         count = len(self.results) - len(errors)
         if count < min_clients:
             more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
-            raise FederationError(
-                f"round {self.number + 1}: {count} of {len(self.results)} updates can be aggregated, min_clients is "
-                f"{min_clients}. {'; '.join(map(str, errors[:3]))}{more}"
-            ) from (errors[0] if errors else None)
+            fault = (
+                f"{count} of {len(self.results)} updates can be aggregated, min_clients is {min_clients}. "
+                f"{'; '.join(map(str, errors[:3]))}{more}"
+            )
+            if not self._has_good_round:
+                raise FederationError(f"round {self.number + 1}: {fault}") from (errors[0] if errors else None)
+            return self._undo(fault, "look at these clients, or lower min_clients")
         before, self._before, self._last = self._before, None, None
         try:
             self.server.aggregate()
@@ -258,19 +284,27 @@ class Round:
             if isinstance(error, FederationError) or self.number == 0 or before is None:  # most likely an error in code
                 raise
             growth = Growth(f"the aggregation fails ({type(error).__name__}: {error})", 1.0, "")
-        if growth.fault is not None and before is not None:
-            before.restore()
-            warnings.warn(
-                f"round {self.number + 1} is undone: {growth.fault}. The server is again as it was before the round; "
-                "lower the learning rate, clip the gradient, or look for clients with very large updates",
-                stacklevel=2,
-            )
-        elif self.number < CHECKED_ROUNDS:
+        if growth.fault is not None:
+            self._before = before
+            advice = "lower the learning rate, clip the gradient, or look for clients with very large updates"
+            return self._undo(growth.fault, advice)
+        if self.number < CHECKED_ROUNDS:
             self.server.check_unsaved()
-        self.guard.end_round(accepted=growth.fault is None)
-        if growth.fault is None:
-            self.clients.count_round(result.client for result in self.results if result.error is None)
+        self.guard.end_round(accepted=True)
+        self.clients.count_round(result.client for result in self.results if result.error is None)
         return growth
+
+    def _undo(self, fault: str, advice: str) -> Growth:
+        """Bring the server back to what it was before the round, with a warning."""
+        if self._before is not None:
+            self._before.restore()
+        self._before = self._last = None
+        self.guard.end_round(accepted=False)
+        warnings.warn(
+            f"round {self.number + 1} is undone: {fault}. The server is again as it was before the round; {advice}",
+            stacklevel=3,
+        )
+        return Growth(fault, 1.0, "")
 
     def drop(self) -> None:
         """Drop the local fits under way; the server forgets what it has received, unless the round is closed.

@@ -18,7 +18,7 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, SplitSource
 from pfl_lightning.engines.advice import explained
 from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
-from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, local_fit, phase_data, trains
+from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, failure, local_fit, phase_data, trains
 from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.engines.schedules import handed_on
@@ -131,7 +131,7 @@ class Engine(ABC):
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
         client.logged_metrics, client.shown_metrics, client.carried = {}, frozenset(), task.carried
-        client.logged_reductions = {}
+        client.logged_reductions, gradients = {}, torch.is_grad_enabled()
         try:
             context = begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
@@ -144,12 +144,10 @@ class Engine(ABC):
                         losses.setdefault(name, []).append(value)
                 update, personal = conclude(client, context, before)
             carried, client.carried = handed_on(client, context), None
-        except ClientError as error:
-            seconds = time.perf_counter() - start
-            return FitResult(context.client, context.round, None, {}, {}, seconds, error)
         except Exception as error:
-            error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
-            raise
+            torch.set_grad_enabled(gradients)
+            failed = failure(error, client, context, environment)
+            return FitResult(context.client, context.round, None, {}, {}, time.perf_counter() - start, failed)
         return FitResult(
             context.client,
             context.round,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +21,7 @@ from pfl_lightning.engines.received import attributes, check_attributes, check_n
 from pfl_lightning.engines.schedules import earlier_fits
 from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.engines.unchanged import check_unchanged, sampled
-from pfl_lightning.errors import ClientError, ConfigurationError, NonFiniteLossError
+from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.public import public_for
@@ -34,6 +36,7 @@ __all__ = [
     "check_finite_losses",
     "conclude",
     "enter_phase",
+    "failure",
     "local_fit",
     "make_context",
     "means",
@@ -50,6 +53,14 @@ MARKED = ("marked",)
 
 # Matching the patterns of a method takes longer than a step of a small model, and their names do not change.
 _names: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Iterable[str]]] = WeakKeyDictionary()
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes in which a module keeps what is called around its passes."""
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+_hooks: WeakKeyDictionary[nn.Module, dict[tuple[str, str], set[int]]] = WeakKeyDictionary()
+"""Keys of the hooks of a client's layers at the beginning of its first fit."""
 
 _attributes: WeakKeyDictionary[nn.Module, UnsavedState | None] = WeakKeyDictionary()
 """Python attributes of modules at the beginning of their first fit, until it ends."""
@@ -115,6 +126,7 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     client.train()
     known = _names.setdefault(client, {})
     if BEGUN not in known:
+        _hooks[client] = {place: set(held) for place, held in _hooks_of(client).items()}
         known[BEGUN], known[MARKED] = tuple(client.state_dict()), mark_shared(client)
         _attributes[client] = attributes(client)
     if client.buffers_change:
@@ -125,6 +137,36 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     client.recall(split_attributes(task.carried or b"")[1])
     client.frozen_before = sampled(client, client.frozen) if client.frozen else {}
     return replace(task.context, earlier_fits=earlier_fits(client, task))
+
+
+def failure(error: Exception, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> ClientError:
+    """Return what an exception in a local fit costs: the client its round, and the next client nothing.
+
+    The module is brought back to what no next fit does: its device, and the hooks that it began with.
+
+    Raises:
+        Exception: The exception itself, where it is not of the client's own code or data: misuse, or a false assertion
+            of this package.
+    """
+    if isinstance(error, ClientError):
+        return error
+    error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
+    frames = traceback.extract_tb(error.__traceback__)
+    of_package = isinstance(error, AssertionError) and Path(frames[-1].filename).resolve().is_relative_to(PACKAGE)
+    if isinstance(error, FederationError) or of_package:
+        raise error
+    client.to(environment.device)
+    before = _hooks.get(client, {})
+    for place, held in _hooks_of(client).items():
+        for key in held.keys() - before.get(place, set()):
+            del held[key]
+    reason = f"its own code or data ended in {type(error).__name__}: {error}"
+    return ClientCodeError(context.client, context.round, reason, error, "".join(traceback.format_exception(error)))
+
+
+def _hooks_of(module: nn.Module) -> dict[tuple[str, str], dict[int, Any]]:
+    """What is called around the passes of a module and its layers, by layer and kind."""
+    return {(layer, kind): vars(own)[kind] for layer, own in module.named_modules() for kind in HOOKS}
 
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:

@@ -119,18 +119,20 @@ class FederationRounds(L.LightningModule):
 
     # ------------------------------------------------------------------ a round
 
-    def begin_round(self, traffic: Traffic, guard: UpdateGuard) -> Round:
+    def begin_round(self, traffic: Traffic, guard: UpdateGuard, on_client_error: str = "skip") -> Round:
         """Begin the Trainer's current round: hand its cohort to the engine.
 
         Args:
             traffic: Counts the messages of the round.
             guard: Compares the updates.
+            on_client_error: See :class:`~pfl_lightning.round.Round`.
         """
         trainer, data = self.trainer, self.data
         if trainer.current_epoch == 0 and self.clients.carried is not None:
             self.clients.carried.clear()  # a Trainer that starts at round 0 goes on with no earlier schedules
         cohort = data.current_cohort()[: int(trainer.num_training_batches)]
-        begun = Round(trainer.current_epoch, cohort, self.clients, self.server, data, self.environment, traffic, guard)
+        given = self.clients, self.server, data, self.environment, traffic, guard, on_client_error
+        begun = Round(trainer.current_epoch, cohort, *given)
         begun.fits = self.engine.run(begun.broadcasts(), begun.environment)
         self._current_round = begun
         return begun

@@ -14,7 +14,7 @@ from torch import nn
 
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.lifecycle import conclude, enter_phase, local_fit, trains
+from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, local_fit, trains
 from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
@@ -25,7 +25,7 @@ from pfl_lightning.engines.vectorized.grouping import run_by_module
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
-from pfl_lightning.errors import ClientError
+from pfl_lightning.errors import FederationError
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, stack_purpose, torch_seed
 
 __all__ = ["VectorizedEngine"]
@@ -163,6 +163,11 @@ class VectorizedEngine(VectorizedEvaluation):
             except torch.OutOfMemoryError:
                 self._at_once = (len(group) + 1) // 2
                 self._say(f"{len(group)} clients at once need too much memory; going on with {self._at_once} at once")
+            except FederationError:
+                raise
+            except Exception as error:  # one by one, it belongs to a known client
+                _log.debug("the training of %d clients at once ended", len(group), exc_info=error)
+                together = False
         if members is not None:
             seconds = (time.perf_counter() - start) / len(members)
             for member in members:
@@ -292,12 +297,10 @@ class VectorizedEngine(VectorizedEvaluation):
                 member.random_state.restore(environment.device)
                 context = replace(context, num_steps=member.num_steps)
                 update, personal = conclude(client, context, member.before)
-        except ClientError as error:
-            seconds += time.perf_counter() - start
-            return FitResult(context.client, context.round, None, {}, {}, seconds, error.with_traceback(None))
         except Exception as error:
-            error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
-            raise
+            failed = failure(error, client, context, environment).with_traceback(None)
+            seconds += time.perf_counter() - start
+            return FitResult(context.client, context.round, None, {}, {}, seconds, failed)
         means = {name: sum(values) / len(values) for name, values in member.losses.items()}
         seconds += time.perf_counter() - start
         count, carried = context.data.num_samples, handed_on(client, context)

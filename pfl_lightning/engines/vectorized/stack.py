@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.generators import GeneratorStates
-from pfl_lightning.engines.lifecycle import begin, enter_phase, local_fit
+from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.errors import ClientError
@@ -89,11 +89,8 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
                 member.features = frozen_features(client, context)
         member.state = full_state(client)
         _renew_buffers(client)
-    except ClientError as error:
-        member.error = error.with_traceback(None)  # whose frames hold the member
     except Exception as error:
-        error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
-        raise
+        member.error = failure(error, client, context, environment).with_traceback(None)  # its frames hold the member
     return member
 
 

@@ -27,9 +27,9 @@ from pfl_lightning.engines.tasks import (
 )
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
 from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
-from pfl_lightning.engines.workers.pool import Job, WorkerPool
+from pfl_lightning.engines.workers.pool import InWorkerError, Job, WorkerPool
 from pfl_lightning.engines.workers.worker import ClientWork, Reply, Setup, TorchSwitches
-from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.errors import ClientCodeError, ConfigurationError, FederationError
 from pfl_lightning.messages import ClientUpdate
 
 __all__ = ["WorkerEngine", "WorkerHost"]
@@ -168,6 +168,8 @@ class WorkerEngine(Engine):
         )
         for result in self._spread(work, "fit", self.clients_per_batch, environment):
             assert isinstance(result, FitResult)
+            if isinstance(result.error, ClientCodeError) and result.error.cause is not None:
+                result.error.cause.__cause__ = InWorkerError(result.error.trace)
             update = result.update
             # What is no update, the round refuses.
             yield replace(result, update=update.to(environment.device)) if isinstance(update, ClientUpdate) else result

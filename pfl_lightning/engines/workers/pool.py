@@ -258,7 +258,7 @@ class WorkerPool:
         self._seats = []
 
 
-class _InWorkerError(Exception):
+class InWorkerError(Exception):
     """Cause of an error, which shows the worker's traceback."""
 
     def __str__(self) -> str:
@@ -268,7 +268,7 @@ class _InWorkerError(Exception):
 def _raise_error(reply: Reply) -> None:
     if reply.error is not None:
         error: Exception = unpack(reply.error)
-        raise error from _InWorkerError(reply.traceback)
+        raise error from InWorkerError(reply.traceback)
 
 
 def _cannot_import(error: Exception) -> ConfigurationError:

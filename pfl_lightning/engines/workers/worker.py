@@ -22,9 +22,9 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.engines.notices import remembering_in
-from pfl_lightning.engines.tasks import Clock, EvaluationTask, FitEnvironment, FitTask
+from pfl_lightning.engines.tasks import Clock, EvaluationTask, FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, unpack
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ClientCodeError, ConfigurationError
 from pfl_lightning.messages import Broadcast, State
 
 __all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
@@ -251,7 +251,7 @@ class Worker:
     def _results(self, tasks: list[tuple[FederatedClient, FitTask]]) -> list[Any]:
         results = self._engine.run(tasks, self._environment)
         # What is packed shares the memory of the result, and a personal state is valid until the next one is asked for.
-        return [result if len(tasks) == 1 else result.with_own_state() for result in results]
+        return [_portable(result if len(tasks) == 1 else result.with_own_state()) for result in results]
 
     @torch.no_grad()
     def _evaluate(self, payload: Payload) -> list[Any]:
@@ -299,6 +299,13 @@ def _ray_get(reference: Any) -> Any:
     import ray
 
     return ray.get(reference)
+
+
+def _portable(result: FitResult) -> FitResult:
+    """The result, with an exception of the client's own in a form that survives pickling."""
+    if isinstance(result.error, ClientCodeError) and result.error.cause is not None:
+        result.error.cause = unpack(_packed_error(result.error.cause))
+    return result
 
 
 def _packed_error(error: Exception) -> Packed:
