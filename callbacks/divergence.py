@@ -26,6 +26,12 @@ EVALUATED_LOSS = 100.0
 LOSS_GROWTH = 10.0
 """Multiple of the first round's mean loss, or of one, beyond which the loss explodes."""
 
+NOISE = 2.0
+"""Standard errors of the difference of two accuracies up to which a fall is the chance of few samples."""
+
+ALTHOUGH = ", although the mean training loss has fallen from "
+"""What is said of a fall that is no divergence."""
+
 PATIENCE = 3
 """Evaluated rounds in a row after which an accuracy at chance is more than a bad round."""
 
@@ -36,8 +42,9 @@ class DivergenceGuard:
     It warns of a mean loss of more than ten times that of the first round; of a cross entropy of more than ten times
     that of guessing, or a hundred times in an evaluation; of weights on the server that grow by a factor of more than a
     hundred in a round; of an accuracy that was better than that of guessing and falls to it for three evaluated rounds
-    in a row; and of an encoder that gives all samples the same features, which is looked for when the accuracy has been
-    that of guessing for as long. A first loss, or one of guessing, below 1 counts as 1.
+    in a row, by more than the chance of so few samples; and of an encoder that gives all samples the same features,
+    which is looked for when the accuracy has been that of guessing for as long. A first loss, or one of guessing, below
+    1 counts as 1. Where the accuracy alone falls, and the training loss does too, it is not said to diverge.
 
     Attributes:
         limits: Largest values of a round's metrics, by name, up to which nothing need be looked at.
@@ -47,6 +54,7 @@ class DivergenceGuard:
     def __init__(self) -> None:
         self.limits = {LOSS: -math.inf}  # so that the first round is looked at
         self.best, self.at_chance, self.reported = 0.0, 0, False
+        self.loss_at_best = math.nan
         self.stopped = 0
 
     def exceeded(self, metrics: Mapping[str, float], growth: Growth, federation: Federation) -> str | None:
@@ -88,7 +96,9 @@ class DivergenceGuard:
         if loss > EVALUATED_LOSS * guessing and model.step_module is model:
             return f"the mean loss of the evaluated models is {loss:.3g}, and guessing has {guessing:.3g}, or less"
         accuracy = summary.get("accuracy/mean", summary.get("test_accuracy/mean", math.nan))
-        self.best = max(self.best, accuracy if math.isfinite(accuracy) else 0.0)
+        trained = float(federation.trainer.callback_metrics.get(LOSS, math.nan))
+        if math.isfinite(accuracy) and accuracy >= self.best:
+            self.best, self.loss_at_best = accuracy, trained
         learned = self.best >= chance + 0.1 * (1 - chance)
         lost = accuracy <= chance + (0.1 * (self.best - chance) if learned else 0.02)
         self.at_chance = self.at_chance + 1 if lost else 0
@@ -98,20 +108,23 @@ class DivergenceGuard:
         dead = has_dead_features(federation)
         if dead:
             return "the encoder's features are the same for all samples (dead features)"
-        if learned:
-            return (
-                f"the mean accuracy is {accuracy:.3g}, that of guessing, in {PATIENCE} rounds; it was {self.best:.3g}"
-            )
-        return None
+        scores = federation.evaluation.validation_scores or federation.evaluation.test_scores
+        samples = sum(score.num_samples for score in scores.values())
+        if not learned or self.best - accuracy <= NOISE * math.sqrt(2 * 0.25 / max(samples, 1)):
+            return None
+        fallen = f"the mean accuracy is {accuracy:.3g}, that of guessing, in {PATIENCE} rounds; it was {self.best:.3g}"
+        if trained < self.loss_at_best:
+            return f"{fallen}{ALTHOUGH}{self.loss_at_best:.3g} to {trained:.3g} since"
+        return fallen
 
     def report(self, what: str, round: int, federation: Federation) -> None:
         """Warn, once in a run, with what to try."""
         if not self.reported:
             self.reported = True
             tries = "; ".join(remedies(federation))
+            said = what if ALTHOUGH in what else f"the training diverges: {what}"
             warnings.warn(
-                f"round {round + 1}: the training diverges: {what}. Try {tries}. "
-                "FederatedLoop(stop_on_divergence=True) ends such runs",
+                f"round {round + 1}: {said}. Try {tries}. FederatedLoop(stop_on_divergence=True) ends such runs",
                 stacklevel=2,
             )
 
@@ -120,6 +133,7 @@ class DivergenceGuard:
         return {
             "limits": dict(self.limits),
             "best": self.best,
+            "loss_at_best": self.loss_at_best,
             "at_chance": self.at_chance,
             "reported": self.reported,
             "stopped": self.stopped,
@@ -129,7 +143,7 @@ class DivergenceGuard:
         """Restore what :meth:`state_dict` returned."""
         self.limits, self.best = dict(state["limits"]), state["best"]
         self.at_chance, self.reported = state["at_chance"], state["reported"]
-        self.stopped = state.get("stopped", 0)
+        self.stopped, self.loss_at_best = state.get("stopped", 0), state.get("loss_at_best", math.nan)
 
 
 def remedies(federation: Federation) -> list[str]:

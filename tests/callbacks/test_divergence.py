@@ -12,7 +12,9 @@ from _helpers.toy import CLASSES, CLIENTS, GivenCohorts, Toy, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine
 from pfl_lightning.callbacks.divergence import DivergenceGuard, has_dead_features
+from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedPAC
+from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.state.snapshot import Growth
 
 STILL = Growth(None, 1.0, "")
@@ -31,7 +33,13 @@ def federation(method=FedAvg, batch_size=4, engine=None):
     """As much of a federation as the guard asks for, without a run."""
     data = SimpleNamespace(batch_size=batch_size)
     models = [method(tiny_encoder((6,)), CLASSES)]
-    return SimpleNamespace(models=models, data=data, engine=engine or SequentialEngine())
+    trainer, evaluation = SimpleNamespace(callback_metrics={}), Evaluation(validation_scores=judged(1000))
+    engine = engine or SequentialEngine()
+    return SimpleNamespace(models=models, data=data, engine=engine, trainer=trainer, evaluation=evaluation)
+
+
+def judged(samples):
+    return {0: EvalMetrics(0.5, 1.0, samples)}
 
 
 def test_dualfed_with_small_batches_says_what_the_paper_has():
@@ -76,6 +84,33 @@ def test_the_weights_jump():
     _, said = play(partial(Jumps, epochs=1), 4, ratio=None, limit_val_batches=0)
     assert len(said) == 1
     assert "round 3: the training diverges: weights.head/weight on the server has grown by a factor of" in said[0]
+
+
+def fall(samples, losses):
+    """What is said of an accuracy that falls to that of guessing, and of the run."""
+    guard, of = DivergenceGuard(), federation()
+    of.evaluation = Evaluation(validation_scores=judged(samples))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfl_lightning.callbacks.divergence.has_dead_features", lambda federation: False)
+        for accuracy, loss in zip((0.55, 0.2, 0.2, 0.2), losses, strict=True):
+            of.trainer.callback_metrics["train/loss"] = torch.tensor(loss)
+            what = guard.falls({"accuracy/mean": accuracy}, of)
+    return what, guard, of
+
+
+def test_a_fall_within_the_chance_of_few_samples_is_none():
+    assert fall(8, (1.0, 2.0, 3.0, 4.0))[0] is None  # three of eight
+    assert fall(200, (1.0, 2.0, 3.0, 4.0))[0].startswith("the mean accuracy is 0.2, that of guessing")
+
+
+def test_a_run_whose_loss_falls_is_not_said_to_diverge():
+    for losses, diverges in (((1.0, 0.8, 0.6, 0.5), False), ((1.0, 1.2, 1.4, 1.5), True), ((math.nan,) * 4, True)):
+        what, guard, of = fall(200, losses)
+        with pytest.warns(UserWarning, match="the mean accuracy is 0.2") as said:
+            guard.report(what, 3, of)
+        (text,) = {str(warning.message) for warning in said}
+        assert ("the training diverges" in text) == diverges
+        assert ("although the mean training loss has fallen from 1 to 0.5 since" in text) != diverges
 
 
 def test_the_accuracy_falls_to_that_of_guessing():
