@@ -5,23 +5,23 @@ from __future__ import annotations
 import copy
 import math
 import os
+import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache, partial
 from importlib import metadata
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities import registry
-from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import Tensor
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.inner_trainers import NothingProfiled, keep_fewer_signals
 from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means
 from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.schedules import advance
@@ -29,7 +29,7 @@ from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["TrainerEngine"]
+__all__ = ["NothingProfiled", "TrainerEngine", "keep_fewer_signals"]
 
 
 class TrainerEngine(Engine):
@@ -218,3 +218,29 @@ class _Watch(L.Callback):
         except NonFiniteLossError as error:
             self.error = error  # an exception inside the inner Trainer would tear down more than this fit
             trainer.should_stop = True
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+class NothingProfiled(PassThroughProfiler):
+    """Times nothing, as Lightning's own, without a generator around each hook of each callback."""
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        """A context that does nothing."""
+        return _NOTHING
+
+
+def keep_fewer_signals(trainer: Any) -> None:
+    """Let a Trainer put back the handlers of signals that it may have changed, not of all that there are."""
+    connector = trainer._signal_connector
+    if hasattr(connector, "_get_current_signal_handlers"):
+        connector._get_current_signal_handlers = partial(_handlers, trainer)
+
+
+def _handlers(trainer: L.Trainer) -> dict[Any, Any]:
+    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # Windows has two of them
+    found = {getattr(signal, name) for name in names if hasattr(signal, name)}
+    environment = trainer._accelerator_connector.cluster_environment
+    requeue = getattr(environment, "requeue_signal", None)  # of a SLURMEnvironment
+    return {number: signal.getsignal(number) for number in (found if requeue is None else found | {requeue})}

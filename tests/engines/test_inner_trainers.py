@@ -9,7 +9,7 @@ from _helpers.toy import run
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from pfl_lightning import TrainerEngine
-from pfl_lightning.engines.inner_trainers import NothingProfiled
+from pfl_lightning.engines.trainer import NothingProfiled
 from pfl_lightning.methods import FedAvg
 
 
