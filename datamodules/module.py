@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from pfl_lightning.checks import check_at_least, check_number, check_seed
+from pfl_lightning.checks import as_mistaken_data, check_at_least, check_number, check_seed
 from pfl_lightning.datamodules.augmentation.base import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.clients.client_data import ClientData
@@ -27,7 +27,6 @@ from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
-from pfl_lightning.errors import as_mistaken_data
 
 RECENT = 1000
 """Clients whose views are kept; they take about 3 KB each."""

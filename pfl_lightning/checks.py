@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = [
+    "as_mistaken_data",
     "check_at_least",
     "check_between",
     "check_choice",
@@ -187,3 +190,13 @@ def check_number_of_clients(name: str, value: int | float, because: str) -> None
         raise ConfigurationError(
             f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
         )
+
+
+@contextmanager
+def as_mistaken_data() -> Iterator[None]:
+    """Mark what is wrong with data that are set up: ``pfl`` exits with status 2, whichever error tells it."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        error.is_mistaken_data = True  # type: ignore[union-attr]
+        raise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
@@ -39,16 +37,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     known = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     return known or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
-
-
-@contextmanager
-def as_mistaken_data() -> Iterator[None]:
-    """Mark what is wrong with data that are set up: ``pfl`` exits with status 2, whichever error tells it."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        error.is_mistaken_data = True  # type: ignore[union-attr]
-        raise
 
 
 class CheckpointError(FederationError):
