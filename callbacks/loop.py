@@ -133,10 +133,8 @@ class FederatedLoop(ProjectCallback):
         self._goes_on = stage == "fit"
         if not self._goes_on:
             return
-        if self.rounds and not going_on.has_begun(
-            trainer
-        ):  # of another Trainer's fit; a checkpoint's are loaded after this
-            self.begin()
+        if self.rounds and not going_on.has_begun(trainer):
+            self.begin()  # those were another Trainer's fit's; a checkpoint's are loaded after this
         data: Any = pl_module.data
         clients = data.participating
         size = number_of_clients("cohort", self.cohort, len(clients))
