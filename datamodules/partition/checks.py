@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,18 +54,18 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
     if not getattr(base, "overlap", False):
         _warn_repeated(where, checked)
     if not rule.fixed_sizes:
-        _warn_unused(base, checked, num_samples)
+        _warn_unused(base, [*checked, *(rule.fixed_validation() or ())], num_samples)
     return checked
 
 
-def _warn_unused(rule: Partitioner, parts: list[Ints], num_samples: int) -> None:
+def _warn_unused(rule: Partitioner, parts: Sequence[Any], num_samples: int) -> None:
     unused = num_samples - len(np.unique(np.concatenate(parts)))
     if unused <= UNUSED * num_samples:
         return
     remedy = ", or set samples_per_client to ask for these sizes" if hasattr(rule, "samples_per_client") else ""
     warnings.warn(
         f"{type(rule).__name__} leaves {unused} of {num_samples} training items to none of "
-        f"{len(parts)} clients: choose another num_clients, or another rule, to use more of them{remedy}",
+        f"{rule.num_clients} clients: choose another num_clients, or another rule, to use more of them{remedy}",
         stacklevel=3,
     )
 

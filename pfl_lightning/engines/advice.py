@@ -56,7 +56,7 @@ def single_item_advice(counts: Sequence[int], size: int, plain: bool = False) ->
 
     Example:
         >>> single_item_advice([65, 100, 6], size=64)
-        'set batch_size to 62, which leaves no such batch'
+        'set batch_size to 63, which leaves no such batch'
     """
     if min(counts) == 1:
         return (

@@ -39,7 +39,7 @@ def play(method, rounds=1, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         federation = run(method, rounds, data=Toy(change=poison(float("nan"))), **options)
-    return federation, [str(w.message) for w in caught if "left out" in str(w.message)]
+    return federation, [str(w.message) for w in caught if "left out of the aggregation" in str(w.message)]
 
 
 class _ByHand(GivenCohorts):

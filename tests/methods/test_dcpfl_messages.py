@@ -180,9 +180,9 @@ AS_FACTORS = COMMON | {
 }
 AS_MATRICES = COMMON | {
     "no covariances": (lambda u: {"covariances": None}, "covariances is missing"),
-    "asymmetric": (lambda u: {"covariances": poison(u.covariances, 3.0, 1)}, "covariances must be symmetric"),
+    "asymmetric": (lambda u: {"covariances": poison(u.covariances, 3.0, 1)}, "expected a covariance: a symmetric matrix"),
     "not finite": (lambda u: {"covariances": poison(u.covariances, float("nan"))}, "covariances holds 1 non-finite"),
-    "negative variance": (lambda u: {"covariances": -u.covariances}, "variances must not be negative"),
+    "negative variance": (lambda u: {"covariances": -u.covariances}, "without negative eigenvalues"),
     "of another width": (
         lambda u: {"covariances": u.covariances[:, :3]},
         r"has shape \(2, 3, 4\), expected \(2, 4, 4\)",

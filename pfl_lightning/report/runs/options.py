@@ -35,7 +35,7 @@ OF_ENGINES: dict[str, Any] = {
 }
 """Further options of engines that change the training or the evaluation, and their values where they do not."""
 
-LATER: dict[str, Any] = {"loop.max_update_ratio": 1000.0}
+LATER: dict[str, Any] = {"loop.max_update_ratio": 1000.0, "loop.on_client_error": "skip"}
 """Options that runs of earlier versions do not have, with the values under which a run is like those."""
 
 KNOWN_PACKAGES = ("pfl_lightning", "torch", "torchvision", "lightning")
