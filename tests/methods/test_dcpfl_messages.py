@@ -180,7 +180,7 @@ AS_FACTORS = COMMON | {
 }
 AS_MATRICES = COMMON | {
     "no covariances": (lambda u: {"covariances": None}, "covariances is missing"),
-    "asymmetric": (lambda u: {"covariances": poison(u.covariances, 3.0, 1)}, "expected a covariance: a symmetric matrix"),
+    "asymmetric": (lambda u: {"covariances": poison(u.covariances, 3.0, 1)}, "expected a covariance"),
     "not finite": (lambda u: {"covariances": poison(u.covariances, float("nan"))}, "covariances holds 1 non-finite"),
     "negative variance": (lambda u: {"covariances": -u.covariances}, "without negative eigenvalues"),
     "of another width": (

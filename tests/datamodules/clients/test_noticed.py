@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from _helpers.toy import GivenParts
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning.datamodules import (
@@ -17,6 +18,7 @@ from pfl_lightning.datamodules import (
     Partitioner,
     Samples,
 )
+from pfl_lightning.datamodules.partition.checks import check_parts
 
 
 class Given(FederatedDataModule):
@@ -114,3 +116,11 @@ def test_items_that_a_rule_leaves_unused_are_counted() -> None:
     size = len(data.client_data(0).train) + len(data.client_data(0).validation)
     asked = _set_up(samples, ClassesPerClient(num_clients=7, classes_per_client=3, samples_per_client=size))
     assert asked.fingerprint == data.fingerprint  # the sizes that were asked for need no warning
+
+
+def test_validation_items_of_a_rule_are_used() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_parts(GivenParts([6, 4], [5, 5], [1, 1]), [np.arange(6), np.arange(6, 10)], 20)
+    with pytest.warns(UserWarning, match="GivenParts leaves 3 of 23 training items to none of 2 clients"):
+        check_parts(GivenParts([6, 4], [5, 5], [1, 1]), [np.arange(6), np.arange(6, 10)], 23)
