@@ -40,7 +40,8 @@ class DeclaredParts(L.LightningModule):
         Raises:
             ConfigurationError: Says how to write it.
         """
-        required = "encoder" in (own := signature(cls).parameters) and own["encoder"].default is Signature.empty
+        own = signature(cls.__init__).parameters
+        required = "encoder" in own and own["encoder"].default is Signature.empty
         if required and options and not args and "encoder" not in options:
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ConfigurationError(
