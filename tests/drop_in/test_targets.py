@@ -18,11 +18,22 @@ from pfl_lightning.methods import FedAvg
 NUMBER = 24
 
 
+class Places:
+    """Notes what is read: an object is shared by all clients, where a list would be each client's own."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+
 class Items(Dataset):
     """Items made by a function of their place; it is noted which were read."""
 
     def __init__(self, make: Any) -> None:
-        self.make, self.read = make, []
+        self.make, self.places = make, Places()
+
+    @property
+    def read(self) -> list[int]:
+        return self.places.read
 
     def __len__(self) -> int:
         return NUMBER

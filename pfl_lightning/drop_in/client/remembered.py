@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
@@ -34,7 +35,7 @@ _SINGLE = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict, OrderedDict, Counter)
 _KINDS = {kind.__name__: kind for kind in _CONTAINERS}
 _NO_VALUES: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, L.Trainer, *DATA, type, ModuleType)
-_NO_VALUES += (FunctionType, MethodType, BuiltinFunctionType)
+_NO_VALUES += (FunctionType, MethodType, BuiltinFunctionType, weakref.ref)
 
 
 class Changes:
@@ -68,7 +69,7 @@ class Changes:
                 self._compare_entries(dict(enumerate(now)), dict(enumerate(first)), path, depth)
             else:
                 self._lose(path, f"a {type(now).__name__} of objects")
-        elif hasattr(now, "__dict__"):
+        elif hasattr(now, "__dict__") and not hasattr(now, "equals"):
             self._compare_entries(vars(now), vars(first), path, depth)
         elif _differs(now, first):
             self._lose(path, f"a {type(now).__name__}")
@@ -139,6 +140,10 @@ def _differs(now: Any, first: Any) -> bool:
         return not torch.equal(now.get_state(), first.get_state())
     if isinstance(now, Enum):
         return now is not first
+    if isinstance(now, np.ndarray):  # of objects, such as texts
+        return not np.array_equal(now, first)
+    if hasattr(now, "equals"):  # a table of pandas, whose comparisons are tables
+        return not bool(now.equals(first))
     kind: Any = type(now)
     return kind.__eq__ is not object.__eq__ and bool(now != first)
 

@@ -225,7 +225,7 @@ VALUES = st.recursive(
         | st.dictionaries(KEYS, inner, max_size=3)
         | st.dictionaries(KEYS, inner, max_size=3).map(OrderedDict)
         | st.dictionaries(KEYS, st.integers(), max_size=3).map(Counter)
-        | st.sets(KEYS, max_size=3)
+        | st.sets(KEYS, max_size=1)
     ),
     max_leaves=6,
 )
@@ -275,3 +275,15 @@ def test_objects_that_several_layers_have_stay_one():
     transient.recall(module, unpacked(content)[0])
     assert module.layer.schedule is module.schedule
     assert module.schedule.inner == {"steps": 1, "levels": [1.0, 0.1 * 1.1]}
+
+
+def test_objects_whose_comparison_is_a_table_are_compared_whole():
+    texts = [np.array(["a", word], dtype=object) for word in ("b", "b", "c")]
+    pandas = pytest.importorskip("pandas")
+    tables = [pandas.DataFrame({"x": [1.0, value]}) for value in (np.nan, np.nan, 2.0)]
+    for first, same, other in (texts, tables):
+        changes = Changes(())
+        changes.compare(same, first, ("name",))
+        assert not changes.lost
+        changes.compare(other, first, ("name",))
+        assert [name.partition(".")[0] for name in changes.lost] == ["name"]

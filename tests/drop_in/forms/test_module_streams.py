@@ -56,7 +56,7 @@ def fitted(rounds: int, path: Any = None, **options: Any) -> Any:
 def test_each_client_has_the_stream_of_its_own_copy(tmp_path):
     given = random.getstate()
     whole, _ = fitted(2)
-    assert Agent.sizes == [*range(20, 23)] * 4  # which starts again in each local fit, as all attributes do
+    assert Agent.sizes == [*range(20, 23)] * 2 + [*range(23, 26)] * 2  # of two clients, each with a buffer of its own
     assert random.getstate() == given
     _, trainer = fitted(1)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
