@@ -54,7 +54,7 @@ class DivergenceGuard:
     def __init__(self) -> None:
         self.limits = {LOSS: -math.inf}  # so that the first round is looked at
         self.best, self.at_chance, self.reported = 0.0, 0, False
-        self.loss_at_best = math.nan
+        self.loss_at_best: float | None = None
         self.stopped = 0
 
     def exceeded(self, metrics: Mapping[str, float], growth: Growth, federation: Federation) -> str | None:
@@ -81,12 +81,13 @@ class DivergenceGuard:
             return f"{growth.name} on the server has grown by a factor of {growth.factor:.3g} in this round"
         return None
 
-    def falls(self, summary: Mapping[str, float], federation: Federation) -> str | None:
+    def falls(self, summary: Mapping[str, float], federation: Federation, trained: float = math.nan) -> str | None:
         """Return what diverges, by the mean loss and the mean accuracy of an evaluation.
 
         Args:
             summary: Metrics over clients, by name.
             federation: The federation.
+            trained: Mean training loss of the round that is evaluated; NaN where no client has one.
         """
         model: Any = federation.models[0]
         if model.num_classes < 2:  # a user's module without classes
@@ -96,9 +97,8 @@ class DivergenceGuard:
         if loss > EVALUATED_LOSS * guessing and model.step_module is model:
             return f"the mean loss of the evaluated models is {loss:.3g}, and guessing has {guessing:.3g}, or less"
         accuracy = summary.get("accuracy/mean", summary.get("test_accuracy/mean", math.nan))
-        trained = float(federation.trainer.callback_metrics.get(LOSS, math.nan))
         if math.isfinite(accuracy) and accuracy >= self.best:
-            self.best, self.loss_at_best = accuracy, trained
+            self.best, self.loss_at_best = accuracy, trained if math.isfinite(trained) else None
         learned = self.best >= chance + 0.1 * (1 - chance)
         lost = accuracy <= chance + (0.1 * (self.best - chance) if learned else 0.02)
         self.at_chance = self.at_chance + 1 if lost else 0
@@ -113,7 +113,7 @@ class DivergenceGuard:
         if not learned or self.best - accuracy <= NOISE * math.sqrt(2 * 0.25 / max(samples, 1)):
             return None
         fallen = f"the mean accuracy is {accuracy:.3g}, that of guessing, in {PATIENCE} rounds; it was {self.best:.3g}"
-        if trained < self.loss_at_best:
+        if self.loss_at_best is not None and trained < self.loss_at_best:
             return f"{fallen}{ALTHOUGH}{self.loss_at_best:.3g} to {trained:.3g} since"
         return fallen
 
@@ -143,7 +143,7 @@ class DivergenceGuard:
         """Restore what :meth:`state_dict` returned."""
         self.limits, self.best = dict(state["limits"]), state["best"]
         self.at_chance, self.reported = state["at_chance"], state["reported"]
-        self.stopped, self.loss_at_best = state.get("stopped", 0), state.get("loss_at_best", math.nan)
+        self.stopped, self.loss_at_best = state.get("stopped", 0), state.get("loss_at_best")
 
 
 def remedies(federation: Federation) -> list[str]:

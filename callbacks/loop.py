@@ -309,7 +309,7 @@ class FederatedLoop(ProjectCallback):
             summary = pl_module.evaluation.summary
             for logger in trainer.loggers:
                 logger.log_metrics(summary, step=trainer.current_epoch)
-            self._report(trainer, pl_module, self.guard.falls(summary, pl_module))
+            self._report(trainer, pl_module, self.guard.falls(summary, pl_module, self.loss))
 
     # ------------------------------------------------------------------ checkpoints
 

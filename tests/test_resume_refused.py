@@ -23,7 +23,7 @@ def with_clients(number):
     [
         (FedPer, {}, "method FedPAC, this run is of FedPer"),
         (FedPAC, {"data": with_clients(4)}, "5 clients, this run has 4"),
-        (FedPAC, {"encoder": normed_encoder}, "another encoder"),
+        (FedPAC, {"encoder": normed_encoder, "data": Toy(batch_size=9)}, "another encoder"),
         (FedPAC, {"encoder": dropout_encoder}, "another encoder"),
         (partial(FedPAC, combination=False), {}, "personal state"),
     ],

@@ -37,9 +37,9 @@ def test_a_trial_of_one_client_is_taken():
 
 def test_a_strategy_for_several_processes_is_refused():
     """In one process, too: Lightning would put a sampler in the place of the cohort's order."""
-    trainer = SimpleNamespace(world_size=1, strategy=DDPStrategy())
+    one = partial(SimpleNamespace, world_size=1, num_nodes=1, num_devices=1)
     with pytest.raises(
         ConfigurationError, match=r"one process; DDPStrategy is for several.* Leave the Trainer's strategy"
     ):
-        check_strategy(trainer)
-    check_strategy(SimpleNamespace(world_size=1, strategy=SingleDeviceStrategy()))
+        check_strategy(one(strategy=DDPStrategy()))
+    check_strategy(one(strategy=SingleDeviceStrategy()))

@@ -89,7 +89,8 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", r"\s*Dump of a value that does not round-trip")
     # A run's folder is its own: it is not empty where the run goes on.
     warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_tip)
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        logging.getLogger(f"{package}.utilities.rank_zero").addFilter(_is_no_tip)
 
 
 def _is_no_tip(record: logging.LogRecord) -> bool:

@@ -10,7 +10,12 @@ import lightning as L
 
 __all__ = ["Notices"]
 
-LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
+LOGGERS = tuple(
+    f"{package}.utilities.{module}"
+    for package in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric")
+    for module in ("rank_zero", "seed")
+)
+"""Lightning's loggers, under each of its names: every Trainer uses that of the package that was imported last."""
 
 
 class Notices(L.Callback):

@@ -93,8 +93,7 @@ def fall(samples, losses):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pfl_lightning.callbacks.divergence.has_dead_features", lambda federation: False)
         for accuracy, loss in zip((0.55, 0.2, 0.2, 0.2), losses, strict=True):
-            of.trainer.callback_metrics["train/loss"] = torch.tensor(loss)
-            what = guard.falls({"accuracy/mean": accuracy}, of)
+            what = guard.falls({"accuracy/mean": accuracy}, of, loss)
     return what, guard, of
 
 

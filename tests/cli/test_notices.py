@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from _helpers.configs import digits_config
+from lightning_utilities.core import rank_zero
 
 from pfl_lightning.cli import main
 
@@ -35,6 +36,15 @@ def test_a_refusal_comes_alone(capsys, caplog, words, code, said):
     assert code in (None, ended.value.code)
     assert said in capsys.readouterr().err + str(ended.value.code)
     assert not any(notice in record.getMessage() for record in caplog.records for notice in NOTICES)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning", "lightning_fabric"])
+def test_a_refusal_comes_alone_whichever_name_of_lightning_a_project_imports(caplog, monkeypatch, package):
+    """All of them log by one logger: that of the last import."""
+    monkeypatch.setattr(rank_zero, "log", logging.getLogger(f"{package}.utilities.rank_zero"))
+    with caplog.at_level(logging.INFO), pytest.raises(SystemExit):
+        main(["fit", "--config", "config.yaml", "--loop.min_clients", "9"])
+    assert not [record.getMessage() for record in caplog.records if record.name.startswith(package)]
 
 
 @pytest.mark.parametrize("command", ["fit", "test", "partition"])

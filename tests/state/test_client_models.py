@@ -7,7 +7,7 @@ import torch
 from _helpers.toy import Toy, own_model, quiet_trainer, run, tiny_encoder
 
 from pfl_lightning import Federation
-from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.methods import DualFed, FedAvg, FedBABU, FedPAC, FedRoD, LocalOnly
 
 TUNED = partial(FedAvg, fine_tune="all", fine_tune_epochs=2)
@@ -37,11 +37,6 @@ def test_models_are_copies_that_can_be_trained():
 def test_there_are_no_models_before_a_fit():
     with pytest.raises(FederationError, match=r"before trainer\.fit"):
         Federation(FedAvg, tiny_encoder).client_model(0)
-
-
-def test_a_method_by_name_is_refused():
-    with pytest.raises(ConfigurationError, match="method must be a class"):
-        Federation("FedAvg", tiny_encoder)
 
 
 def test_load_from_checkpoint_says_what_to_do_instead(tmp_path):

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import zipfile
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -16,9 +17,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.errors import CheckpointError, DiskFullError
 from pfl_lightning.methods import FedPer
+from pfl_lightning.state.checkpoints import writing
 from pfl_lightning.state.checkpoints.contents import CONTENTS
 from pfl_lightning.state.checkpoints.file import read_checkpoint
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
+from pfl_lightning.state.files import replace_file
 
 METHOD = partial(FedPer, lr=0.05, epochs=1)
 
@@ -245,8 +248,15 @@ def test_a_full_disk_says_what_the_checkpoint_needs_and_leaves_the_old_one(tmp_p
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("size", [3, 3_000_000])
-def test_a_device_that_is_really_full(tmp_path, size):
-    os.symlink("/dev/full", tmp_path / ".last.ckpt.tmp")
+def test_a_device_that_is_really_full(tmp_path, monkeypatch, size):
+    @contextmanager
+    def on_a_full_device(path, needed):
+        with replace_file(path, needed) as temporary:
+            temporary.unlink()
+            temporary.symlink_to("/dev/full")
+            yield temporary
+
+    monkeypatch.setattr(writing, "replace_file", on_a_full_device)
     with pytest.raises(DiskFullError, match=r"last.ckpt cannot be written \(No space left on device\)"):
         AtomicCheckpointIO().save_checkpoint({"w": torch.zeros(size)}, tmp_path / "last.ckpt")
     assert list(tmp_path.iterdir()) == []
