@@ -152,7 +152,8 @@ class FromLoaders(ItemDataModule):
             PartitionError: If the partition cannot be met, or its rule changes images or classes.
         """
         if self._ready is not None:
-            warn_unless_federated(getattr(self.trainer, "lightning_module", None))
+            if stage != "predict":  # whose batches are the user's own
+                warn_unless_federated(getattr(self.trainer, "lightning_module", None))
             if stage == "fit":
                 divided = [source.dataset for source in self._sources["train"]]
                 warn_of_other_items(self.datamodule, divided, self._items, self.trainer)

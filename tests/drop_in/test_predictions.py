@@ -128,3 +128,15 @@ def test_the_other_form_names_them_too():
     trainer.fit(federation, datamodule=data)
     _, messages = said(lambda: trainer.predict(federation, dataloaders=loader()))
     assert len(messages) == 1
+
+
+def test_loaders_of_one_s_own_are_not_taken_for_ids_of_clients():
+    data = Data()
+    data.prepare_data()
+    data.setup("fit")
+    module, loop = Predicting(), FederatedLoop(method=FedAvg, num_clients=3, seed=SEED)
+    trainer = quiet_trainer(1, loop)
+    trainer.fit(module, data.train_dataloader())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*no federation")
+        trainer.predict(module, loader())
