@@ -140,12 +140,15 @@ def _differs(now: Any, first: Any) -> bool:
         return not torch.equal(now.get_state(), first.get_state())
     if isinstance(now, Enum):
         return now is not first
-    if isinstance(now, np.ndarray):  # of objects, such as texts
-        return not np.array_equal(now, first)
-    if hasattr(now, "equals"):  # a table of pandas, whose comparisons are tables
-        return not bool(now.equals(first))
     kind: Any = type(now)
-    return kind.__eq__ is not object.__eq__ and bool(now != first)
+    try:
+        if isinstance(now, np.ndarray):  # of objects, such as texts
+            return not np.array_equal(now, first)
+        if hasattr(now, "equals"):  # a table of pandas, whose comparisons are tables
+            return not bool(now.equals(first))
+        return kind.__eq__ is not object.__eq__ and bool(now != first)
+    except (TypeError, ValueError):  # arrays in arrays, or a comparison that gives an array: named rather than missed
+        return True
 
 
 def set_at(owner: dict[str, Any], path: Path, value: Any) -> None:

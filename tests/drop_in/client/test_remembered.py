@@ -1,7 +1,7 @@
 """Plain attributes that local fits change: each client's own over its rounds, and in its evaluations."""
 
 from collections import Counter, OrderedDict, deque
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -225,10 +225,21 @@ VALUES = st.recursive(
         | st.dictionaries(KEYS, inner, max_size=3)
         | st.dictionaries(KEYS, inner, max_size=3).map(OrderedDict)
         | st.dictionaries(KEYS, st.integers(), max_size=3).map(Counter)
-        | st.sets(KEYS, max_size=1)
+        | st.sets(KEYS, max_size=3)
     ),
     max_leaves=6,
 )
+
+
+def shown(value):
+    """As ``repr``, which tells 1 from True, but with the elements of sets in order."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}{sorted(map(repr, value))}"
+    if isinstance(value, dict):
+        return f"{type(value).__name__}{[(repr(key), shown(each)) for key, each in value.items()]}"
+    if isinstance(value, list | tuple | deque):
+        return f"{type(value).__name__}{[shown(each) for each in value]}{getattr(value, 'maxlen', '')}"
+    return repr(value)
 
 
 @settings(max_examples=100, deadline=None)
@@ -238,7 +249,7 @@ def test_values_come_back_as_they_were(value):
     changes.compare(value, MISSING, ("name",))
     ((network,),) = [[one] for one in unpacked(packed([{"layer": changes.found}]))]
     found = network["layer"]["name",]
-    assert repr(found) == repr(value) if not isinstance(value, set) else found == value
+    assert shown(found) == shown(value)
     again = Changes(())
     again.compare(found, value, ("name",))
     assert not again.found
@@ -287,3 +298,42 @@ def test_objects_whose_comparison_is_a_table_are_compared_whole():
         assert not changes.lost
         changes.compare(other, first, ("name",))
         assert [name.partition(".")[0] for name in changes.lost] == ["name"]
+
+
+class Elementwise:
+    """An object without attributes whose comparison is an array."""
+
+    __slots__ = ("values",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: float) -> None:
+        self.values = np.array([1.0, value])
+
+    def __eq__(self, other: Any) -> Any:
+        return self.values == other.values
+
+    def __ne__(self, other: Any) -> Any:
+        return self.values != other.values
+
+
+class Tolerant:
+    """An object whose ``equals`` takes something else than a table's does."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def equals(self, other: Any, tolerance: float) -> bool:
+        return abs(self.value - other.value) < tolerance
+
+
+def nested(value: float) -> Any:
+    array = np.empty(2, dtype=object)
+    array[:] = [np.array([1.0, value]), np.array([1.0, 2.0, 3.0])]
+    return array
+
+
+@pytest.mark.parametrize("make", [Elementwise, Tolerant, nested])
+def test_objects_whose_comparison_has_no_truth_value_end_no_fit(make):
+    changes = Changes(())
+    changes.compare(make(3.0), make(2.0), ("name",))
+    assert list(changes.lost) == ["name"]
