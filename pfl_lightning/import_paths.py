@@ -21,7 +21,7 @@ def method_named(given: str) -> Any:
     """What a method's name (``"FedPer"``) or its import path stands for.
 
     Raises:
-        ConfigurationError: There is nothing of that name.
+        ConfigurationError: Nothing has this name.
     """
     path, _, name = given.rpartition(".")
     try:

@@ -22,7 +22,7 @@ def forget_shown() -> None:
 
 @contextmanager
 def remembering_in(shown: set[tuple[Any, ...]]) -> Iterator[None]:
-    """Remember in a set of one's own what was shown: a worker shows nothing, its main process does."""
+    """Remember what was shown in another set: a worker shows nothing, its main process does."""
     global _shown
     before, _shown = _shown, shown
     try:

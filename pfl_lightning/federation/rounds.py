@@ -129,7 +129,7 @@ class FederationRounds(L.LightningModule):
         """
         trainer, data = self.trainer, self.data
         if trainer.current_epoch == 0 and self.clients.carried is not None:
-            self.clients.carried.clear()  # a Trainer that starts at round 0 goes on with no earlier schedules
+            self.clients.carried.clear()  # a Trainer that starts at round 0 resumes no schedules
         cohort = data.current_cohort()[: int(trainer.num_training_batches)]
         given = self.clients, self.server, data, self.environment, traffic, guard, on_client_error
         begun = Round(trainer.current_epoch, cohort, *given)

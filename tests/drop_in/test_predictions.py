@@ -139,4 +139,4 @@ def test_loaders_of_one_s_own_are_not_taken_for_ids_of_clients():
     trainer.fit(module, data.train_dataloader())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*no federation")
-        trainer.predict(module, loader())
+        assert len(trainer.predict(module, loader())) == len(loader())

@@ -202,7 +202,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
     # ------------------------------------------------------------------ a fit and what is logged in it
 
     def kept_attributes(self) -> bytes:
-        """What the fit has made of the module's plain attributes, where the client's next fit goes on with them."""
+        """Plain attributes that the fit has changed, where the client's next fit begins with them."""
         if not self.continuity.continues:
             return b""
         return packed([t.changes(network) for t, network in zip(self._transients, self.networks(), strict=True)])

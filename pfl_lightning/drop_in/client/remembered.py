@@ -69,7 +69,7 @@ class Changes:
                 self._compare_entries(dict(enumerate(now)), dict(enumerate(first)), path, depth)
             else:
                 self._lose(path, f"a {type(now).__name__} of objects")
-        elif hasattr(now, "__dict__") and not hasattr(now, "equals"):
+        elif hasattr(now, "__dict__") and not hasattr(now, "equals") and not isinstance(now, Tensor):
             self._compare_entries(vars(now), vars(first), path, depth)
         elif _differs(now, first):
             self._lose(path, f"a {type(now).__name__}")
@@ -140,6 +140,8 @@ def _differs(now: Any, first: Any) -> bool:
         return not torch.equal(now.get_state(), first.get_state())
     if isinstance(now, Enum):
         return now is not first
+    if isinstance(now, Tensor):  # a sparse one, or a parameter that no layer has
+        return not now.is_meta and not torch.equal(now.to_dense(), first.to(now.device).to_dense())
     kind: Any = type(now)
     try:
         if isinstance(now, np.ndarray):  # of objects, such as texts

@@ -300,6 +300,16 @@ def test_objects_whose_comparison_is_a_table_are_compared_whole():
         assert [name.partition(".")[0] for name in changes.lost] == ["name"]
 
 
+@pytest.mark.parametrize("form", [torch.Tensor.to_sparse, nn.Parameter], ids=["sparse", "parameter of no layer"])
+def test_tensors_that_are_not_kept_are_named(form):
+    first, same, other = (form(torch.tensor([0.0, value])) for value in (1.0, 1.0, 2.0))
+    changes = Changes(())
+    changes.compare(same, first, ("name",))
+    assert not changes.lost
+    changes.compare(other, first, ("name",))
+    assert list(changes.lost) == ["name"]
+
+
 class Elementwise:
     """An object without attributes whose comparison is an array."""
 
