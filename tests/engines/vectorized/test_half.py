@@ -6,11 +6,14 @@ import pytest
 import torch
 from _helpers.toy import CLIENTS, assert_same, run, whole_state
 from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.client import Phase
 from pfl_lightning.engines.vectorized.gradients import LossScaling
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
+from pfl_lightning.engines.vectorized.stacked_evaluation import _BatchNormInFloat32
 from pfl_lightning.methods import FedAvg, FedPAC
 
 # SequentialEngine's optimizers of clients that skip their first steps.
@@ -166,3 +169,19 @@ def test_clients_are_stepped_together_again_once_they_are_equal(make, last):
     for skipped in ([1], [], []):
         optimizer.step(gradients, skipped)
     assert calls == [2, 2, 1, *last]  # numbers of clients
+
+
+def test_float16_is_normalized_in_float32():
+    """cuDNN refuses batches of float16 of many clients at once, which are then evaluated one by one."""
+    layers = [nn.BatchNorm2d(3).eval() for _ in range(4)]
+    for layer in layers:
+        for tensor in (layer.running_mean, layer.weight, layer.bias):
+            nn.init.normal_(tensor)
+        nn.init.uniform_(layer.running_var, 0.5, 2.0)
+    parameters, buffers = stack_module_state(layers)
+    inputs = torch.randn(4, 5, 3, 2, 2).half()
+    with _BatchNormInFloat32():
+        found = vmap(lambda p, b, x: functional_call(layers[0], (p, b), (x,)))(parameters, buffers, inputs)
+    expected = torch.stack([layer(x.float()) for layer, x in zip(layers, inputs, strict=True)])
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), expected, rtol=1e-3, atol=1e-3)
