@@ -80,7 +80,7 @@ class VectorizedEngine(VectorizedEvaluation):
         cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
             kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
             numbers (dropout) are not captured, nor is anything, with one log line, where capturing fails. Without a
-            CUDA device it has no effect. (Tested with an emulated graph, and not yet on a GPU.)
+            CUDA device it has no effect.
         threads: See :class:`~pfl_lightning.engines.Engine`.
     """
 
