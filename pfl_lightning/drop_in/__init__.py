@@ -17,6 +17,7 @@ Where to look:
 - ``features/``: methods on features. ``feature_client`` with ``feature_parts``, ``feature_method``, ``passes``,
   ``capture``; ``view_client``, ``views`` and ``encoder`` (self-supervised methods).
 - ``fits/``: a local fit and an evaluation. ``module_trainer``, ``module_evaluation``, ``hooks`` and ``loggers``,
-  ``added_layers`` (of local callbacks), ``validation``, ``continuity`` and ``kept_modes`` (from round to
-  round), ``optimizers``, ``logs``, ``counters``, ``patching``.
+  ``inner_trainer`` (as a module finds it) and ``results_in_place`` (of what it logs), ``added_layers`` (of local
+  callbacks), ``validation``, ``continuity`` and ``kept_modes`` (from round to round), ``optimizers``, ``logs``,
+  ``counters``, ``patching``.
 """

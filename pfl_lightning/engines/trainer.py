@@ -113,31 +113,36 @@ class TrainerEngine(Engine):
         return PhaseResult(losses | {n: v for n, v in logged.items() if n not in watch.steps}, watch.count.num_steps)
 
     def make_trainer(
-        self, environment: FitEnvironment, callbacks: Sequence[L.Callback] = (), **options: Any
+        self,
+        environment: FitEnvironment,
+        callbacks: Sequence[L.Callback] = (),
+        kind: type[L.Trainer] = L.Trainer,
+        **options: Any,
     ) -> L.Trainer:
         """Return a silent Trainer without logger and checkpoints.
 
         Args:
             environment: Device and precision.
             callbacks: Its callbacks.
+            kind: Its class.
             options: Further options of ``L.Trainer``, which take precedence.
         """
         if self.gradient_clip_val is not None:
             options["gradient_clip_val"] = self.gradient_clip_val
             options["gradient_clip_algorithm"] = self.gradient_clip_algorithm
-        device = environment.device
         options = {"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options}
         if self.limit_val_batches is not None and options["limit_val_batches"] != 0:
             options["limit_val_batches"] = self.limit_val_batches
         with _known_entry_points():
-            trainer = self._new_trainer(device, environment, list(callbacks), options)
+            trainer = self._new_trainer(kind, environment, list(callbacks), options)
         keep_fewer_signals(trainer)
         return trainer
 
     def _new_trainer(
-        self, device: torch.device, environment: FitEnvironment, callbacks: list[L.Callback], options: dict[str, Any]
+        self, kind: type[L.Trainer], environment: FitEnvironment, callbacks: list[L.Callback], options: dict[str, Any]
     ) -> L.Trainer:
-        return L.Trainer(
+        device = environment.device
+        return kind(
             accelerator="cpu" if device.type == "cpu" else device.type,
             devices=1 if device.type == "cpu" else [device.index or 0],
             precision=environment.precision_name,  # type: ignore[arg-type]

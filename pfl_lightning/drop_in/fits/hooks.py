@@ -9,8 +9,9 @@ import lightning as L
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.fits.added_layers import KeepsAdded
+from pfl_lightning.drop_in.fits.inner_trainer import Trainer
 from pfl_lightning.drop_in.fits.loggers import OuterRun
-from pfl_lightning.drop_in.fits.seen_trainer import as_seen
+from pfl_lightning.drop_in.fits.results_in_place import keep_results_in_place
 from pfl_lightning.drop_in.outer.local_callbacks import copies, sees_evaluations
 from pfl_lightning.engines.tasks import MakeTrainer
 
@@ -52,7 +53,7 @@ class LocalHooks:
         own = copies(self.callbacks)
         options |= self.outer.options(client.step_module, own, client.logged_metrics)
         kept = [KeepsAdded(client.step_module, self.added)] if self.added else []
-        return as_seen(make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options), self.outer)
+        return self._made(make_trainer, [*own, *self.outer.callbacks(), *kept, *callbacks], options)
 
     def trainer_of_evaluation(
         self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
@@ -61,5 +62,14 @@ class LocalHooks:
         own = copies(filter(sees_evaluations, self.callbacks))
         options |= self.outer.options(module, own, {})
         kept = [KeepsAdded(module, self.added, own)] if own else []
-        trainer = make_trainer([*own, *self.outer.callbacks(), *kept, *callbacks], **options)
-        return as_seen(trainer, self.outer, evaluates=True)
+        trainer = self._made(make_trainer, [*own, *self.outer.callbacks(), *kept, *callbacks], options)
+        if trainer is not None:
+            trainer.evaluates = True
+        return trainer
+
+    def _made(self, make_trainer: MakeTrainer, callbacks: Sequence[Any], options: dict[str, Any]) -> Any:
+        trainer = make_trainer(callbacks, kind=Trainer, **options)
+        if isinstance(trainer, Trainer):
+            trainer.outer_run = self.outer
+            keep_results_in_place(trainer)
+        return trainer

@@ -23,7 +23,6 @@ from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.counters import Counts, CourseCallback, set_counts
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
 from pfl_lightning.drop_in.fits.kept_modes import KeptModes
-from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, note_reduction, reduction_name, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.own_data import OwnData
@@ -204,7 +203,7 @@ def fit_module(
         Values that the module logged, by name.
     """
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
-    with _module_in_fit(client) as (record, callbacks), logged_in_place():
+    with _module_in_fit(client) as (record, callbacks):
         trainer: Any = client.local.trainer_of_fit(make_trainer, client, callbacks, limit_val_batches=1.0)
         course, every = client.course, client.local.outer.validates_every
         validation = LocalValidation(trainer, client.step_module, context, record.names, every, course)
@@ -250,7 +249,7 @@ def run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[
     validates, datamodule = task.stage == "validation", task.part.datamodule  # a loader of the call has none
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
     functions = {"log": task.notes.watched(module.log), "optimizers": _optimizers_when_asked_for(module)}
-    with silence(), _module_under_trainer(module, **functions), logged_in_place():
+    with silence(), _module_under_trainer(module, **functions):
         if datamodule is None:
             run(module, dataloaders=task.loader(task.environment.device), verbose=False)
         else:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from pfl_lightning.client import FitContext
 from pfl_lightning.data import BatchSource
 from pfl_lightning.drop_in.fits.continuity import Course
-from pfl_lightning.drop_in.fits.seen_trainer import give_metrics, metrics_of, reads_metrics
+from pfl_lightning.drop_in.fits.inner_trainer import give_metrics, metrics_of, reads_metrics
 
 __all__ = ["LocalValidation"]
 

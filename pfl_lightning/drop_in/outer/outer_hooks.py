@@ -8,7 +8,7 @@ import lightning as L
 from torch import Tensor
 
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
-from pfl_lightning.drop_in.fits.logged_in_place import logged_in_place
+from pfl_lightning.drop_in.fits.results_in_place import keep_results_in_place
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, explain_failure, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
@@ -64,6 +64,7 @@ class OuterHooks(ShowsGlobalModel):
         """Build the clients; inside, the outer Trainer's loggers are known from now on."""
         super().setup(stage)
         self.local.outer.trainer = self.trainer
+        keep_results_in_place(self.trainer)  # a round has several values of every client
         self._log_graphs()
 
     def _log_graphs(self) -> None:
@@ -105,11 +106,6 @@ class OuterHooks(ShowsGlobalModel):
         self.local.outer.turn(int(batch[0]), batch_idx)
 
     on_test_batch_start = on_validation_batch_start
-
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        """Log a value; a round has several of every client."""
-        with logged_in_place():
-            super().log(*args, **kwargs)
 
     def explain_failure_outside(self, error: BaseException) -> None:
         """Say of an error in a callback that a batch is a client."""

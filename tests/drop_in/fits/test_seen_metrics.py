@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop
 from pfl_lightning.drop_in.fits.counters import names_in_code
-from pfl_lightning.drop_in.fits.seen_trainer import MetricNotLogged
+from pfl_lightning.drop_in.fits.inner_trainer import MetricNotLogged
 from pfl_lightning.methods import FedAvg
 
 

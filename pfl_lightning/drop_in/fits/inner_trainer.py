@@ -1,4 +1,4 @@
-"""What a module finds as its Trainer inside local fits and evaluations, where the Trainer is one client's."""
+"""The Trainer of one client's local fit or evaluation, as the client's module finds it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,9 @@ from pfl_lightning.drop_in.fits.counters import names_in_code
 from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["MetricNotLogged", "as_seen", "give_metrics", "metrics_of", "reads_metrics"]
+__all__ = ["MetricNotLogged", "Trainer", "give_metrics", "metrics_of", "reads_metrics"]
 
 _log = logging.getLogger(__name__)
-
-
-def as_seen(trainer: Any, outer: OuterRun, evaluates: bool = False) -> Any:
-    """Let an inner Trainer answer as the one Trainer of a plain run would.
-
-    Args:
-        trainer: The inner Trainer; ``None`` stays ``None``.
-        outer: The outer Trainer and its turn.
-        evaluates: Whether it validates or tests, and so has no optimizers of its own.
-    """
-    if trainer is not None:
-        object.__setattr__(trainer, "__class__", _EvaluatingTrainer if evaluates else _FittingTrainer)
-        trainer.outer_run = outer
-    return trainer
 
 
 READ = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
@@ -77,15 +63,25 @@ class _Metrics(dict[str, Any]):
         )
 
 
-class _FittingTrainer(L.Trainer):
-    """An inner Trainer, which shows the outer one's callbacks for checkpoints and early stopping where it has none."""
+class Trainer(L.Trainer):
+    """Answers as the one Trainer of a plain run would. By its name Lightning reads ``PL_TRAINER_...`` for it, too.
 
-    outer_run: OuterRun
+    It shows the outer Trainer's callbacks for checkpoints and early stopping where it has none. In an evaluation it
+    makes optimizers and schedulers when it is asked for them: the validation of a plain fit has some.
+    """
+
+    outer_run = OuterRun()
+    """The outer Trainer and its turn."""
+    evaluates = False
+    """Whether it validates or tests, and so has no optimizers of its own."""
     without_validation: str | None = None
     """Why the client cannot be validated in its fit."""
+    _was_asked = False
 
     @property
     def _where(self) -> str:
+        if self.evaluates:
+            return "an evaluation of one client, whose Trainer has not trained"
         reason = f" without a validation ({self.without_validation})" if self.without_validation else ""
         return f"the local fit of one client{reason}"
 
@@ -122,13 +118,6 @@ class _FittingTrainer(L.Trainer):
         """Callbacks that stop."""
         return super().early_stopping_callbacks or getattr(self.outer_run.trainer, "early_stopping_callbacks", [])
 
-
-class _EvaluatingTrainer(_FittingTrainer):
-    """It makes optimizers and schedulers when it is asked for them: the validation of a plain fit has some."""
-
-    _was_asked = False
-    _where = "an evaluation of one client, whose Trainer has not trained"  # type: ignore[assignment]
-
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers."""
@@ -146,7 +135,7 @@ class _EvaluatingTrainer(_FittingTrainer):
         return self.strategy.lr_scheduler_configs
 
     def _make_optimizers(self) -> None:
-        if self._was_asked or self.strategy.optimizers:
+        if not self.evaluates or self._was_asked or self.strategy.optimizers:
             return
         self._was_asked, name = True, type(self.lightning_module).__name__
         try:
