@@ -287,7 +287,6 @@ class FederatedLoop(ProjectCallback):
         if isinstance(exception, FederationError) and failed and not self.aggregated:
             going_on.name_previous(trainer, exception)
         if isinstance(pl_module, Federation):
-            pl_module.explain_failure_outside(exception)
             pl_module.stop_engine()
 
     # From a checkpoint between the last client and the end of the validation Lightning does not go on as if nothing had

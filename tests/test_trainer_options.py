@@ -21,7 +21,10 @@ FIT = partial(FedAvg, epochs=1)
         ({"overfit_batches": 0.5}, r"overfit_batches=0\.5\) would train 0\.5 of the clients"),
         ({"val_check_interval": 0.5}, r"val_check_interval=0\.5\) would validate in the middle of a round"),
         ({"val_check_interval": 2}, r"val_check_interval=2\) .*use check_val_every_n_epoch"),
-        ({"max_steps": 3}, r"max_steps=3\) counts optimizer steps, .* rounds are max_epochs"),
+        (
+            {"max_steps": 3},
+            r"max_steps=3\) is about .*engine=TrainerEngine\(max_steps=3\)\); rounds are limited by max_ep",
+        ),
         ({"min_steps": 3}, r"min_steps=3\) counts optimizer steps"),
     ],
     ids=str,

@@ -7,7 +7,8 @@ Where to look:
   ``trainer_data`` (internals of Lightning), ``later_loaders``, ``prediction`` and ``cli_optimizers``. Data and
   arguments: ``given_data``, ``module_streams``, ``checks``.
 - ``outer/``: the federation, and what its Trainer has. ``federation``, ``given_module``, ``logs_over_clients``;
-  ``trainer_checks`` and ``handed_options`` (its options), ``outer_hooks`` and ``local_callbacks`` (its callbacks),
+  ``handed_options`` (its options, of which the rest are in ``federation/outer_callbacks``), ``outer_hooks`` and
+  ``local_callbacks`` (its callbacks),
   ``user_stages`` (setup, checkpoints, predict), ``set_up``, ``shown_model`` (the global model behind ``pl_module``),
   ``traveling`` (what is said of tensors that travel).
 - ``client/``: a client. ``module_client`` and ``module_steps``, with ``made_class`` (of a method) and

@@ -22,8 +22,7 @@ from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
 from pfl_lightning.federation.outer_callbacks import (
     check_callbacks,
-    check_gradient_options,
-    check_round_options,
+    check_options,
     check_strategy,
     end_by_rounds,
 )
@@ -171,8 +170,7 @@ class Federation(EvaluationHooks, SavedState):
         gets none: a loop would refuse a checkpoint from the middle of a round, which can be evaluated.
         """
         if self.trainer.state.fn == TrainerFn.FITTING:
-            check_gradient_options(self.trainer)
-            check_round_options(self.trainer)
+            check_options(self.trainer)
         return self.missing_callbacks()
 
     def missing_callbacks(self, beside: Sequence[L.Callback] = ()) -> list[L.Callback]:

@@ -99,9 +99,6 @@ class EngineHooks(FederationRounds):
         """Stop the engine."""
         self.stop_engine()
 
-    def explain_failure_outside(self, error: BaseException) -> None:
-        """Add to an error of the Trainer's call what a federation knows of it."""
-
     def stop_engine(self) -> None:
         """Drop the local fits and evaluations under way and release the engine's resources."""
         if self._current_round is not None:

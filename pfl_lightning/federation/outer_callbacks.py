@@ -1,25 +1,30 @@
-"""Callbacks and options of Lightning that have nothing to act on in the outer Trainer, which trains no model."""
+"""Callbacks and options of Lightning that mean something else, or nothing, in the outer Trainer.
+
+Its batches are clients, its epochs are rounds, and it trains no model.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
-
-import lightning as L
+from typing import Any, Literal
 
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = [
+    "call_with_options",
     "check_callbacks",
-    "check_gradient_options",
-    "check_round_options",
+    "check_options",
     "check_strategy",
     "end_by_rounds",
     "lightning_kinds",
-    "validates_within_rounds",
+    "refuse_callback",
 ]
 
+Place = Literal["Federation", "federate", "inside"]
+"""The outer Trainer of a method's own clients, that of a user's module, and local fits."""
+
+_SEARCHES = {"BatchSizeFinder", "LearningRateFinder"}
 _SEARCH = (
     "{name} needs a plain training run, and a federation's Trainer has none: run it with your module and a plain "
     "Trainer first, and give the federation what it found"
@@ -28,28 +33,52 @@ _LOCAL = (
     "{name} acts on a model while it is trained, and the models are trained in the clients' local fits: remove it "
     "here and give it to the engine, engine=TrainerEngine(callbacks=[{name}(...)]); it starts again in each local fit"
 )
-_REFUSED = {
-    "BatchSizeFinder": _SEARCH,
-    "LearningRateFinder": _SEARCH,
-    "GradientAccumulationScheduler": _LOCAL,
-    "StochasticWeightAveraging": _LOCAL,
-    "WeightAveraging": _LOCAL,
-    "ModelPruning": _LOCAL,
-    "BaseFinetuning": _LOCAL,
+_BATCHES = (
+    "{name} acts on batches, and a batch of the outer Trainer is a client: leave it out there and use "
+    "{call}(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
+)
+_INSIDE = (
+    "{name} has nothing to do inside local fits, which are silent, train as they are told and save nothing: give it to "
+    "the outer Trainer's callbacks, or leave it out"
+)
+_REFUSED: dict[Place, dict[str, str]] = {
+    "Federation": dict.fromkeys(_SEARCHES, _SEARCH)
+    | dict.fromkeys(
+        ("GradientAccumulationScheduler", "StochasticWeightAveraging", "WeightAveraging", "ModelPruning"), _LOCAL
+    )
+    | {"BaseFinetuning": _LOCAL},
+    "federate": dict.fromkeys(("GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"), _BATCHES),
+    "inside": dict.fromkeys((*_SEARCHES, "Checkpoint", "ProgressBar"), _INSIDE),
 }
+"""What is refused of Lightning's callbacks, by the place and the name of their class."""
+
+_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+
+
+def call_with_options(callbacks: Iterable[Any]) -> str:
+    """What has the options of the federation in the user's code: ``federate``, or a FederatedLoop with a method."""
+    return "FederatedLoop" if any(getattr(each, "makes_federations", False) for each in callbacks) else "federate"
+
+
+def refuse_callback(callback: Any, place: Place, call: str = "federate") -> None:
+    """Refuse a callback that could only fail or do nothing in a place.
+
+    Raises:
+        ConfigurationError: Names the callback and what to do in its place.
+    """
+    for kind in lightning_kinds(callback) & _REFUSED[place].keys():
+        raise ConfigurationError(_REFUSED[place][kind].format(name=type(callback).__name__, call=call))
 
 
 def check_callbacks(callbacks: Iterable[Any]) -> None:
     """Refuse callbacks of the outer Trainer that could only fail or do nothing, and warn of one that logs nothing.
 
     Raises:
-        ConfigurationError: Names the callback and what to do in its place.
+        ConfigurationError: See :func:`refuse_callback`.
     """
     for callback in callbacks:
-        kinds = lightning_kinds(callback)
-        for kind in kinds & _REFUSED.keys():
-            raise ConfigurationError(_REFUSED[kind].format(name=type(callback).__name__))
-        if "LearningRateMonitor" in kinds:
+        refuse_callback(callback, "Federation")
+        if "LearningRateMonitor" in lightning_kinds(callback):
             warnings.warn(
                 f"{type(callback).__name__} logs nothing: optimizers live in the clients' local fits. A module "
                 "given to federate may log its rate in training_step: self.log('lr', "
@@ -58,61 +87,92 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
             )
 
 
-def check_gradient_options(trainer: L.Trainer) -> None:
-    """Refuse what the outer Trainer would do with gradients, of which it has none: the engine does it in local fits.
+def check_options(trainer: Any, call: str = "Federation") -> None:
+    """Refuse options that a Lightning user means for batches and steps, where the outer Trainer has clients.
+
+    Args:
+        trainer: The outer Trainer.
+        call: What has the options of the federation in the user's code. With a user's module, limits of batches are
+            refused, too, which the engine has not taken over (:mod:`pfl_lightning.drop_in.outer.handed_options`).
 
     Raises:
-        ConfigurationError: Names the options and the engine that takes them.
+        ConfigurationError: Says where each such option belongs.
     """
-    given: dict[str, Any] = {}
-    if trainer.gradient_clip_val:
-        given["gradient_clip_val"] = trainer.gradient_clip_val
-        if trainer.gradient_clip_algorithm is not None:
-            given["gradient_clip_algorithm"] = trainer.gradient_clip_algorithm.value
-    engine = "SequentialEngine"
-    if trainer.accumulate_grad_batches != 1:
-        given["accumulate_grad_batches"], engine = trainer.accumulate_grad_batches, "TrainerEngine"
-    if given:
-        options = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ConfigurationError(
-            f"Trainer({options}) is about the gradients of local fits, and the outer Trainer has none: leave it out "
-            f"there and give it to the engine, Federation(..., engine={engine}({options}))"
+    found = _shortcut(trainer, call) or _of_local_fits(trainer, call) or _of_rounds(trainer)
+    if found is not None:
+        raise ConfigurationError(found)
+    if call != "Federation" and type(trainer.profiler).__name__ != "PassThroughProfiler":
+        warnings.warn(
+            "Trainer(profiler=...) times rounds and local fits as a whole; what happens inside local fits is timed by "
+            f"{call}(..., engine=TrainerEngine(profiler=...))",
+            stacklevel=2,
         )
 
 
-def check_round_options(trainer: Any) -> None:
-    """Refuse options that count steps, which the outer Trainer does not take, train some clients, or validate too soon.
-
-    Raises:
-        ConfigurationError: Names the option and what to do in its place.
-    """
-    batches, most = trainer.overfit_batches, trainer.max_steps
-    if batches:
-        raise ConfigurationError(
-            f"Trainer(overfit_batches={batches}) would train {batches} of the clients, since a batch of the outer "
-            "Trainer is a client: leave it out there; FederatedLoop(cohort=...) says how many clients a round trains, "
-            f"and Federation(..., engine=TrainerEngine(limit_train_batches={batches})) takes so many batches of each "
-            "client"
+def _shortcut(trainer: Any, call: str) -> str | None:
+    """What is wrong with an option that sets others, which are not to be named in its place."""
+    if call != "Federation" and trainer.fast_dev_run and trainer.max_steps != -1:
+        count = int(trainer.fast_dev_run)
+        own = ", ".join(f"{name}={count}" for name in _LIMITS)
+        return (
+            f"Trainer(fast_dev_run={trainer.fast_dev_run}) would run {count} whole client(s), since a batch of the "
+            "outer Trainer is a client: try a round by Trainer(max_epochs=1, logger=False, enable_checkpointing=False) "
+            f"and {call}(..., engine=TrainerEngine({own}))"
         )
-    if trainer.min_steps is not None or (most != -1 and not trainer.fast_dev_run):  # which sets max_steps
-        given = f"max_steps={most}" if most != -1 else f"min_steps={trainer.min_steps}"
-        raise ConfigurationError(
-            f"Trainer({given}) counts optimizer steps, and the outer Trainer takes none, so that it would have no "
-            "effect: rounds are max_epochs and min_epochs; Federation(..., engine=TrainerEngine(max_steps=...)) limits "
-            "the steps of each phase of a local fit"
+    if trainer.overfit_batches:
+        value = trainer.overfit_batches
+        return (
+            f"Trainer(overfit_batches={value}) would train {value} of the clients, since a batch of the outer Trainer "
+            f"is a client: leave it out there; {call}(..., engine=TrainerEngine(limit_train_batches={value})) takes "
+            "so many batches of each client, and FederatedLoop(cohort=...) says how many clients a round trains"
+        )
+    return None
+
+
+def _of_local_fits(trainer: Any, call: str) -> str | None:
+    """What is wrong with options about gradients, batches and steps, which the clients take."""
+    clipping, accumulated, most = trainer.gradient_clip_val or None, trainer.accumulate_grad_batches, trainer.max_steps
+    with_module = call != "Federation"
+    given = {
+        "gradient_clip_val": clipping,
+        "gradient_clip_algorithm": getattr(trainer.gradient_clip_algorithm, "value", None)
+        if with_module or clipping
+        else None,
+        "accumulate_grad_batches": None if accumulated == 1 else accumulated,
+        "max_steps": None if most == -1 or trainer.fast_dev_run else most,  # which sets max_steps
+        **{name: _limit(getattr(trainer, name)) for name in _LIMITS if with_module},
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    options = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    clips = given.keys() <= {"gradient_clip_val", "gradient_clip_algorithm"} and not with_module
+    rounds = "; rounds are limited by max_epochs" if "max_steps" in given else ""
+    clients = " (FederatedLoop(cohort=...) and (eval_cohort=...) say how many clients a round trains and evaluates)"
+    return (
+        f"Trainer({options}) is about the gradients, batches or steps of local fits, which the clients take: leave it "
+        f"out there and give it to the engine, {call}(..., engine={'Sequential' if clips else 'Trainer'}Engine"
+        f"({options})){rounds}{clients if given.keys() & {*_LIMITS} else ''}"
+    )
+
+
+def _limit(value: int | float) -> int | float | None:
+    """A limit of batches that is one: all and none mean the same of clients."""
+    return None if value == 0 or (isinstance(value, float) and value == 1.0) else value
+
+
+def _of_rounds(trainer: Any) -> str | None:
+    """What is wrong with options that would act in the middle of a round, or never."""
+    if trainer.min_steps is not None:
+        return (
+            f"Trainer(min_steps={trainer.min_steps}) counts optimizer steps, and the outer Trainer takes none: use "
+            "min_epochs, the least number of rounds"
         )
     if trainer.check_val_every_n_epoch == 0:
-        raise ConfigurationError(
+        return (
             "Trainer(check_val_every_n_epoch=0) would validate after every 0 rounds: give at least 1, or "
             "limit_val_batches=0 for no validation"
         )
-    within = validates_within_rounds(trainer)
-    if within is not None:
-        raise ConfigurationError(within)
-
-
-def validates_within_rounds(trainer: Any) -> str | None:
-    """What is wrong with a ``val_check_interval``: the server has not aggregated what would be evaluated."""
     interval = getattr(trainer, "val_check_interval", 1.0)
     seconds = getattr(trainer, "_val_check_time_interval", None)
     usual = seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0))

@@ -15,9 +15,8 @@ from lightning.pytorch.profilers import SimpleProfiler
 from pfl_lightning import TrainerEngine
 from pfl_lightning.drop_in.outer.handed_options import _NONE_OUTSIDE, HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import sort_callbacks
-from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.outer_callbacks import check_callbacks
+from pfl_lightning.federation.outer_callbacks import check_callbacks, check_options
 from pfl_lightning.methods import ADAPTER_METHODS
 from pfl_lightning.methods import METHODS as PLAIN_METHODS
 
@@ -97,9 +96,9 @@ def test_an_option_is_refused_or_handed_on_as_the_table_says(name):
             re.search(r"TrainerEngine\((\w+)=", says)[1]
         ]
         with pytest.raises(ConfigurationError, match=instead):
-            check_trainer(trainer)
+            check_options(trainer, "federate")
         return
-    check_trainer(trainer)
+    check_options(trainer, "federate")
     handed.give_back()
     expected = {name} if name in _NONE_OUTSIDE else set()
     if name == "fast_dev_run":

@@ -31,10 +31,10 @@ from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
 from pfl_lightning.drop_in.outer.local_callbacks import check_local
 from pfl_lightning.drop_in.outer.set_up import set_up_by, warn_of_pooled_numbers
-from pfl_lightning.drop_in.outer.trainer_checks import check_trainer
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation.outer_callbacks import call_with_options, check_options
 from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -126,7 +126,7 @@ class ModuleFederation(HoldsGivenModule):
         if not self._project_validates:
             self.handed.leave_out_validation(self.trainer)
         try:
-            check_trainer(self.trainer)
+            check_options(self.trainer, call_with_options(self.trainer.callbacks))  # type: ignore[attr-defined]
         except ConfigurationError:
             self.handed.give_back()
             raise

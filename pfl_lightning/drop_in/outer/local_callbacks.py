@@ -9,16 +9,14 @@ from collections.abc import Iterable, Sequence
 
 import lightning as L
 
-from pfl_lightning.drop_in.outer.trainer_checks import call_with_options
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.outer_callbacks import lightning_kinds
+from pfl_lightning.federation.outer_callbacks import call_with_options, lightning_kinds, refuse_callback
 from pfl_lightning.older_package import also_newer
 
 __all__ = [
     "check_epochs",
     "check_local",
     "copies",
-    "explain_failure",
     "is_own",
     "sees_evaluations",
     "sort_callbacks",
@@ -26,19 +24,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_INSIDE = {"StochasticWeightAveraging", "WeightAveraging", "BaseFinetuning", "ModelPruning", "LearningRateMonitor"}
+_MOVED = {"StochasticWeightAveraging", "WeightAveraging", "BaseFinetuning", "ModelPruning", "LearningRateMonitor"}
 """Callbacks of Lightning that act on a model and its optimizers while it is trained."""
-
-_OF_BATCHES = {"GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"}
-"""Callbacks of Lightning that count batches or look at their losses."""
-
-_OUTSIDE = {
-    "Checkpoint": "checkpoints are those of the federation",
-    "ProgressBar": "local fits are silent",
-    "BatchSizeFinder": "it searches in a plain training run",
-    "LearningRateFinder": "it searches in a plain training run",
-}
-"""Callbacks of Lightning that have nothing to do in a local fit, and why."""
 
 _PACKAGES = ("lightning.", "pytorch_lightning.", "pfl_lightning.")
 
@@ -67,33 +54,16 @@ def sort_callbacks(
     inside, own = [], list(callbacks)
     call = call_with_options(own)
     for callback in own:
-        kinds, name = lightning_kinds(callback), type(callback).__name__
-        if kinds & _OF_BATCHES:
-            raise ConfigurationError(
-                f"{name} acts on batches, and a batch of the outer Trainer is a client: leave it out there and use "
-                f"{call}(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
-            )
-        if kinds & _INSIDE or (gives_trainer and callback in of_module and _hooks_of_batches(callback)):
+        refuse_callback(callback, "federate", call)
+        moved = lightning_kinds(callback) & _MOVED
+        if moved or (gives_trainer and callback in of_module and _hooks_of_batches(callback)):
             inside.append(callback)
     if inside:
         check_local(inside, gives_trainer)
         names = ", ".join(type(callback).__name__ for callback in inside)
         _log.info("%s: runs inside local fits, a new copy in each, as %s(..., local_callbacks=) says it", names, call)
     _warn_of_batches((callback for callback in own if callback not in inside), call)
-    _warn_of_steps(own)
     return inside
-
-
-def _warn_of_steps(callbacks: Iterable[L.Callback]) -> None:
-    for callback in callbacks:
-        steps = getattr(callback, "_every_n_train_steps", 0)  # of a ModelCheckpoint
-        if steps:
-            _log.warning(
-                "%s(every_n_train_steps=%d) does not count the steps of clients, and no fit goes on from what it saves "
-                "in the middle of a round: use every_n_epochs, which counts rounds",
-                type(callback).__name__,
-                steps,
-            )
 
 
 def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
@@ -110,11 +80,7 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
             raise ConfigurationError(
                 f"{name} runs inside local fits, and this engine has no Trainer there: use TrainerEngine"
             )
-        for kind in kinds & _OUTSIDE.keys():
-            raise ConfigurationError(
-                f"{name} has nothing to do inside local fits ({_OUTSIDE[kind]}): give it to the outer Trainer's "
-                "callbacks, or leave it out"
-            )
+        refuse_callback(callback, "inside")
         if "ModelPruning" in kinds and not callback._make_pruning_permanent:  # type: ignore[attr-defined]
             raise ConfigurationError(
                 f"{name}(make_pruning_permanent=False) leaves masks in the clients' models, which the server's does "
@@ -144,19 +110,18 @@ def check_epochs(
         ConfigurationError: They would have no effect, or undo the training.
     """
     least = min(epochs, default=0)
-    for callback in callbacks:
-        name, kinds = type(callback).__name__, lightning_kinds(callback)
-        if continues and "StochasticWeightAveraging" in kinds:
-            raise ConfigurationError(
-                f"{name} counts the epochs of one fit, and starts again in each local fit: use {call}(..., "
-                "schedule='restart'), by which local fits count from 0"
-            )
-        if "StochasticWeightAveraging" in kinds and least < 2:
-            raise ConfigurationError(
-                f"{name} averages the weights that a client has at the start of its local epochs, and there is {least} "
-                f"in a round: nothing would be trained; use {call}(..., epochs=2) or more, or EMAWeightAveraging, "
-                "which averages over steps"
-            )
+    averaging = [type(each).__name__ for each in callbacks if "StochasticWeightAveraging" in lightning_kinds(each)]
+    if averaging and continues:
+        raise ConfigurationError(
+            f"{averaging[0]} counts the epochs of one fit, and starts again in each local fit: use {call}(..., "
+            "schedule='restart'), by which local fits count from 0"
+        )
+    if averaging and least < 2:
+        raise ConfigurationError(
+            f"{averaging[0]} averages the weights that a client has at the start of its local epochs, and there is "
+            f"{least} in a round: nothing would be trained; use {call}(..., epochs=2) or more, or "
+            "EMAWeightAveraging, which averages over steps"
+        )
 
 
 def copies(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
@@ -174,42 +139,27 @@ def copies(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
 
 def sees_evaluations(callback: L.Callback) -> bool:
     """Whether a local callback also runs where a client is validated or tested."""
-    if lightning_kinds(callback) & _INSIDE:
+    if lightning_kinds(callback) & _MOVED:
         return False
     names = {name for name in dir(L.Callback) if name.startswith(("on_validation_", "on_test_"))}
     return any(is_own(callback, name) for name in names)
 
 
-def explain_failure(error: BaseException, callbacks: Iterable[L.Callback]) -> None:
-    """Add to an error of a hook of batches of the user's own what it was given for a batch.
-
-    Args:
-        error: What ended the Trainer's call.
-        callbacks: Those of the outer Trainer.
-    """
-    failed, step = set(), error.__traceback__
-    while step is not None:
-        failed.add(step.tb_frame.f_code)
-        step = step.tb_next
-    own = list(callbacks)
-    for callback in own:
-        for hook in _hooks_of_batches(callback):
-            if getattr(getattr(callback, hook), "__code__", None) in failed:
-                name = type(callback).__name__
-                error.add_note(
-                    f"{name}.{hook} was given a client for a batch: take {name} out of the Trainer's callbacks and "
-                    f"use {call_with_options(own)}(..., local_callbacks=[{name}(...)]), by which it sees batches of "
-                    "each client"
-                )
-
-
 def _warn_of_batches(callbacks: Iterable[L.Callback], call: str) -> None:
-    """Warn of callbacks of the user's own that would take clients for batches."""
+    """Warn of callbacks that would take clients for batches, and of checkpoints that count steps."""
     found = []
     for callback in callbacks:
-        own = _hooks_of_batches(callback)
+        name, own = type(callback).__name__, _hooks_of_batches(callback)
         if own:
-            found.append(f"{type(callback).__name__} ({', '.join(own)})")
+            found.append(f"{name} ({', '.join(own)})")
+        steps = getattr(callback, "_every_n_train_steps", 0)  # of a ModelCheckpoint
+        if steps:
+            _log.warning(
+                "%s(every_n_train_steps=%d) does not count the steps of clients, and no fit goes on from what it saves "
+                "in the middle of a round: use every_n_epochs, which counts rounds",
+                name,
+                steps,
+            )
     if found:
         warnings.warn(
             f"{'; '.join(found)}: in the outer Trainer a batch is a client, and there is no backward pass. For the "

@@ -10,10 +10,10 @@ from torch import Tensor
 from pfl_lightning.drop_in.fits.hooks import LocalHooks
 from pfl_lightning.drop_in.fits.results_in_place import keep_results_in_place
 from pfl_lightning.drop_in.outer.handed_options import HandedOptions
-from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, explain_failure, sort_callbacks
+from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
-from pfl_lightning.drop_in.outer.trainer_checks import call_with_options
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation.outer_callbacks import call_with_options
 
 __all__ = ["OuterHooks"]
 
@@ -106,12 +106,6 @@ class OuterHooks(ShowsGlobalModel):
         self.local.outer.turn(int(batch[0]), batch_idx)
 
     on_test_batch_start = on_validation_batch_start
-
-    def explain_failure_outside(self, error: BaseException) -> None:
-        """Say of an error in a callback that a batch is a client."""
-        if self._trainer is not None:  # else it failed before this run began
-            trainer: Any = self._trainer
-            explain_failure(error, trainer.callbacks)
 
     def stop_engine(self) -> None:
         """Stop the engine, and give the outer Trainer its callbacks back."""

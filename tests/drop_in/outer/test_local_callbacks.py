@@ -88,29 +88,6 @@ def test_a_callback_that_would_take_clients_for_batches_is_warned_of():
     assert sum("local_callbacks" in str(warning.message) for warning in said) == 1
 
 
-class TakesBatchesApart(L.Callback):
-    """Looks into the batches of the user's data."""
-
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *args: Any) -> None:
-        inputs, _ = batch
-        self.log("mean", inputs.mean())
-
-
-@pytest.mark.filterwarnings("ignore:.*a batch is a client.*")
-def test_a_callback_that_fails_at_a_client_for_a_batch_is_told_where_it_belongs():
-    options: dict[str, Any] = {"num_clients": 2, "seed": 1, "head": "fc"}
-    failing = quiet_trainer(1, TakesBatchesApart(), FederatedLoop(method=FedAvg, **options))
-    with pytest.raises(ValueError, match="unpack") as raised:
-        failing.fit(Net(), datamodule=Data())
-    (note,) = raised.value.__notes__
-    assert "FederatedLoop(..., local_callbacks=[TakesBatchesApart(...)])" in note
-    assert "on_validation_batch_end was given a client" in note
-    loop = FederatedLoop(method=FedAvg, local_callbacks=[TakesBatchesApart()], **options)
-    trainer = quiet_trainer(1, loop)
-    trainer.fit(Net(), datamodule=Data())
-    assert "mean" in trainer.callback_metrics
-
-
 def test_callbacks_of_lightning_stay_outside_without_a_word(tmp_path):
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1)
     given = [ModelCheckpoint(tmp_path), EarlyStopping("val_loss"), TQDMProgressBar()]
@@ -247,7 +224,7 @@ def test_callbacks_of_the_older_package_run_inside():
 
 
 WRONG = [
-    (ModelCheckpoint(), TrainerEngine(), "nothing to do inside local fits .*outer Trainer's callbacks"),
+    (ModelCheckpoint(), TrainerEngine(), "nothing to do inside local fits, .*outer Trainer's callbacks"),
     (Batches(), SequentialEngine(), "Batches runs inside local fits, and this engine has no Trainer there: use Trai"),
     (Batches(), RayEngine(), "use TrainerEngine"),
     (ModelPruning("l1_unstructured", make_pruning_permanent=False), TrainerEngine(), "leaves masks in the clients'"),
