@@ -14,7 +14,6 @@ from pfl_lightning.callbacks.cohorts import draw_clients, number_of_clients
 from pfl_lightning.callbacks.curves import purge_curves
 from pfl_lightning.callbacks.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
-from pfl_lightning.datamodules.adapters.loading.reloading import Reloading
 from pfl_lightning.drop_in.forms.project_callback import ProjectCallback
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
@@ -96,7 +95,6 @@ class FederatedLoop(ProjectCallback):
         self._start = 0.0
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
-        self._reloading = Reloading(0)
         self._ignored: Any = None  # Lightning's remark on batches, as a filter of warnings, during a fit
         self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
         self._eval_cohort_before = self.eval_cohort
@@ -158,7 +156,6 @@ class FederatedLoop(ProjectCallback):
         options: Any = trainer
         if self._every_before is None:
             self._every_before = options.reload_dataloaders_every_n_epochs
-        self._reloading = Reloading(self._every_before if hasattr(pl_module, "given_module") else 0)
         options.reload_dataloaders_every_n_epochs = 1
         # It would be said again with each round's loader, of clients; every round is logged.
         warnings.filterwarnings(
@@ -219,8 +216,6 @@ class FederatedLoop(ProjectCallback):
         assert isinstance(pl_module, Federation)
         self._start = time.perf_counter()
         self._before_round = dict(self.traffic.up), dict(self.traffic.down)
-        if self._reloading.every:
-            self._reloading.before(trainer.current_epoch, pl_module.data, trainer)
         self._in_round, self.aggregated = True, False
         self._round = pl_module.begin_round(self.traffic, self.updates, self.on_client_error)
 

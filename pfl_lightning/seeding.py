@@ -81,8 +81,6 @@ class Purpose(StrEnum):
     """Public samples of a round."""
     TSNE = "t-SNE"
     """Start of the embedding of features in the plane."""
-    RELOAD = "reload"
-    """Loaders of a project that are asked for once more before a round."""
 
 
 class DataStream(IntEnum):

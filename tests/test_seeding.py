@@ -41,7 +41,6 @@ PURPOSES = {
     "INSPECTED_CLIENTS": "inspected clients",
     "INSPECTED_SAMPLES": "inspected samples",
     "TSNE": "t-SNE",
-    "RELOAD": "reload",
 }
 STREAMS = ["RULE", "TEST", "VALIDATION", "POOL", "QUANTITY", "SHIFT", "NOVEL", "UNLABELED", "PUBLIC"]
 

@@ -98,7 +98,7 @@ def check_options(trainer: Any, call: str = "Federation") -> None:
     Raises:
         ConfigurationError: Says where each such option belongs.
     """
-    found = _shortcut(trainer, call) or _of_local_fits(trainer, call) or _of_rounds(trainer)
+    found = _shortcut(trainer, call) or _of_local_fits(trainer, call) or _of_rounds(trainer, call)
     if found is not None:
         raise ConfigurationError(found)
     if call != "Federation" and type(trainer.profiler).__name__ != "PassThroughProfiler":
@@ -161,7 +161,7 @@ def _limit(value: int | float) -> int | float | None:
     return None if value == 0 or (isinstance(value, float) and value == 1.0) else value
 
 
-def _of_rounds(trainer: Any) -> str | None:
+def _of_rounds(trainer: Any, call: str) -> str | None:
     """What is wrong with options that would act in the middle of a round, or never."""
     if trainer.min_steps is not None:
         return (
@@ -172,6 +172,13 @@ def _of_rounds(trainer: Any) -> str | None:
         return (
             "Trainer(check_val_every_n_epoch=0) would validate after every 0 rounds: give at least 1, or "
             "limit_val_batches=0 for no validation"
+        )
+    again = trainer.reload_dataloaders_every_n_epochs
+    if again and call != "Federation":
+        return (
+            f"Trainer(reload_dataloaders_every_n_epochs={again}) would ask for other loaders in later rounds, and "
+            "clients go on with items of the first: leave it out, and let the Dataset itself follow "
+            "self.trainer.current_epoch of the module, by an attribute"
         )
     interval = getattr(trainer, "val_check_interval", 1.0)
     seconds = getattr(trainer, "_val_check_time_interval", None)

@@ -65,6 +65,7 @@ VALUES = {
     "overfit_batches": 2,
     "max_steps": 7,
     "min_steps": 7,
+    "reload_dataloaders_every_n_epochs": 2,
     "val_check_interval": 0.5,
     "detect_anomaly": True,
     "deterministic": "warn",
@@ -92,7 +93,7 @@ def test_an_option_is_refused_or_handed_on_as_the_table_says(name):
     changed = {option for option, value in vars(engine).items() if value != before[option]}
     says = OPTIONS[name]
     if says.startswith("refused"):
-        [instead] = set(NAME.findall(says)) & {"min_epochs", "check_val_every_n_epoch"} or [
+        [instead] = set(NAME.findall(says)) & {"min_epochs", "check_val_every_n_epoch", "current_epoch"} or [
             re.search(r"TrainerEngine\((\w+)=", says)[1]
         ]
         with pytest.raises(ConfigurationError, match=instead):
