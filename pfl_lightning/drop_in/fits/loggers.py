@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import lightning as L
@@ -13,24 +15,13 @@ from pfl_lightning.federation.outer_callbacks import lightning_kinds
 
 __all__ = ["LocalLogger", "OuterRun"]
 
-_NAMES = {"artifact_file", "figure_name", "image_name", "key", "main_tag", "name", "tag"}
-"""Parameters of loggers that name what is logged."""
+_log = logging.getLogger(__name__)
 
-_STEPS = {"global_step", "step"}
-_METRICS = {"data", "dictionary", "metrics", "metrics_dict"}
+_WRITES = ("add_", "after_save", "finalize", "log", "save", "watch")
+"""How names of functions begin by which loggers write."""
 
-_ONCE = {
-    "add_graph",
-    "add_hparams",
-    "after_save_checkpoint",
-    "finalize",
-    "log_graph",
-    "log_hparams",
-    "log_hyperparams",
-    "save",
-    "watch",
-}
-"""What is done once, by the outer Trainer."""
+_ONCE = ("after_save_checkpoint", "finalize", "graph", "hparams", "hyperparams", "save", "watch")
+"""How names end of what is done once, by the outer Trainer."""
 
 
 class OuterRun:
@@ -109,7 +100,9 @@ class _RootDir(L.Callback):
 
 
 class _Local:
-    """An object of a logger as it is found inside: what logs is passed on with the round and the client, or dropped.
+    """An object of a logger as it is found inside, which writes nothing there.
+
+    What TensorBoard's ``add_*`` functions write is passed on with the round and the client.
 
     Args:
         own: The object.
@@ -126,15 +119,18 @@ class _Local:
     def __getattr__(self, name: str) -> Any:
         if name in ("_own", "_run"):  # of an object that is being made
             raise AttributeError(name)
-        if name in _ONCE:
-            return _nothing
         value = getattr(self._own, name)
-        if not callable(value) or not name.startswith(("log", "add_")):
+        if not callable(value) or not name.startswith(_WRITES):
             return value
-        return _passed(value, self._run) if self._run.arrives else _nothing
+        if not self._run.arrives or name.endswith(_ONCE):
+            return _nothing
+        if name.startswith("add_"):
+            return _passed(value, self._run)
+        _say_that_it_is_left_out(type(self._own).__name__, name)
+        return _nothing
 
     def __getitem__(self, name: str) -> Any:
-        return self._own[self._run.named(name)] if self._run.arrives else DummyLogger().experiment
+        return DummyLogger().experiment
 
 
 class LocalLogger(_Local):
@@ -177,25 +173,26 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """Dropped."""
 
 
+@cache
+def _say_that_it_is_left_out(owner: str, name: str) -> None:
+    _log.warning(
+        "%s.%s writes nothing inside local fits and evaluations: use self.logger.log_metrics or a TensorBoardLogger, "
+        "or write in a callback of the outer Trainer",
+        owner,
+        name,
+    )
+
+
 def _passed(function: Callable[..., Any], run: OuterRun) -> Callable[..., Any]:
-    """A function of a logger whose names get the client in front and whose step is the round."""
+    """An ``add_*`` function of TensorBoard whose tags get the client in front and whose step is the round."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = inspect.signature(function).bind(*args, **kwargs)
-        except (TypeError, ValueError):  # no signature, or another: its own message
-            return function(*args, **kwargs)
-        for name, value in bound.arguments.items():
-            if name in _NAMES and isinstance(value, str):
-                bound.arguments[name] = run.named(value)
-            elif name in _METRICS and isinstance(value, Mapping):
-                bound.arguments[name] = {run.named(str(key)): one for key, one in value.items()}
-        data = bound.arguments.get("data")
-        if isinstance(data, dict):  # of W&B, whose steps count calls
-            bound.arguments.pop("step", None)
-            data["trainer/global_step"] = run.round
-        else:
-            bound.arguments |= {name: run.round for name in bound.signature.parameters if name in _STEPS}
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        for name in bound.signature.parameters:
+            if name in ("tag", "main_tag") and name in bound.arguments:
+                bound.arguments[name] = run.named(bound.arguments[name])
+            elif name == "global_step":
+                bound.arguments[name] = run.round
         return function(*bound.args, **bound.kwargs)
 
     return call
