@@ -19,6 +19,7 @@ What a run is made of
 Throughout
 ``errors``, ``checks``                   errors with client and round; checks of arguments
 ``import_paths``, ``older_package``      classes by name; projects that import ``pytorch_lightning``
+``lightning_private``                    private names of Lightning that are used
 =======================================  ==========================================================================
 """
 

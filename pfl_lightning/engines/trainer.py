@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -27,9 +26,10 @@ from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.schedules import advance
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
+from pfl_lightning.lightning_private import keep_fewer_signals
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["NothingProfiled", "TrainerEngine", "keep_fewer_signals"]
+__all__ = ["NothingProfiled", "TrainerEngine"]
 
 
 class TrainerEngine(Engine):
@@ -234,18 +234,3 @@ class NothingProfiled(PassThroughProfiler):
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
         """A context that does nothing."""
         return _NOTHING
-
-
-def keep_fewer_signals(trainer: Any) -> None:
-    """Let a Trainer put back the handlers of signals that it may have changed, not of all that there are."""
-    connector = trainer._signal_connector
-    if hasattr(connector, "_get_current_signal_handlers"):
-        connector._get_current_signal_handlers = partial(_handlers, trainer)
-
-
-def _handlers(trainer: L.Trainer) -> dict[Any, Any]:
-    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # Windows has two of them
-    found = {getattr(signal, name) for name in names if hasattr(signal, name)}
-    environment = trainer._accelerator_connector.cluster_environment
-    requeue = getattr(environment, "requeue_signal", None)  # of a SLURMEnvironment
-    return {number: signal.getsignal(number) for number in (found if requeue is None else found | {requeue})}

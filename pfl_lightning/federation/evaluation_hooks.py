@@ -12,6 +12,7 @@ from torch import Tensor
 from pfl_lightning.federation.client_models import ClientModels
 from pfl_lightning.federation.engine_hooks import EngineHooks
 from pfl_lightning.federation.evaluation import Evaluation, Scores, summarize_scores
+from pfl_lightning.lightning_private import set_batches_that_stepped
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["EvaluationHooks"]
@@ -70,7 +71,7 @@ class EvaluationHooks(EngineHooks, ClientModels):
         # During a fit the loop logs them against the round; Lightning would count local fits.
         outside = self.trainer.state.fn != TrainerFn.FITTING
         if outside and self.has_trained:  # Lightning logs against this, which it does not know of a loaded model
-            self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.round
+            set_batches_that_stepped(self.trainer, self.round)
         scores = (*self.evaluation.validation_scores.values(), *self.evaluation.test_scores.values())
         shown = {name for score in scores for name in score.shown}
         to = None if outside else False  # of True Lightning would warn where there is no logger

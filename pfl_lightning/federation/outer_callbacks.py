@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.lightning_private import end_after_epochs, seconds_between_validations
 
 __all__ = [
     "call_with_options",
@@ -181,7 +182,7 @@ def _of_rounds(trainer: Any, call: str) -> str | None:
             "self.trainer.current_epoch of the module, by an attribute"
         )
     interval = getattr(trainer, "val_check_interval", 1.0)
-    seconds = getattr(trainer, "_val_check_time_interval", None)
+    seconds = seconds_between_validations(trainer)
     usual = seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0))
     if usual or trainer.limit_val_batches == 0:
         return None
@@ -215,12 +216,8 @@ def end_by_rounds(callbacks: Iterable[Any]) -> None:
     """
     for callback in callbacks:
         # One without a duration measures and stops nothing.
-        if (
-            "Timer" in lightning_kinds(callback)
-            and callback.time_remaining() is not None
-            and callback._interval == "step"
-        ):
-            callback._interval = "epoch"
+        if "Timer" in lightning_kinds(callback) and callback.time_remaining() is not None:
+            end_after_epochs(callback)
 
 
 def lightning_kinds(found: Any) -> set[str]:

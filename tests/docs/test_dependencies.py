@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pfl_lightning"
 BASES = {"messages", "phases", "data", "fit_data", "metrics", "seeding", "checks", "errors", "facts"}
-BASES |= {"options", "import_paths", "older_package", "public"}
+BASES |= {"options", "import_paths", "older_package", "lightning_private", "public"}
 TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 
 # Packages to what they may import of the package when they are imported themselves. What is imported for type checkers
@@ -17,7 +17,7 @@ TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 ALLOWED = {
     "functional": set(),
     "encoders": {"import_paths"},
-    "datamodules": {"data", "seeding", "checks", "older_package", "state"},
+    "datamodules": {"data", "seeding", "checks", "older_package", "lightning_private", "state"},
     **{module: BASES | {"functional"} for module in BASES},
     "client": BASES | {"functional", "state"},
     "server": BASES | {"functional", "state", "client"},

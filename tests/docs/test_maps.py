@@ -27,7 +27,8 @@ FOLDERS = sorted(
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_folders_are_small(folder):
     modules = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) <= 16, "divide it: a stranger should find a thing by its name"
+    most = 20 if folder.name == "pfl_lightning" else 16  # the ground floor, which is open to all
+    assert len(modules) <= most, "divide it: a stranger should find a thing by its name"
 
 
 def test_every_folder_of_modules_is_a_package():

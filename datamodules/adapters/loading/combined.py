@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
+from pfl_lightning.lightning_private import combining_mode
 
 __all__ = ["CombinedBatches", "CombinedSplit", "Shape", "StageLoaders"]
 
@@ -70,9 +71,9 @@ class StageLoaders:
             return cls((given,))
         if not isinstance(given, CombinedLoader):
             given = CombinedLoader(given, TRAINED if training else EVALUATED)
-        places = CombinedLoader(given.iterables, given._mode)
+        places = CombinedLoader(given.iterables, combining_mode(given))
         places.flattened = [_Leaf() for _ in given.flattened]
-        return cls(tuple(given.flattened), Shape(places.iterables, given._mode))
+        return cls(tuple(given.flattened), Shape(places.iterables, combining_mode(given)))
 
 
 class CombinedSplit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -15,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
+from pfl_lightning.lightning_private import attached
 
 __all__ = [
     "DATA",
     "GivenLoaders",
-    "attached",
     "brings",
     "checked",
     "data_in",
@@ -145,17 +144,6 @@ def _forms(value: Any) -> list[Any]:
         data = one.dataset if isinstance(one, DataLoader) else one
         found += [type(one), type(data), 0 if isinstance(data, IterableDataset) else getattr(data, "__len__", int)()]
     return found
-
-
-@contextmanager
-def attached(module: L.LightningModule, trainer: Any) -> Iterator[None]:
-    """Inside, the module has a Trainer."""
-    before = module._trainer
-    module.trainer = trainer
-    try:
-        yield
-    finally:
-        module._trainer = before
 
 
 def loaders_of(

@@ -19,6 +19,7 @@ from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit_data import FitData
+from pfl_lightning.lightning_private import attached
 
 __all__ = ["FeaturePass"]
 
@@ -153,11 +154,8 @@ def _as_validating(module: L.LightningModule) -> Iterator[None]:
             default_root_dir=os.devnull,
         )
     trainer.validating = True
-    before, module.trainer = module._trainer, trainer
-    try:
+    with attached(module, trainer):
         yield
-    finally:
-        module._trainer = before
 
 
 @contextmanager

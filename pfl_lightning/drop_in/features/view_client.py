@@ -22,6 +22,7 @@ from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.functional import nearest_neighbor_accuracy
+from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, python_seed, torch_seed
@@ -84,7 +85,7 @@ class ViewModuleClient(FeatureModuleClient):
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
             first, second = (encoder.view(view) for view in self._views_of(batch))
             for copy in self._followers():
-                copy.lend_trainer(self.module._trainer)
+                copy.lend_trainer(trainer_or_none(self.module))
             try:
                 return self.sum_of_terms(self.objective_terms(self.objective(encoder, first, second)))
             finally:

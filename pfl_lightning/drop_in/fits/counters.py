@@ -10,6 +10,8 @@ from typing import Any
 
 import lightning as L
 
+from pfl_lightning.lightning_private import batches_that_stepped, set_batches_that_stepped
+
 __all__ = ["Counts", "CourseCallback", "names_in_code", "set_counts", "warn_of_counters"]
 
 _PACKAGES = ("torch.", "lightning.", "pytorch_lightning.", "lightning_fabric.", "pfl_lightning.")
@@ -44,7 +46,7 @@ def set_counts(trainer: L.Trainer, counts: Counts) -> None:
         progress.ready = progress.started = progress.processed = progress.completed = counts.epochs
     batches = steps.batch_progress.total
     batches.ready = batches.started = batches.processed = batches.completed = counts.seen
-    steps._batches_that_stepped = counts.batches
+    set_batches_that_stepped(trainer, counts.batches)
     for count in (
         steps.automatic_optimization.optim_progress.optimizer.step.total,
         steps.manual_optimization.optim_step_progress.total,
@@ -91,7 +93,7 @@ class CourseCallback(L.Callback):
         """How far a Trainer has come."""
         steps = trainer.fit_loop.epoch_loop
         seen = steps.batch_progress.total.ready
-        return Counts(trainer.current_epoch, steps._batches_that_stepped, trainer.global_step, seen)
+        return Counts(trainer.current_epoch, batches_that_stepped(trainer), trainer.global_step, seen)
 
 
 def warn_of_counters(module: L.LightningModule) -> None:

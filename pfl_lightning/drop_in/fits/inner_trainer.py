@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pfl_lightning.drop_in.fits.counters import names_in_code
 from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.lightning_private import with_own_metrics
 
 __all__ = ["MetricNotLogged", "Trainer", "give_metrics", "metrics_of", "reads_metrics"]
 
@@ -85,28 +86,26 @@ class Trainer(L.Trainer):
         reason = f" without a validation ({self.without_validation})" if self.without_validation else ""
         return f"the local fit of one client{reason}"
 
-    def _as_metrics(self, name: str, values: dict[str, Any]) -> Any:
+    def _as_metrics(self, name: str) -> Any:
         """The connector's own dictionary, to which callbacks may write, as one that says what is missing."""
-        if type(values) is not _Metrics:
-            values = _Metrics(values)
-            setattr(self._logger_connector, f"_{name}", values)
+        values = with_own_metrics(self, name, _Metrics)
         values.where = self._where
         return values
 
     @property
     def callback_metrics(self) -> Any:
         """Values for callbacks."""
-        return self._as_metrics("callback_metrics", self._logger_connector.callback_metrics)
+        return self._as_metrics("callback_metrics")
 
     @property
     def logged_metrics(self) -> Any:
         """Values for loggers."""
-        return self._as_metrics("logged_metrics", self._logger_connector.logged_metrics)
+        return self._as_metrics("logged_metrics")
 
     @property
     def progress_bar_metrics(self) -> Any:
         """Values for progress bars."""
-        return self._as_metrics("progress_bar_metrics", self._logger_connector.progress_bar_metrics)
+        return self._as_metrics("progress_bar_metrics")
 
     @property
     def checkpoint_callbacks(self) -> Any:

@@ -12,6 +12,7 @@ import lightning as L
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
+from pfl_lightning.lightning_private import callback_values, put_root_dir, trainer_or_none, values_for_loggers
 
 __all__ = ["LocalLogger", "OuterRun"]
 
@@ -96,7 +97,7 @@ class _RootDir(L.Callback):
         self._folder = folder
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        trainer._default_root_dir = self._folder  # type: ignore[attr-defined]
+        put_root_dir(trainer, self._folder)
 
 
 class _Local:
@@ -157,12 +158,10 @@ class LocalLogger(_Local):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Pass on values that the module sends here itself."""
-        trainer: Any = self._module._trainer
-        connector = getattr(trainer, "_logger_connector", None)
-        logged = {"epoch", *getattr(connector, "_logged_metrics", ())}
-        monitored = (
-            getattr(connector, "_callback_metrics", {}).keys() - logged
-        )  # where LearningRateMonitor puts its own
+        trainer, logged, monitored = trainer_or_none(self._module), {"epoch"}, set[str]()
+        if trainer is not None:
+            logged |= values_for_loggers(trainer)
+            monitored = callback_values(trainer) - logged  # where LearningRateMonitor puts its own
         self._rates |= {name: float(value) for name, value in metrics.items() if name in monitored}
         own = {self._run.named(n): value for n, value in metrics.items() if n not in monitored and n not in logged}
         if own and self._run.arrives:

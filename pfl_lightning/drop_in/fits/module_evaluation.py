@@ -25,6 +25,7 @@ from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.functional.numerics import hits
+from pfl_lightning.lightning_private import combining_mode
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["ClassScores", "StepsTask", "as_test_name", "run_steps", "score_module"]
@@ -258,7 +259,7 @@ def _numbered(loader: BatchSource) -> Iterator[tuple[Any, int, int | None]]:
     if not isinstance(loader, CombinedLoader):
         yield from ((batch, index, None) for index, batch in enumerate(loader))
         return
-    several = len(loader.flattened) > 1 and loader._mode == "sequential"
+    several = len(loader.flattened) > 1 and combining_mode(loader) == "sequential"
     yield from ((batch, index, number if several else None) for batch, index, number in loader)
 
 

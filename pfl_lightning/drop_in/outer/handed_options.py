@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pfl_lightning.lightning_private import SECONDS_BETWEEN_VALIDATIONS
+
 __all__ = ["HandedOptions"]
 
 _NONE_OUTSIDE: dict[str, Any] = {
@@ -54,8 +56,8 @@ class HandedOptions:
     def leave_out_validation(self, trainer: Any) -> None:
         """Let the outer Trainer know of no validation within an epoch, which a plain run has not without validation."""
         self.keep(trainer, "val_check_interval", 1.0)
-        if hasattr(trainer, "_val_check_time_interval"):  # of newer versions
-            self.keep(trainer, "_val_check_time_interval", None)
+        if hasattr(trainer, SECONDS_BETWEEN_VALIDATIONS):
+            self.keep(trainer, SECONDS_BETWEEN_VALIDATIONS, None)
         if trainer.check_val_every_n_epoch is None:
             self.keep(trainer, "check_val_every_n_epoch", 1)
 

@@ -11,6 +11,7 @@ import lightning as L
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options, lightning_kinds, refuse_callback
+from pfl_lightning.lightning_private import prunes_for_good, steps_between_checkpoints
 from pfl_lightning.older_package import also_newer
 
 __all__ = [
@@ -81,7 +82,7 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
                 f"{name} runs inside local fits, and this engine has no Trainer there: use TrainerEngine"
             )
         refuse_callback(callback, "inside")
-        if "ModelPruning" in kinds and not callback._make_pruning_permanent:  # type: ignore[attr-defined]
+        if "ModelPruning" in kinds and not prunes_for_good(callback):
             raise ConfigurationError(
                 f"{name}(make_pruning_permanent=False) leaves masks in the clients' models, which the server's does "
                 "not have: leave that option out"
@@ -152,7 +153,7 @@ def _warn_of_batches(callbacks: Iterable[L.Callback], call: str) -> None:
         name, own = type(callback).__name__, _hooks_of_batches(callback)
         if own:
             found.append(f"{name} ({', '.join(own)})")
-        steps = getattr(callback, "_every_n_train_steps", 0)  # of a ModelCheckpoint
+        steps = steps_between_checkpoints(callback)
         if steps:
             _log.warning(
                 "%s(every_n_train_steps=%d) does not count the steps of clients, and no fit goes on from what it saves "

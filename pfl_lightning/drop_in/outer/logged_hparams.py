@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 
+from pfl_lightning.lightning_private import hyperparameters_of
 from pfl_lightning.state.checkpoints.module import plain, python_numbers
 
 __all__ = ["logged_hparams"]
@@ -25,9 +26,9 @@ def logged_hparams(method: str, module: L.LightningModule, datamodule: Any = Non
     Returns:
         What is made of numbers and words, in lists and dictionaries, too; nothing where neither has any to log.
     """
-    found = {"method": method, **module.hparams_initial} if module._log_hyperparams else {}
-    if getattr(datamodule, "_log_hyperparams", False):
-        found |= datamodule.hparams_initial
+    own = hyperparameters_of(module)
+    found = {} if own is None else {"method": method, **own}
+    found |= hyperparameters_of(datamodule) or {}
     return dict(_plain_entries(found))
 
 

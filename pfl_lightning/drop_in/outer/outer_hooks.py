@@ -14,6 +14,7 @@ from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callb
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options
+from pfl_lightning.lightning_private import LOG_GRAPH
 
 __all__ = ["OuterHooks"]
 
@@ -70,9 +71,9 @@ class OuterHooks(ShowsGlobalModel):
     def _log_graphs(self) -> None:
         """Send the graph of the author's module, not of the federation, to loggers that would ask for one next."""
         for logger in self.trainer.loggers:
-            if getattr(logger, "_log_graph", False):  # of a TensorBoardLogger
+            if getattr(logger, LOG_GRAPH, False):
                 logger.log_graph(self.shown)
-                self.handed.keep(logger, "_log_graph", False)
+                self.handed.keep(logger, LOG_GRAPH, False)
 
     def on_fit_start(self) -> None:
         """Start the engine, where callbacks inside local fits can have an effect."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.drop_in.outer.logged_hparams import logged_hparams
 from pfl_lightning.federation import Federation
+from pfl_lightning.lightning_private import name_of_hyperparameters, trainer_or_none
 from pfl_lightning.state.checkpoints.module import plain, python_numbers
 
 __all__ = ["ShowsGlobalModel"]
@@ -105,7 +106,7 @@ class ShowsGlobalModel(Federation):
         values = [*self.server.parameters(), *self.server.buffers()]
         known = self._shown
         if known is not None and known.holds is not None and known.holds.are_those_of(values, self.device):
-            if known.module._trainer is not self._trainer:
+            if trainer_or_none(known.module) is not self._trainer:
                 known.module.trainer = self._trainer
             return known.module
         with torch.inference_mode(False), torch.no_grad():  # callbacks may ask for gradients later
@@ -179,8 +180,8 @@ class ShowsGlobalModel(Federation):
             checkpoint.pop(key, None)
         if kept:
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = kept
-        if own.hparams and hasattr(own, "_hparams_name"):
-            checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = own._hparams_name
+        if own.hparams and (name := name_of_hyperparameters(own)) is not None:
+            checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = name
         super().on_save_checkpoint(checkpoint)
 
     def set_extra_state(self, state: dict[str, Any]) -> None:

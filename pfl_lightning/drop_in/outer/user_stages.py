@@ -13,12 +13,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules.adapters.loading.stages import attached, brings, gives
+from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
 from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
 from pfl_lightning.drop_in.outer.set_up import set_up_by
 from pfl_lightning.drop_in.predictions import first_values, warn_of_unshared_parts
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.lightning_private import attached, predict_source
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints.module import FEDERATION, as_module_would_write
 
@@ -189,7 +190,7 @@ class UserStages(OuterHooks):
         self._patch(self, {"on_predict_start": on_predict_start})
         data: Any = self.data if has_data else None
         trainer: Any = self.trainer
-        if data is None or trainer.predict_loop._data_source.instance is not data:
+        if data is None or predict_source(trainer) is not data:
             return
         own: Any = vars(data).get("datamodule")
         if own is not None and is_overridden("predict_dataloader", own, LightningDataModule):
