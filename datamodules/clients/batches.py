@@ -94,21 +94,27 @@ class BatchLoader:
         order = None
         if self._shuffle:
             order = torch.randperm(self.num_samples, generator=self._generator).to(self._device)
-        if self.augmented:
-            yield from self._augmented_batches(order)
-            return
-        inputs, targets = self.tensors()
+        elif self.augmented:  # by numbers, too: rows that are changed are copies
+            order = torch.arange(self.num_samples, device=self._device)
+        inputs, targets = self._raw_tensors() if self.augmented else self.tensors()
         for start in range(0, self._num_batches * self.batch_size, self.batch_size):
-            if order is None:
-                rows, labels = inputs[start : start + self.batch_size], targets[start : start + self.batch_size]
-            else:
-                batch = order[start : start + self.batch_size]
-                rows, labels = inputs.index_select(0, batch), targets.index_select(0, batch)
-            rows = rows if self.views == 1 else self._grouped(self._repeated(rows))
-            if self._values is None:
-                yield rows, labels
-            else:
-                yield rows, labels, self._values[slice(start, start + self.batch_size) if order is None else batch]
+            batch = slice(start, start + self.batch_size) if order is None else order[start : start + self.batch_size]
+            rows = _rows(inputs, batch)
+            rows = rows if self.views == 1 else rows.repeat_interleave(self.views, dim=0)
+            if self.augmented:
+                transform = self._split.transform
+                rows = transform.normalize(transform.augment(rows, self._generator), in_place=True)
+            rows = rows if self.views == 1 else rows.unflatten(0, (-1, self.views))
+            given = (rows, _rows(targets, batch))
+            yield given if self._values is None else (*given, _rows(self._values, batch))
+
+    def _raw_tensors(self) -> tuple[Tensor, Tensor]:
+        if self._raw is None:
+            self._raw = self._split.raw_inputs.to(self._device)
+        return self._raw, self._targets()
+
+    def _targets(self) -> Tensor:
+        return self._split.targets.to(self._device) if self._ready is None else self._ready[1]
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All samples of the split in its order, normalized and never augmented.
@@ -147,11 +153,8 @@ class BatchLoader:
         """
         if len(inputs) != self.num_samples:
             raise ValueError(f"expected one input per sample of the split ({self.num_samples}), got {len(inputs)}")
-        targets = self._ready[1] if self._ready is not None else self._split.targets.to(self._device)
         other = copy.copy(self)
-        other.augmented = False
-        other._raw = None
-        other._ready = (inputs, targets)
+        other.augmented, other._raw, other._ready = False, None, (inputs, self._targets())
         return other
 
     def with_values(self, values: Tensor) -> BatchLoader:
@@ -180,26 +183,6 @@ class BatchLoader:
         other._values = values
         return other
 
-    def _augmented_batches(self, order: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
-        if self._raw is None:
-            self._raw = self._split.raw_inputs.to(self._device)
-        targets = self._ready[1] if self._ready is not None else self._split.targets.to(self._device)
-        order = torch.arange(self.num_samples, device=self._device) if order is None else order
-        for start in range(0, self._num_batches * self.batch_size, self.batch_size):
-            batch = order[start : start + self.batch_size]
-            rows = self._raw.index_select(0, self._repeated(batch))
-            transform = self._split.transform
-            inputs = transform.normalize(transform.augment(rows, self._generator), in_place=True)
-            labels = targets.index_select(0, batch)
-            if self._values is None:
-                yield self._grouped(inputs), labels
-            else:
-                yield self._grouped(inputs), labels, self._values.index_select(0, batch)
 
-    def _repeated(self, rows: Tensor) -> Tensor:
-        """Rows repeated once per view, shape (B * V, ...)."""
-        return rows if self.views == 1 else rows.repeat_interleave(self.views, dim=0)
-
-    def _grouped(self, rows: Tensor) -> Tensor:
-        """Rows with the views of each sample in a separate dimension, shape (B, V, ...)."""
-        return rows if self.views == 1 else rows.unflatten(0, (-1, self.views))
+def _rows(values: Tensor, batch: slice | Tensor) -> Tensor:
+    return values[batch] if isinstance(batch, slice) else values.index_select(0, batch)

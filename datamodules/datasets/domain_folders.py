@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.datasets.image_cache import default_cache_dir, list_folders, list_images, load_images
-from pfl_lightning.datamodules.module import FederatedDataModule
+from pfl_lightning.datamodules.datasets.image_cache import list_folders, list_images
+from pfl_lightning.datamodules.datasets.image_folder import CachedImages
 from pfl_lightning.datamodules.partition.base import Partitioner
 
 # The ten classes of DomainNet that FedBN and DualFed use.
@@ -31,7 +30,7 @@ DOMAINNET_10 = (
 CLASS_LISTS = {"domainnet10": DOMAINNET_10}
 
 
-class DomainFolders(FederatedDataModule):
+class DomainFolders(CachedImages):
     """Images in ``<root>/<domain>/<class>/*``, every domain with the same classes: PACS, DomainNet, Office-Home.
 
     The rule :class:`Domains` gives every client images of one domain and tests it on the rest of that domain. Any other
@@ -57,22 +56,14 @@ class DomainFolders(FederatedDataModule):
         partition: Partitioner,
         batch_size: int = 50,
         *,
-        root: str,
         domains: list[str] | None = None,
         classes: list[str] | str | None = None,
-        image_size: int | None = None,
-        cache_dir: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        if image_size is not None:
-            check_at_least("image_size", image_size, 1)
         _check_names("domains", domains)
-        self.root = root
         self.domains = domains
         self.classes = _class_list(classes)
-        self.image_size = image_size
-        self.cache_dir = cache_dir
 
     def load(self) -> Samples:
         """List the files, then decode them or read the cache.
@@ -86,11 +77,8 @@ class DomainFolders(FederatedDataModule):
         classes = find_classes({name: list_folders(root / name) for name in domains}, root, self.classes)
         listed = [list_images(root / name, classes)[0] for name in domains]
         files = [file for own in listed for file in own]
-        cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
-        choice = f"\0domains {domains} {classes}"
-        pixels = torch.from_numpy(load_images(files, root, self.image_size, cache_dir, choice))
         return Samples(
-            pixels,
+            self.pixels_of(files, choice=f"\0domains {domains} {classes}"),
             torch.tensor([file.label for file in files], dtype=torch.int64),
             tuple(classes),
             train_domains=torch.repeat_interleave(torch.tensor([len(own) for own in listed])),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.clients.samples import Samples
@@ -25,14 +26,8 @@ from pfl_lightning.datamodules.partition.base import Partitioner
 log = logging.getLogger(__name__)
 
 
-class ImageFolder(FederatedDataModule):
-    """Folder of images with one folder per class: CIFAR-10 as files, CINIC-10, PACS and the like.
-
-    It has ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone. Samples are in this order, which the
-    indices of a partition file count in: classes sorted by name, files sorted by name. Without a ``test`` folder, a
-    share of the images (``test_share``) is held out for tests. A ``valid`` or ``val`` folder next to ``train`` is
-    ignored, as every client has its own validation split. Images are decoded once and kept as one array in a cache
-    file, which is rebuilt when a file changes.
+class CachedImages(FederatedDataModule):
+    """Base of folders of images, which are decoded once.
 
     Args:
         partition: Rule that assigns the samples to clients.
@@ -61,6 +56,36 @@ class ImageFolder(FederatedDataModule):
         self.image_size = image_size
         self.cache_dir = cache_dir
 
+    def pixels_of(self, files: list[ImageFile], choice: str = "") -> Tensor:
+        """The pixels of images, decoded or from the cache.
+
+        Args:
+            files: The images.
+            choice: What else than the root and the size tells one cache from another.
+        """
+        cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
+        return torch.from_numpy(load_images(files, Path(self.root), self.image_size, cache_dir, choice))
+
+
+class ImageFolder(CachedImages):
+    """Folder of images with one folder per class: CIFAR-10 as files, CINIC-10, PACS and the like.
+
+    It has ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone. Samples are in this order, which the
+    indices of a partition file count in: classes sorted by name, files sorted by name. Without a ``test`` folder, a
+    share of the images (``test_share``) is held out for tests. A ``valid`` or ``val`` folder next to ``train`` is
+    ignored, as every client has its own validation split. Images are decoded once and kept as one array in a cache
+    file, which is rebuilt when a file changes.
+
+    Args:
+        partition: Rule that assigns the samples to clients.
+        batch_size: Samples in a training batch.
+        root: Folder of the images.
+        image_size: Side in pixels to which every image is scaled; None if all have the same size.
+        cache_dir: Folder of the cache; None for ``pfl_lightning`` in the user's cache folder (or what the environment
+            variable ``PFL_LIGHTNING_CACHE`` names).
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
     def load(self) -> Samples:
         """List the files, then decode them or read the cache.
 
@@ -80,8 +105,7 @@ class ImageFolder(FederatedDataModule):
         num_train = len(files)
         if test_dir is not None:
             files = files + _test_files(test_dir, train_dir, names)
-        cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
-        pixels = torch.from_numpy(load_images(files, root, self.image_size, cache_dir))
+        pixels = self.pixels_of(files)
         targets = torch.tensor([file.label for file in files], dtype=torch.int64)
         if test_dir is None:
             return Samples(pixels, targets, tuple(names))

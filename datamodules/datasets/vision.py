@@ -35,9 +35,6 @@ class Digits(FederatedDataModule):
 
     augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(1),)  # a mirrored digit is not a digit
 
-    def __init__(self, partition: Partitioner, batch_size: int = 50, **kwargs: Any) -> None:
-        super().__init__(partition, batch_size, **kwargs)
-
     def load(self) -> Samples:
         """Read the digits, with gray values 0 to 16 scaled to 0 to 255."""
         from sklearn.datasets import load_digits
@@ -47,8 +44,8 @@ class Digits(FederatedDataModule):
         return Samples(images, torch.from_numpy(digits.target.astype(np.int64)), tuple(string.digits))
 
 
-class CIFAR10(FederatedDataModule):
-    """CIFAR-10: 60,000 color images of 32 x 32 pixels, 10 classes.
+class Torchvision(FederatedDataModule):
+    """Base of the data sets that torchvision reads.
 
     Args:
         partition: Rule that assigns the samples to clients.
@@ -60,6 +57,17 @@ class CIFAR10(FederatedDataModule):
     def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
         super().__init__(partition, batch_size, **kwargs)
         self.root = root
+
+
+class CIFAR10(Torchvision):
+    """CIFAR-10: 60,000 color images of 32 x 32 pixels, 10 classes.
+
+    Args:
+        partition: Rule that assigns the samples to clients.
+        batch_size: Samples in a training batch.
+        root: Folder in which torchvision has stored the data set; nothing is downloaded.
+        kwargs: See :class:`FederatedDataModule`.
+    """
 
     def load(self) -> Samples:
         """Read the images through torchvision.
@@ -71,7 +79,7 @@ class CIFAR10(FederatedDataModule):
         return _load_cifar("CIFAR10", self.root)
 
 
-class CIFAR100(FederatedDataModule):
+class CIFAR100(Torchvision):
     """CIFAR-100: 60,000 color images of 32 x 32 pixels, 100 classes.
 
     Args:
@@ -80,10 +88,6 @@ class CIFAR100(FederatedDataModule):
         root: Folder in which torchvision has stored the data set; nothing is downloaded.
         kwargs: See :class:`FederatedDataModule`.
     """
-
-    def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
-        super().__init__(partition, batch_size, **kwargs)
-        self.root = root
 
     def load(self) -> Samples:
         """Read the images through torchvision.
@@ -95,7 +99,7 @@ class CIFAR100(FederatedDataModule):
         return _load_cifar("CIFAR100", self.root)
 
 
-class FashionMNIST(FederatedDataModule):
+class FashionMNIST(Torchvision):
     """Fashion-MNIST: 70,000 gray images of 28 x 28 pixels, 10 classes.
 
     Args:
@@ -104,10 +108,6 @@ class FashionMNIST(FederatedDataModule):
         root: Folder in which torchvision has stored the data set; nothing is downloaded.
         kwargs: See :class:`FederatedDataModule`.
     """
-
-    def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
-        super().__init__(partition, batch_size, **kwargs)
-        self.root = root
 
     def load(self) -> Samples:
         """Read the images through torchvision.
@@ -126,7 +126,7 @@ class FashionMNIST(FederatedDataModule):
             )
 
 
-class EMNIST(FederatedDataModule):
+class EMNIST(Torchvision):
     """EMNIST: gray images of 28 x 28 pixels of handwritten letters (26 classes) or letters and digits (62).
 
     The images stand upright (the published files hold them transposed), and letters count from 0.
@@ -146,14 +146,12 @@ class EMNIST(FederatedDataModule):
         partition: Partitioner,
         batch_size: int = 50,
         *,
-        root: str = "data",
         split: Literal["letters", "byclass"] = "letters",
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         if split not in ("letters", "byclass"):
             raise ValueError(f"split must be 'letters' or 'byclass', got {split!r}")
-        self.root = root
         self.split = split
 
     def load(self) -> Samples:
