@@ -22,10 +22,11 @@ from pfl_lightning.datamodules.adapters.labels import (
     names_of_classes,
 )
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, Shape, StageLoaders
+from pfl_lightning.datamodules.adapters.loading.loader_classes import filled
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.loading.workers import OneAtATime
-from pfl_lightning.datamodules.adapters.sources import one_class, source_of
+from pfl_lightning.datamodules.adapters.sources import source_of
 from pfl_lightning.datamodules.clients.division import split_validation, without_dropping
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import split_by_sizes
@@ -185,13 +186,7 @@ class FromSilos(ItemDataModule):
                     },
                 )
         for sources, own in zip(self._sources, found, strict=True):
-            arrays = {
-                name: [
-                    classes if self._labeled and classes is not None else one_class(source)
-                    for source, classes in zip(sources[name], of, strict=True)
-                ]
-                for name, of in own.items()
-            }
+            arrays = filled(sources, own, self._labeled)
             self._classes.append({name: [torch.from_numpy(array) for array in of] for name, of in arrays.items()})
         return names
 

@@ -266,6 +266,13 @@ def check_sizes(samples_per_client: int | list[int], num_clients: int) -> Ints:
     return np.broadcast_to(sizes, (num_clients,)).astype(np.int64)
 
 
+def checked_sizes(samples_per_client: int | list[int] | None, num_clients: int) -> int | list[int] | None:
+    """Sizes as they are given, checked where there are some; see :func:`check_sizes`."""
+    if samples_per_client is not None:
+        check_sizes(samples_per_client, num_clients)
+    return samples_per_client
+
+
 def check_total(sizes: Ints, num_samples: int) -> None:
     """Check that the data have enough samples for all client sizes.
 

@@ -15,6 +15,7 @@ from pfl_lightning.datamodules.partition.base import (
     check_labels,
     check_sizes,
     check_total,
+    checked_sizes,
 )
 from pfl_lightning.seeding import DataStream
 
@@ -61,9 +62,7 @@ class DirichletOverClients(Partitioner):
         super().__init__(num_clients, seed)
         check_at_least("min_samples", min_samples, 1)  # a client cannot be empty
         self.alpha = check_alpha(alpha)
-        if samples_per_client is not None:
-            check_sizes(samples_per_client, self.num_clients)
-        self.samples_per_client = samples_per_client
+        self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
         self.min_samples = min_samples
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
@@ -135,9 +134,7 @@ class DirichletOverClasses(Partitioner):
     ) -> None:
         super().__init__(num_clients, seed)
         self.alpha = check_alpha(alpha)
-        if samples_per_client is not None:
-            check_sizes(samples_per_client, self.num_clients)
-        self.samples_per_client = samples_per_client
+        self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""

@@ -18,6 +18,7 @@ from pfl_lightning.datamodules.partition.base import (
     PartitionError,
     check_labels,
     check_sizes,
+    checked_sizes,
 )
 from pfl_lightning.seeding import DataStream
 
@@ -66,9 +67,7 @@ class Domains(Partitioner):
         check_number("max_share", max_share, strict=True)
         if max_share >= 1.0:
             raise ValueError(f"max_share must be between 0 and 1, got {max_share}")
-        if samples_per_client is not None:
-            check_sizes(samples_per_client, self.num_clients)
-        self.samples_per_client = samples_per_client
+        self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
         self.max_share = max_share
         self._names: tuple[str, ...] = ()
         self._pools: list[Ints] = []

@@ -24,6 +24,7 @@ from pfl_lightning.datamodules.partition.base import (
     check_labels,
     check_sizes,
     check_total,
+    checked_sizes,
 )
 from pfl_lightning.seeding import DataStream
 
@@ -48,9 +49,7 @@ class IID(Partitioner):
 
     def __init__(self, num_clients: int, samples_per_client: int | list[int] | None = None, seed: int = 0) -> None:
         super().__init__(num_clients, seed)
-        if samples_per_client is not None:
-            check_sizes(samples_per_client, self.num_clients)
-        self.samples_per_client = samples_per_client
+        self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
@@ -117,13 +116,11 @@ class DominantClasses(Partitioner):
     ) -> None:
         super().__init__(num_clients, seed)
         check_between("uniform_share", uniform_share, 0, 1)
-        if samples_per_client is not None:
-            check_sizes(samples_per_client, self.num_clients)
+        self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
         if groups is not None and (not groups or not all(groups)):
             raise ValueError(f"groups must be non-empty lists of dominant classes, got {groups}")
         if not all(isinstance(number, Integral) for group in groups or () for number in group):
             raise ValueError(f"groups must be lists of classes, whole numbers, got {groups}")
-        self.samples_per_client = samples_per_client
         self.uniform_share = uniform_share
         self.groups = groups
         self.overlap = overlap

@@ -14,7 +14,7 @@ from pfl_lightning.datamodules.adapters.sources import one_class
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
-__all__ = ["LoaderClasses", "find_classes"]
+__all__ = ["LoaderClasses", "filled", "find_classes"]
 
 Sources = Mapping[str, Sequence[ItemSource]]
 """The data sets of each stage."""
@@ -55,12 +55,12 @@ def find_classes(
     """
     # A file's rule goes on with the class proportions of the rule that it was written by.
     read = partition.needs_labels or partition.fixed_train
-    given = {(name, n): source.dataset for name, own in sources.items() for n, source in enumerate(own)}
-    found = {key: classes_of(dataset, labels, read=read) for key, dataset in given.items()}
-    known = [classes for classes in found.values() if classes is not None]
+    found = {name: [classes_of(each.dataset, labels, read=read) for each in own] for name, own in sources.items()}
+    every = [classes for own in found.values() for classes in own]
+    known = [classes for classes in every if classes is not None]
     names: tuple[str, ...] | None = None
     said = partition.needs_labels or labels is not None or class_names is not None
-    if len(known) == len(found):
+    if len(known) == len(every):
         try:
             names = names_of_classes(class_names, sources["train"][0].dataset, known)
         except ValueError:  # whole numbers that cannot be classes are none, where nobody has said that they are
@@ -72,21 +72,26 @@ def find_classes(
         if not said and not read and (alone or (items >= 100 and 2 * number > items)):
             names = None
         if names is not None and class_names is None:
-            sets = {f"{name} set" + (f" {n}" if n else ""): own for (name, n), own in zip(found, known, strict=True)}
+            places = [(name, n) for name, own in sources.items() for n in range(len(own))]
+            sets = {f"{name} set" + (f" {n}" if n else ""): own for (name, n), own in zip(places, known, strict=True)}
             check_used_labels(names, sets)
     elif partition.needs_labels:
-        name, number = next(key for key in found if found[key] is None)
+        name, number = next((name, n) for name, own in found.items() for n, one in enumerate(own) if one is None)
         which = f"{name} set" if len(sources[name]) == 1 else f"{name} loader {number}"
         raise PartitionError(
             f"{type(partition).__name__} needs classes, and the items of the {which} have none that is a "
             "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
             "the first of several labels. For a regression use IID, or Quantity on top of it"
         )
-    by_stage = {
+    return LoaderClasses(names is not None, names or ("0",), filled(sources, found, names is not None))
+
+
+def filled(sources: Sources, found: Mapping[str, Sequence[Ints | None]], are_known: bool) -> dict[str, list[Ints]]:
+    """The class of every item of each data set of a stage; 0 where it has none, or none are known."""
+    return {
         name: [
-            classes if names is not None and classes is not None else one_class(source)
-            for source, classes in ((source, found[name, n]) for n, source in enumerate(own))
+            classes if are_known and classes is not None else one_class(source)
+            for source, classes in zip(own, found[name], strict=True)
         ]
         for name, own in sources.items()
     }
-    return LoaderClasses(names is not None, names or ("0",), by_stage)
