@@ -18,8 +18,7 @@ from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFl
 from pfl_lightning.datamodules.clients.client_data import ClientData
 from pfl_lightning.datamodules.clients.cohort import draw_novel_clients, warn_unless_federated
 from pfl_lightning.datamodules.clients.division import check_batches, divide
-from pfl_lightning.datamodules.clients.loaded import LoadedData
-from pfl_lightning.datamodules.clients.noticed import warn_of_samples
+from pfl_lightning.datamodules.clients.loaded import LoadedData, warn_of_samples
 from pfl_lightning.datamodules.clients.public import with_public
 from pfl_lightning.datamodules.clients.samples import Samples, digest
 from pfl_lightning.datamodules.clients.splits import ClientSplit

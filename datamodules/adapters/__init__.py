@@ -4,7 +4,7 @@
 Data modules
 ``user_data``                                  ``FromDatasets``, ``FromLightning``: read once into tensors
 ``loaders``                                    a LightningDataModule or loaders, whose items are read batch by batch
-``silos``, ``given_silos``                     data that clients bring: a data module, a loader or a data set each
+``silos``                                      data that clients bring: a data module, a loader or a data set each
 ``item_datamodule``                            base of those whose samples are items
 What they read
 ``loading``                                    loaders: their stages, order, workers and streams

@@ -16,9 +16,8 @@ from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, Item
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
-from pfl_lightning.datamodules.adapters.loading.growth import warn_of_other_items
 from pfl_lightning.datamodules.adapters.loading.loader_classes import find_classes
-from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of
+from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of, warn_of_other_items
 from pfl_lightning.datamodules.adapters.sources import source_of
 from pfl_lightning.datamodules.clients.cohort import warn_unless_federated
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches

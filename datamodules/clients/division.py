@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.clients.unlabeled import assign_unlabeled
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, take_per_class
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
@@ -265,3 +264,44 @@ def _check_apart(held: Ints, test: Ints) -> None:
             f"{len(shared)} samples are both in a training and in a test split (the first: {shared[0]}): "
             "without a separate test set, test indices must be of samples that no client trains on"
         )
+
+
+def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> list[Ints]:
+    """Indices of the unlabeled samples of each client: equal shares at random for the clients that train.
+
+    A rule has no labels to use here, and clients that never train do not need the samples. A rule that lists unlabeled
+    samples explicitly (a file) decides instead, except for the clients that never train.
+
+    Args:
+        rule: The partition rule.
+        num_samples: Number of unlabeled samples.
+        novel: Ids of the clients that never train.
+        seed: Seed of the random order.
+
+    Returns:
+        One array of indices per client. Arrays are disjoint, cover all samples, and differ in size by one at most;
+        empty for a novel client.
+
+    Raises:
+        PartitionError: If the rule lists an index outside the unlabeled samples.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID
+        >>> indices = assign_unlabeled(IID(num_clients=3), num_samples=7, novel=[1], seed=0)
+        >>> [len(own) for own in indices]
+        [4, 0, 3]
+    """
+    shares = [np.empty(0, dtype=np.int64) for _ in range(rule.num_clients)]
+    if num_samples == 0:
+        return shares
+    given = rule.fixed_unlabeled(num_samples)
+    excluded = set(novel)
+    training = [client for client in range(rule.num_clients) if client not in excluded]
+    if given is None:
+        order = np.random.default_rng([seed, DataStream.UNLABELED]).permutation(num_samples).astype(np.int64)
+        given = [*shares]
+        for client, share in zip(training, np.array_split(order, len(training)), strict=True):
+            given[client] = share
+    for client in training:
+        shares[client] = given[client]
+    return shares

@@ -10,10 +10,9 @@ from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.datamodules.partition.dirichlet import DirichletOverClasses, DirichletOverClients
 from pfl_lightning.datamodules.partition.domains import Domains
 from pfl_lightning.datamodules.partition.file import FromFile, save_partition
-from pfl_lightning.datamodules.partition.quantity import Quantity
 from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
 from pfl_lightning.datamodules.partition.shift import ConceptShift, FeatureShift
-from pfl_lightning.datamodules.partition.transform import PartitionTransform
+from pfl_lightning.datamodules.partition.transform import PartitionTransform, Quantity
 
 __all__ = [
     "IID",

@@ -94,7 +94,7 @@ def check_options(trainer: Any, call: str = "Federation") -> None:
     Args:
         trainer: The outer Trainer.
         call: What has the options of the federation in the user's code. With a user's module, limits of batches are
-            refused, too, which the engine has not taken over (:mod:`pfl_lightning.drop_in.outer.handed_options`).
+            refused, too, which the engine has not taken over (:mod:`pfl_lightning.drop_in.outer.handed_in`).
 
     Raises:
         ConfigurationError: Says where each such option belongs.

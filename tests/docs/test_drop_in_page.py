@@ -13,8 +13,7 @@ from lightning.pytorch.callbacks import timer
 from lightning.pytorch.profilers import SimpleProfiler
 
 from pfl_lightning import TrainerEngine
-from pfl_lightning.drop_in.outer.handed_options import _NONE_OUTSIDE, HandedOptions
-from pfl_lightning.drop_in.outer.local_callbacks import sort_callbacks
+from pfl_lightning.drop_in.outer.handed_in import _NONE_OUTSIDE, HandedOptions, sort_callbacks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import check_callbacks, check_options
 from pfl_lightning.methods import ADAPTER_METHODS

@@ -2,7 +2,6 @@
 
 =============================================  ====================================================================
 ``stages``, ``combined``                       loaders of a project by stage; several loaders of one stage
-``growth``                                     whether there are as many items as when they were divided
 ``loader_classes``                             classes of items, where a partition needs them
 ``streams``                                    batches of a client's own loader
 ``orders``, ``selections``                     samplers of the user's own; which items they give

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
@@ -26,6 +27,7 @@ __all__ = [
     "gives",
     "loaders_of",
     "made_again",
+    "warn_of_other_items",
 ]
 
 DATA = (Dataset, DataLoader, LightningDataModule)
@@ -242,3 +244,46 @@ def _check(loader: Any, name: str, streams: bool) -> None:
         )
     if not streams:
         check_sampler(loader, name)
+
+
+def warn_of_other_items(
+    datamodule: LightningDataModule, divided: Sequence[Any], items: Sequence[int], trainer: Any
+) -> None:
+    """Warn if a further fit would have another number of training items in a plain run.
+
+    Args:
+        datamodule: The data module.
+        divided: The training Datasets that were divided.
+        items: Their numbers of items then.
+        trainer: The Trainer of the fit.
+    """
+    found = [len(dataset) for dataset in divided]
+    if found == list(items) and not isinstance(datamodule, GivenLoaders):
+        found = _items_now(datamodule, trainer) or found
+    if found == list(items):
+        return
+    name = "the training loader" if isinstance(datamodule, GivenLoaders) else type(datamodule).__name__
+    now = " and ".join(map(str, found))
+    warnings.warn(
+        f"{name} has {now} training items now, and had {' and '.join(map(str, items))} when they were divided "
+        "among the clients, which go on with those: for the new ones to count, give another instance with them, which "
+        "is divided again (with federate: call it again)",
+        stacklevel=2,
+    )
+
+
+def _items_now(datamodule: LightningDataModule, trainer: Any) -> list[int]:
+    """Numbers of items of the training loaders that a plain fit would get now; none where they cannot be asked for.
+
+    A shallow copy is asked: the data module goes on with the Datasets that the clients have.
+    """
+    own = copy.copy(datamodule)
+    own.trainer = trainer
+    with isolate_rng():
+        try:
+            own.setup("fit")
+            return [
+                len(loader.dataset) for loader in checked(own.train_dataloader(), "train_dataloader", False).loaders
+            ]
+        except Exception:  # whatever the user's code raises
+            return []

@@ -24,7 +24,7 @@ from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
-from pfl_lightning.drop_in.fits.hooks import LocalHooks
+from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.own_data import OwnData, own_values
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from pfl_lightning.drop_in.outer.local_callbacks import copies, is_own
+from pfl_lightning.drop_in.outer.handed_in import copies, is_own
 
 __all__ = ["KeepsAdded", "add_layers", "put_layer"]
 

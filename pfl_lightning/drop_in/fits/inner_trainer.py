@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from torch import Tensor
 from torch.optim import Optimizer
 
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.drop_in.fits.added_layers import KeepsAdded
 from pfl_lightning.drop_in.fits.counters import names_in_code
 from pfl_lightning.drop_in.fits.loggers import OuterRun
+from pfl_lightning.drop_in.outer.handed_in import copies, sees_evaluations
+from pfl_lightning.engines.tasks import MakeTrainer
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.lightning_private import with_own_metrics
 
-__all__ = ["MetricNotLogged", "Trainer", "give_metrics", "metrics_of", "reads_metrics"]
+__all__ = [
+    "LocalHooks",
+    "MetricNotLogged",
+    "Trainer",
+    "give_metrics",
+    "keep_results_in_place",
+    "metrics_of",
+    "reads_metrics",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -164,3 +178,87 @@ def _say_that_there_are_none(name: str, reason: str) -> None:
         name,
         reason,
     )
+
+
+def keep_results_in_place(trainer: Any) -> None:
+    """Skip Lightning's walk through all that belongs to a record at every call of ``self.log``.
+
+    The walk moves nothing and takes as long as a step of a small model. What is logged is the same.
+    """
+    steps = trainer.fit_loop.epoch_loop
+    for loop in (steps, steps.val_loop, trainer.validate_loop, trainer.test_loop):
+        if type(loop._results) is _ResultCollection:  # not of pytorch_lightning, and not replaced already
+            loop._results = _Results(loop._results.training)
+
+
+class _Record(_ResultMetric):
+    """The record of one logged value."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        value = getattr(self, "value", None)
+        there = isinstance(value, Tensor) and args == (value.device,)
+        return self if there else super().to(*args, **kwargs)
+
+
+class _Results(_ResultCollection):
+    """The records by name."""
+
+    def __setitem__(self, name: str, record: _ResultMetric) -> None:
+        super().__setitem__(name, _Record(record.meta, record.is_tensor))
+
+
+class LocalHooks:
+    """Callbacks of inner Trainers, and loggers that pass on to those of the outer Trainer.
+
+    One for all clients: copies of a client share it. A worker process gets the callbacks, and no loggers.
+
+    Args:
+        callbacks: Those that were given for local fits.
+
+    Attributes:
+        given: Those.
+        moved: Callbacks of the outer Trainer that run inside, too.
+        added: Names of the layers that callbacks add to the module.
+        outer: The outer Trainer and its turn.
+    """
+
+    def __init__(self, callbacks: Sequence[L.Callback] = ()) -> None:
+        self.given, self.moved = list(callbacks), list[L.Callback]()
+        self.added: tuple[str, ...] = ()
+        self.outer = OuterRun()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalHooks:
+        return self
+
+    @property
+    def callbacks(self) -> list[L.Callback]:
+        """All callbacks of local fits."""
+        return [*self.given, *self.moved]
+
+    def trainer_of_fit(
+        self, make_trainer: MakeTrainer, client: FederatedClient, callbacks: Sequence[Any], **options: Any
+    ) -> Any:
+        """An inner Trainer that fits a client's module; learning rates become the client's logged values."""
+        own = copies(self.callbacks)
+        options |= self.outer.options(client.step_module, own, client.logged_metrics)
+        kept = [KeepsAdded(client.step_module, self.added)] if self.added else []
+        return self._made(make_trainer, [*own, *self.outer.callbacks(), *kept, *callbacks], options)
+
+    def trainer_of_evaluation(
+        self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
+    ) -> Any:
+        """An inner Trainer that validates or tests a module; ``None`` where the engine has none."""
+        own = copies(filter(sees_evaluations, self.callbacks))
+        options |= self.outer.options(module, own, {})
+        kept = [KeepsAdded(module, self.added, own)] if own else []
+        trainer = self._made(make_trainer, [*own, *self.outer.callbacks(), *kept, *callbacks], options)
+        if trainer is not None:
+            trainer.evaluates = True
+        return trainer
+
+    def _made(self, make_trainer: MakeTrainer, callbacks: Sequence[Any], options: dict[str, Any]) -> Any:
+        trainer = make_trainer(callbacks, kind=Trainer, **options)
+        if isinstance(trainer, Trainer):
+            trainer.outer_run = self.outer
+            keep_results_in_place(trainer)
+        return trainer

@@ -28,7 +28,7 @@ from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.drop_in.fits.validation import LocalValidation
-from pfl_lightning.drop_in.forms.module_streams import is_of_module
+from pfl_lightning.drop_in.forms.given_data import is_of_module
 from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.tasks import MakeTrainer
 

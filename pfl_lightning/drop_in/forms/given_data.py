@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils.data import DataLoader, IterableDataset
 
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, brings
-from pfl_lightning.drop_in.forms.module_streams import brings_stream, streams_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import is_older
 
-__all__ = ["Division", "LoadersByStage", "data_of"]
-
+__all__ = ["Division", "LoadersByStage", "brings_stream", "data_of", "is_of_module", "streams_of"]
 
 HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 """Where a LightningModule brings loaders of its own."""
@@ -169,3 +168,45 @@ def _silos(given: Sequence[Any]) -> FromSilos:
         return FromSilos(given)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+
+
+class _StreamOfModule(IterableDataset[Any]):
+    """Stands for the stream of whichever copy of the module is trained."""
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigurationError(
+            "the module's train_dataloader gives an IterableDataset, of which each client has its own, read in its "
+            "local fits alone and by an inner Trainer: use TrainerEngine, and a method that reads no training data "
+            "beside the steps (FedAvg, FedPer with head=, ...), or give a list of data sets, one a client"
+        )
+
+
+def brings_stream(module: L.LightningModule) -> bool:
+    """Whether a module's own training loader is over an IterableDataset.
+
+    It is asked for before ``prepare_data`` and ``setup``: not where the module has one of these.
+    """
+    if not brings(module, "train_dataloader") or brings(module, "setup") or brings(module, "prepare_data"):
+        return False
+    with isolate_rng(include_cuda=False):
+        try:
+            loader = module.train_dataloader()
+        except Exception:  # whatever the user's code raises without a Trainer
+            return False
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+def streams_of(module: L.LightningModule, num_clients: int) -> FromSilos:
+    """Data of clients that each have the stream of their own copy of a module.
+
+    Args:
+        module: The module, whose validation and test loaders each client has whole.
+        num_clients: Number of clients m.
+    """
+    stands = DataLoader(_StreamOfModule())
+    return FromSilos([GivenLoaders(stands, module=module) for _ in range(num_clients)])
+
+
+def is_of_module(part: Any) -> bool:
+    """Whether a client's training part is the module's own stream."""
+    return isinstance(getattr(getattr(part, "source", None), "dataset", None), _StreamOfModule)

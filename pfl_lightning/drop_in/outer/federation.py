@@ -22,14 +22,13 @@ from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.fits.added_layers import add_layers
 from pfl_lightning.drop_in.fits.continuity import Continuity
-from pfl_lightning.drop_in.fits.hooks import LocalHooks
+from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
 from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
 from pfl_lightning.drop_in.outer.changes import Changes
 from pfl_lightning.drop_in.outer.gained import Gained
 from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
-from pfl_lightning.drop_in.outer.handed_options import HandedOptions
-from pfl_lightning.drop_in.outer.local_callbacks import check_local
+from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_local
 from pfl_lightning.drop_in.outer.set_up import set_up_by, warn_of_pooled_numbers
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
 from pfl_lightning.engines import Engine, TrainerEngine

@@ -7,10 +7,8 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
-from pfl_lightning.drop_in.fits.hooks import LocalHooks
-from pfl_lightning.drop_in.fits.results_in_place import keep_results_in_place
-from pfl_lightning.drop_in.outer.handed_options import HandedOptions
-from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callbacks
+from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks, keep_results_in_place
+from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_epochs, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options

@@ -21,7 +21,7 @@ from pfl_lightning.datamodules import (
     Samples,
     partition_table,
 )
-from pfl_lightning.datamodules.clients.unlabeled import assign_unlabeled
+from pfl_lightning.datamodules.clients.division import assign_unlabeled
 
 
 class Pictures(FederatedDataModule):

@@ -7,7 +7,7 @@ from _helpers.toy import quiet_trainer
 from lightning.pytorch.trainer.connectors.logger_connector import result
 from torchmetrics import MeanMetric
 
-from pfl_lightning.drop_in.fits.results_in_place import keep_results_in_place
+from pfl_lightning.drop_in.fits.inner_trainer import keep_results_in_place
 from pfl_lightning.methods import FedAvg
 
 

@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from pfl_lightning import FederatedLoop, RayEngine, SequentialEngine, TrainerEngine, federate
-from pfl_lightning.drop_in.outer.local_callbacks import check_epochs, sort_callbacks
+from pfl_lightning.drop_in.outer.handed_in import check_epochs, sort_callbacks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
 
