@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -22,6 +21,8 @@ import numpy as np
 
 from pfl_lightning.datamodules.memory import check_memory
 from pfl_lightning.datamodules.pictures import Pixels, decode_image
+from pfl_lightning.errors import DiskFullError
+from pfl_lightning.state.files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -228,23 +229,16 @@ def _read_cache(cache: Path, listing: str, num_images: int) -> Pixels | None:
 
 
 def _write_cache(cache: Path, pixels: Pixels, listing: str) -> None:
-    temporary = cache.with_name(f"{cache.stem}.{os.getpid()}.tmp")
     content = {"listing": listing, "decoder": DECODER, "shape": pixels.shape, "crc32": zlib.crc32(pixels.data)}
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        for orphan in cache.parent.glob(f"{cache.stem}.*.tmp"):  # of runs that were killed
+        for orphan in cache.parent.glob(f".{cache.stem}.*.tmp"):  # of runs that were killed
             if time.time() - orphan.stat().st_mtime > DAY:
                 orphan.unlink(missing_ok=True)
-        # Each file appears whole or not at all. The notes are written last; their checksum ties them to the pixels.
-        with temporary.open("wb") as file:
+        with replace_file(cache, shared=True) as temporary, temporary.open("wb") as file:
             np.save(file, pixels)
-        temporary.replace(cache)
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        temporary.replace(cache.with_suffix(".json"))
-    except OSError as error:
+        with replace_file(cache.with_suffix(".json"), shared=True) as temporary:  # last: its checksum ties it to them
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+    except (OSError, DiskFullError) as error:
         warnings.warn(f"cannot keep the decoded images in {cache.parent} ({error}): set cache_dir", stacklevel=2)
         return
-    finally:
-        with contextlib.suppress(OSError):  # such as on a full disk
-            temporary.unlink(missing_ok=True)
     log.info("decoded %d images, kept in %s", len(pixels), cache)

@@ -17,7 +17,7 @@ TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 ALLOWED = {
     "functional": set(),
     "encoders": {"import_paths"},
-    "datamodules": {"data", "seeding", "checks", "older_package", "lightning_private", "state"},
+    "datamodules": {"data", "seeding", "checks", "errors", "older_package", "lightning_private", "state"},
     **{module: BASES | {"functional"} for module in BASES},
     "client": BASES | {"functional", "state"},
     "server": BASES | {"functional", "state", "client"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -24,16 +24,7 @@ def at_learning_rate(configured: Any, lr: float) -> Any:
     Raises:
         ConfigurationError: A scheduler has a schedule of its own (one-cycle, cyclic).
     """
-    for found in flat_objects(configured):
-        if isinstance(found, Optimizer):
-            for group in found.param_groups:
-                group["lr"] = lr
-                if "initial_lr" in group:
-                    group["initial_lr"] = lr
-        elif hasattr(found, "base_lrs"):
-            _check_sets_no_rates(found, f"the learning rate {lr}")
-            found.base_lrs = [lr for _ in found.base_lrs]
-    return configured
+    return _with_rates(configured, lambda _: lr, f"the learning rate {lr}")
 
 
 def share_of_learning_rates(configured: Any, share: float) -> Any:
@@ -46,24 +37,22 @@ def share_of_learning_rates(configured: Any, share: float) -> Any:
     Raises:
         ConfigurationError: A scheduler has a schedule of its own (one-cycle, cyclic).
     """
+    return _with_rates(configured, lambda rate: rate * share, f"{share:.3g} of the learning rate")
+
+
+def _with_rates(configured: Any, new: Callable[[float], float], wanted: str) -> Any:
     for found in flat_objects(configured):
         if isinstance(found, Optimizer):
             for group in found.param_groups:
-                group["lr"] = group["lr"] * share
-                if "initial_lr" in group:
-                    group["initial_lr"] = group["initial_lr"] * share
+                group.update({name: new(group[name]) for name in ("lr", "initial_lr") if name in group})
         elif hasattr(found, "base_lrs"):
-            _check_sets_no_rates(found, f"{share:.3g} of the learning rate")
-            found.base_lrs = [lr * share for lr in found.base_lrs]
+            if any("max_lr" in group for group in found.optimizer.param_groups):
+                raise ConfigurationError(
+                    f"a phase of this method has {wanted}, and {type(found).__name__} sets rates of its own: leave out "
+                    "the method's learning rate, or use another scheduler"
+                )
+            found.base_lrs = [new(rate) for rate in found.base_lrs]
     return configured
-
-
-def _check_sets_no_rates(scheduler: Any, wanted: str) -> None:
-    if any("max_lr" in group for group in scheduler.optimizer.param_groups):
-        raise ConfigurationError(
-            f"a phase of this method has {wanted}, and {type(scheduler).__name__} sets rates of its own: leave out "
-            "the method's learning rate, or use another scheduler"
-        )
 
 
 def flat_objects(configured: Any) -> Iterator[Any]:

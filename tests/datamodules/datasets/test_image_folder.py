@@ -179,7 +179,7 @@ def test_half_files_of_killed_runs_are_removed_after_a_day(folder, tmp_path):
     make(folder, tmp_path).load()
     (pixels,) = (tmp_path / "cache").glob("*.npy")
     old, fresh, other = (
-        pixels.parent / name for name in (f"{pixels.stem}.11.tmp", f"{pixels.stem}.12.tmp", "x.13.tmp")
+        pixels.parent / name for name in (f".{pixels.name}.11-1.tmp", f".{pixels.name}.12-1.tmp", ".x.13-1.tmp")
     )
     for path in (old, fresh, other):
         path.write_bytes(b"half")
