@@ -6,7 +6,7 @@ Its batches are clients, its epochs are rounds, and it trains no model.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from pfl_lightning.errors import ConfigurationError
@@ -42,16 +42,41 @@ _INSIDE = (
     "{name} has nothing to do inside local fits, which are silent, train as they are told and save nothing: give it to "
     "the outer Trainer's callbacks, or leave it out"
 )
+_TRAINING = ("GradientAccumulationScheduler", "StochasticWeightAveraging", "WeightAveraging", "ModelPruning")
 _REFUSED: dict[Place, dict[str, str]] = {
-    "Federation": dict.fromkeys(_SEARCHES, _SEARCH)
-    | dict.fromkeys(
-        ("GradientAccumulationScheduler", "StochasticWeightAveraging", "WeightAveraging", "ModelPruning"), _LOCAL
-    )
-    | {"BaseFinetuning": _LOCAL},
+    "Federation": dict.fromkeys(_SEARCHES, _SEARCH) | dict.fromkeys((*_TRAINING, "BaseFinetuning"), _LOCAL),
     "federate": dict.fromkeys(("GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"), _BATCHES),
     "inside": dict.fromkeys((*_SEARCHES, "Checkpoint", "ProgressBar"), _INSIDE),
 }
 """What is refused of Lightning's callbacks, by the place and the name of their class."""
+
+_OPTIONS = {
+    "fast_dev_run": (
+        "would run {value:d} whole client(s), since a batch of the outer Trainer is a client: try a round by "
+        "Trainer(max_epochs=1, logger=False, enable_checkpointing=False) and {call}(..., engine=TrainerEngine("
+        "limit_train_batches={value:d}, limit_val_batches={value:d}, limit_test_batches={value:d}))"
+    ),
+    "overfit_batches": (
+        "would train {value} of the clients, since a batch of the outer Trainer is a client: leave it out there; "
+        "{call}(..., engine=TrainerEngine(limit_train_batches={value})) takes so many batches of each client, and "
+        "FederatedLoop(cohort=...) says how many clients a round trains"
+    ),
+    "min_steps": (
+        "counts optimizer steps, and the outer Trainer takes none: use min_epochs, the least number of rounds"
+    ),
+    "check_val_every_n_epoch": (
+        "would validate after every 0 rounds: give at least 1, or limit_val_batches=0 for no validation"
+    ),
+    "reload_dataloaders_every_n_epochs": (
+        "would ask for other loaders in later rounds, and clients go on with items of the first: leave it out, and let "
+        "the Dataset itself follow self.trainer.current_epoch of the module, by an attribute"
+    ),
+    "val_check_interval": (
+        "would validate in the middle of a round, of which it counts the clients, before the server has aggregated: "
+        "use check_val_every_n_epoch, which counts rounds"
+    ),
+}
+"""What is wrong with options of the outer Trainer, beside those that an engine takes."""
 
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 
@@ -99,10 +124,13 @@ def check_options(trainer: Any, call: str = "Federation") -> None:
     Raises:
         ConfigurationError: Says where each such option belongs.
     """
-    found = _shortcut(trainer, call) or _of_local_fits(trainer, call) or _of_rounds(trainer, call)
-    if found is not None:
-        raise ConfigurationError(found)
-    if call != "Federation" and type(trainer.profiler).__name__ != "PassThroughProfiler":
+    with_module = call != "Federation"
+    for name, value in _shortcuts(trainer, with_module):  # which set others, that are not to be named in their place
+        raise ConfigurationError(f"Trainer({name}={value}) {_OPTIONS[name].format(value=value, call=call)}")
+    _check_options_of_fits(trainer, call)
+    for name, value in _of_rounds(trainer, with_module):
+        raise ConfigurationError(f"Trainer({name}={value}) {_OPTIONS[name]}")
+    if with_module and type(trainer.profiler).__name__ != "PassThroughProfiler":
         warnings.warn(
             "Trainer(profiler=...) times rounds and local fits as a whole; what happens inside local fits is timed by "
             f"{call}(..., engine=TrainerEngine(profiler=...))",
@@ -110,47 +138,33 @@ def check_options(trainer: Any, call: str = "Federation") -> None:
         )
 
 
-def _shortcut(trainer: Any, call: str) -> str | None:
-    """What is wrong with an option that sets others, which are not to be named in its place."""
-    if call != "Federation" and trainer.fast_dev_run and trainer.max_steps != -1:
-        count = int(trainer.fast_dev_run)
-        own = ", ".join(f"{name}={count}" for name in _LIMITS)
-        return (
-            f"Trainer(fast_dev_run={trainer.fast_dev_run}) would run {count} whole client(s), since a batch of the "
-            "outer Trainer is a client: try a round by Trainer(max_epochs=1, logger=False, enable_checkpointing=False) "
-            f"and {call}(..., engine=TrainerEngine({own}))"
-        )
+def _shortcuts(trainer: Any, with_module: bool) -> Iterator[tuple[str, Any]]:
+    if with_module and trainer.fast_dev_run and trainer.max_steps != -1:  # the engine has not taken it over
+        yield "fast_dev_run", trainer.fast_dev_run
     if trainer.overfit_batches:
-        value = trainer.overfit_batches
-        return (
-            f"Trainer(overfit_batches={value}) would train {value} of the clients, since a batch of the outer Trainer "
-            f"is a client: leave it out there; {call}(..., engine=TrainerEngine(limit_train_batches={value})) takes "
-            "so many batches of each client, and FederatedLoop(cohort=...) says how many clients a round trains"
-        )
-    return None
+        yield "overfit_batches", trainer.overfit_batches
 
 
-def _of_local_fits(trainer: Any, call: str) -> str | None:
-    """What is wrong with options about gradients, batches and steps, which the clients take."""
+def _check_options_of_fits(trainer: Any, call: str) -> None:
+    """Refuse options about gradients, batches and steps, which the clients take."""
     clipping, accumulated, most = trainer.gradient_clip_val or None, trainer.accumulate_grad_batches, trainer.max_steps
     with_module = call != "Federation"
+    algorithm = trainer.gradient_clip_algorithm if with_module or clipping else None
     given = {
         "gradient_clip_val": clipping,
-        "gradient_clip_algorithm": getattr(trainer.gradient_clip_algorithm, "value", None)
-        if with_module or clipping
-        else None,
+        "gradient_clip_algorithm": getattr(algorithm, "value", None),
         "accumulate_grad_batches": None if accumulated == 1 else accumulated,
         "max_steps": None if most == -1 or trainer.fast_dev_run else most,  # which sets max_steps
         **{name: _limit(getattr(trainer, name)) for name in _LIMITS if with_module},
     }
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
-        return None
+        return
     options = ", ".join(f"{name}={value!r}" for name, value in given.items())
     clips = given.keys() <= {"gradient_clip_val", "gradient_clip_algorithm"} and not with_module
     rounds = "; rounds are limited by max_epochs" if "max_steps" in given else ""
     clients = " (FederatedLoop(cohort=...) and (eval_cohort=...) say how many clients a round trains and evaluates)"
-    return (
+    raise ConfigurationError(
         f"Trainer({options}) is about the gradients, batches or steps of local fits, which the clients take: leave it "
         f"out there and give it to the engine, {call}(..., engine={'Sequential' if clips else 'Trainer'}Engine"
         f"({options})){rounds}{clients if given.keys() & {*_LIMITS} else ''}"
@@ -162,35 +176,17 @@ def _limit(value: int | float) -> int | float | None:
     return None if value == 0 or (isinstance(value, float) and value == 1.0) else value
 
 
-def _of_rounds(trainer: Any, call: str) -> str | None:
-    """What is wrong with options that would act in the middle of a round, or never."""
+def _of_rounds(trainer: Any, with_module: bool) -> Iterator[tuple[str, Any]]:
     if trainer.min_steps is not None:
-        return (
-            f"Trainer(min_steps={trainer.min_steps}) counts optimizer steps, and the outer Trainer takes none: use "
-            "min_epochs, the least number of rounds"
-        )
+        yield "min_steps", trainer.min_steps
     if trainer.check_val_every_n_epoch == 0:
-        return (
-            "Trainer(check_val_every_n_epoch=0) would validate after every 0 rounds: give at least 1, or "
-            "limit_val_batches=0 for no validation"
-        )
-    again = trainer.reload_dataloaders_every_n_epochs
-    if again and call != "Federation":
-        return (
-            f"Trainer(reload_dataloaders_every_n_epochs={again}) would ask for other loaders in later rounds, and "
-            "clients go on with items of the first: leave it out, and let the Dataset itself follow "
-            "self.trainer.current_epoch of the module, by an attribute"
-        )
-    interval = getattr(trainer, "val_check_interval", 1.0)
-    seconds = seconds_between_validations(trainer)
+        yield "check_val_every_n_epoch", 0
+    if with_module and trainer.reload_dataloaders_every_n_epochs:
+        yield "reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs
+    interval, seconds = getattr(trainer, "val_check_interval", 1.0), seconds_between_validations(trainer)
     usual = seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0))
-    if usual or trainer.limit_val_batches == 0:
-        return None
-    given = interval if seconds is None else f"{seconds} s"
-    return (
-        f"Trainer(val_check_interval={given}) would validate in the middle of a round, of which it counts "
-        "the clients, before the server has aggregated: use check_val_every_n_epoch, which counts rounds"
-    )
+    if not usual and trainer.limit_val_batches != 0:
+        yield "val_check_interval", interval if seconds is None else f"{seconds} s"
 
 
 def check_strategy(trainer: Any) -> None:
