@@ -1,4 +1,4 @@
-"""Steps of a local fit that all engines have in common: begin, enter a phase, get its optimizer, conclude."""
+"""Steps of a local fit that all engines have in common: begin, enter a phase, conclude."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
@@ -30,8 +29,6 @@ from pfl_lightning.state.tensors import load_state
 from pfl_lightning.state.unsaved import UnsavedState
 
 __all__ = [
-    "Scheduler",
-    "StepCount",
     "begin",
     "check_finite_losses",
     "conclude",
@@ -42,7 +39,6 @@ __all__ = [
     "means",
     "phase_data",
     "trains",
-    "unpack_optimizers",
 ]
 
 BEGUN = ("begun",)
@@ -283,70 +279,3 @@ def check_finite_losses(losses: Sequence[Tensor], context: FitContext, phase: Ph
 def means(steps: Mapping[str, Sequence[Tensor]]) -> Losses:
     """Return means over the steps, by name."""
     return {name: float(torch.stack(list(values)).float().mean()) for name, values in steps.items()}
-
-
-# ---------------------------------------------------------------------- optimizers
-
-
-@dataclass(frozen=True)
-class Scheduler:
-    """A learning-rate scheduler and when it steps."""
-
-    scheduler: Any
-    every_step: bool
-
-
-class StepCount:
-    """Counts the steps that optimizers take, by their own hooks.
-
-    A step that a gradient scaler skips never reaches the optimizer and is not counted.
-
-    Args:
-        optimizers: Optimizers whose steps are counted together.
-    """
-
-    def __init__(self, optimizers: Iterable[Optimizer] = ()) -> None:
-        self.num_steps = 0
-        for optimizer in optimizers:
-            optimizer.register_step_post_hook(self._count)
-
-    def _count(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # A fused optimizer is called in any case, and skips inside its kernel.
-        found_inf = getattr(optimizer, "found_inf", None)
-        self.num_steps += found_inf is None or not bool(found_inf)
-
-
-def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Scheduler]]:
-    """Read what ``configure_optimizers`` may return: one optimizer, with schedulers or without.
-
-    Raises:
-        ConfigurationError: Several optimizers or none, or a scheduler that watches a metric.
-    """
-    schedulers: Any = []
-    if isinstance(configured, tuple | list) and len(configured) == 1:
-        configured = configured[0]
-    if isinstance(configured, dict):
-        schedulers = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
-        configured = configured["optimizer"]
-    elif isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], tuple | list):
-        configured, schedulers = configured
-    if isinstance(configured, tuple | list) and len(configured) == 1:
-        configured = configured[0]
-    if not isinstance(configured, Optimizer):
-        raise ConfigurationError(
-            f"this engine takes one optimizer from configure_optimizers, got {configured!r}; several need TrainerEngine"
-        )
-    return configured, [_read_scheduler(entry) for entry in schedulers]
-
-
-def _read_scheduler(entry: Any) -> Scheduler:
-    settings = entry if isinstance(entry, dict) else {"scheduler": entry}
-    scheduler, interval = settings["scheduler"], settings.get("interval", "epoch")
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or settings.get("frequency", 1) != 1:
-        raise ConfigurationError(
-            "this engine steps schedulers every epoch or every step and watches no metric; "
-            "ReduceLROnPlateau and other frequencies need TrainerEngine"
-        )
-    if interval not in ("epoch", "step"):
-        raise ConfigurationError(f"a scheduler's interval must be 'epoch' or 'step', got {interval!r}")
-    return Scheduler(scheduler, interval == "step")

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.feature_cache import is_as_in_evaluation
-from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means, trains, unpack_optimizers
-from pfl_lightning.engines.schedules import advance
+from pfl_lightning.engines.lifecycle import check_finite_losses, means, trains
+from pfl_lightning.engines.schedules import StepCount, advance, unpack_optimizers
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.seeding import seeded_generator

@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
-from importlib import metadata
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities import registry
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import Tensor
 
@@ -21,9 +19,9 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.lifecycle import StepCount, check_finite_losses, means
+from pfl_lightning.engines.lifecycle import check_finite_losses, means
 from pfl_lightning.engines.notices import silence
-from pfl_lightning.engines.schedules import advance
+from pfl_lightning.engines.schedules import StepCount, advance
 from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.lightning_private import keep_fewer_signals
@@ -79,6 +77,12 @@ class TrainerEngine(Engine):
         self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches
         self.limit_test_batches = limit_test_batches
         self.max_steps, self.profiler = max_steps, profiler
+        # Trainers as they were made: a copy takes 1.5 ms, and a new one 30, most of it a search for other packages.
+        self._patterns: dict[tuple[Any, ...], Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without the Trainers, which a worker makes itself."""
+        return {**self.__dict__, "_patterns": {}}
 
     def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
         """Refuse limits that would have no effect; see :meth:`Engine.start`.
@@ -92,6 +96,7 @@ class TrainerEngine(Engine):
                 "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate; other "
                 "clients are evaluated on their whole parts: eval_cohort of the FederatedLoop says how many of them"
             )
+        self._patterns.clear()
         super().start(models, data, environment)
 
     def run_phase(
@@ -119,7 +124,7 @@ class TrainerEngine(Engine):
         kind: type[L.Trainer] = L.Trainer,
         **options: Any,
     ) -> L.Trainer:
-        """Return a silent Trainer without logger and checkpoints.
+        """Return a new silent Trainer without checkpoints, and without a logger unless one is given.
 
         Args:
             environment: Device and precision.
@@ -133,10 +138,18 @@ class TrainerEngine(Engine):
         options = {"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options}
         if self.limit_val_batches is not None and options["limit_val_batches"] != 0:
             options["limit_val_batches"] = self.limit_val_batches
-        with _known_entry_points():
-            trainer = self._new_trainer(kind, environment, list(callbacks), options)
+        logger, callbacks = options.pop("logger"), list(callbacks)
+        key = (kind, environment.device, environment.precision_name, torch.is_anomaly_enabled(), *options.items())
+        if key not in self._patterns:
+            made: Any = self._new_trainer(kind, environment, callbacks, options)
+            made.callbacks = [each for each in made.callbacks if each not in callbacks]  # those of other packages
+            self._patterns[key] = made
+        pattern: Any = self._patterns[key]
+        trainer = copy.deepcopy(pattern, {id(pattern.profiler): pattern.profiler})
+        trainer.callbacks = [*callbacks, *trainer.callbacks]
+        trainer.loggers = [logger] if isinstance(logger, Logger) else list(logger or ())
         keep_fewer_signals(trainer)
-        return trainer
+        return trainer  # type: ignore[no-any-return]
 
     def _new_trainer(
         self, kind: type[L.Trainer], environment: FitEnvironment, callbacks: list[L.Callback], options: dict[str, Any]
@@ -152,6 +165,7 @@ class TrainerEngine(Engine):
             limit_test_batches=self.limit_test_batches,
             max_steps=self.max_steps,
             profiler=self.profiler or NothingProfiled(),
+            logger=False,
             detect_anomaly=torch.is_anomaly_enabled(),  # by the outer Trainer; a Trainer sets it for its own time
             barebones=False,
             enable_checkpointing=False,
@@ -163,22 +177,6 @@ class TrainerEngine(Engine):
             default_root_dir=os.devnull,  # in a job of SLURM a fit goes on from checkpoints there: the outer Trainer's
             **options,
         )
-
-
-_entry_points = lru_cache(metadata.entry_points)  # which reads a file of every installed package: tens of milliseconds
-
-
-@contextmanager
-def _known_entry_points() -> Iterator[None]:
-    """Let Lightning look for callbacks of installed packages once, not for every Trainer."""
-    own = getattr(registry, "entry_points", None)
-    if own is metadata.entry_points:
-        registry.entry_points = _entry_points  # type: ignore[assignment,attr-defined]
-    try:
-        yield
-    finally:
-        if own is metadata.entry_points:
-            registry.entry_points = own  # type: ignore[attr-defined]
 
 
 class _Watch(L.Callback):

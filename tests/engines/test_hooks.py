@@ -11,7 +11,6 @@ from lightning.fabric.utilities import registry
 
 from pfl_lightning import SequentialEngine, TrainerEngine
 from pfl_lightning.engines import FitEnvironment
-from pfl_lightning.engines.trainer import _entry_points
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedRep
 
@@ -248,11 +247,12 @@ def test_trainer_fit_may_skip_batches():
     assert_same(named(got.client_model(0)), named(expected.client_model(0)), atol=1e-7)
 
 
-def test_inner_trainers_look_for_callbacks_of_installed_packages_once():
-    engine, before = TrainerEngine(), registry.entry_points
-    engine.make_trainer(FitEnvironment())
-    looked = _entry_points.cache_info()
-    engine.make_trainer(FitEnvironment())
-    assert _entry_points.cache_info().hits == looked.hits + 1
-    assert _entry_points.cache_info().misses == looked.misses
-    assert registry.entry_points is before
+def test_inner_trainers_look_for_callbacks_of_installed_packages_once(monkeypatch):
+    looked = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: looked.append(group) or [])
+    engine, own = TrainerEngine(), L.Callback()
+    one, other = engine.make_trainer(FitEnvironment()), engine.make_trainer(FitEnvironment(), [own])
+    assert looked == ["lightning.pytorch.callbacks_factory"]
+    assert (one.callbacks, other.callbacks) == ([], [own])
+    assert other is not one
+    assert other.fit_loop.trainer is other

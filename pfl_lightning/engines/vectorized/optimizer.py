@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.lifecycle import Scheduler, unpack_optimizers
-from pfl_lightning.engines.schedules import advance
+from pfl_lightning.engines.schedules import Scheduler, advance, unpack_optimizers
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, check_elementwise
 from pfl_lightning.engines.vectorized.optimizer_state import (
     History,

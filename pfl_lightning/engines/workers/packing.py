@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DATA_SETS", "Packed", "pack", "unpack"]
+__all__ = ["DATA_SETS", "Packed", "pack", "pack_error", "unpack"]
 
 Place = tuple[int, int]
 """Reference to what the receiver has: number of its bundle, position in it."""
@@ -77,6 +77,20 @@ def unpack(packed: Packed, known: Mapping[int, Sequence[Any]] | None = None, *, 
     """
     buffers: list[Any] = [bytearray(buffer.data) if copy else buffer for buffer in packed.buffers]
     return _Unpickler(io.BytesIO(packed.content), buffers, known or {}, copy).load()
+
+
+def pack_error(error: Exception) -> Packed:
+    """Serialize an exception without its traceback, or what it says where it does not survive pickling."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        packed = pack(error)
+        unpack(packed)
+        return packed
+    except Exception:
+        likeness = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            likeness.add_note(note)
+        return pack(likeness)
 
 
 def _pickler(file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: Mapping[int, Place]) -> Any:

@@ -22,8 +22,8 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.engines.notices import remembering_in
-from pfl_lightning.engines.tasks import Clock, EvaluationTask, FitEnvironment, FitResult, FitTask
-from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, unpack
+from pfl_lightning.engines.tasks import Clock, EvaluationTask, FitEnvironment, FitTask
+from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, pack_error, unpack
 from pfl_lightning.errors import ClientCodeError, ConfigurationError
 from pfl_lightning.messages import Broadcast, State
 
@@ -249,9 +249,13 @@ class Worker:
             return self._results(tasks)
 
     def _results(self, tasks: list[tuple[FederatedClient, FitTask]]) -> list[Any]:
-        results = self._engine.run(tasks, self._environment)
-        # What is packed shares the memory of the result, and a personal state is valid until the next one is asked for.
-        return [_portable(result if len(tasks) == 1 else result.with_own_state()) for result in results]
+        results = []
+        for result in self._engine.run(tasks, self._environment):
+            if isinstance(result.error, ClientCodeError) and result.error.cause is not None:
+                result.error.cause = unpack(pack_error(result.error.cause))
+            # What is packed shares the result's memory, and a personal state is valid until the next is asked for.
+            results.append(result if len(tasks) == 1 else result.with_own_state())
+        return results
 
     @torch.no_grad()
     def _evaluate(self, payload: Payload) -> list[Any]:
@@ -285,7 +289,7 @@ class Worker:
                 value, error, where = pack(compute()), None, ""
             except Exception as found:
                 where = traceback.format_exc()  # before the error loses its frames
-                value, error = None, _packed_error(found)
+                value, error = None, pack_error(found)
         return Reply(value, error, where, tuple(notices()))
 
 
@@ -299,26 +303,6 @@ def _ray_get(reference: Any) -> Any:
     import ray
 
     return ray.get(reference)
-
-
-def _portable(result: FitResult) -> FitResult:
-    """The result, with an exception of the client's own in a form that survives pickling."""
-    if isinstance(result.error, ClientCodeError) and result.error.cause is not None:
-        result.error.cause = unpack(_packed_error(result.error.cause))
-    return result
-
-
-def _packed_error(error: Exception) -> Packed:
-    error.__traceback__ = error.__cause__ = error.__context__ = None
-    try:
-        packed = pack(error)
-        unpack(packed)
-        return packed
-    except Exception:  # an exception that does not survive pickling
-        likeness = RuntimeError(f"{type(error).__name__}: {error}")
-        for note in getattr(error, "__notes__", ()):
-            likeness.add_note(note)
-        return pack(likeness)
 
 
 def _on_device(precision: Precision, device: torch.device) -> Precision:
