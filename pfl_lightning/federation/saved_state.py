@@ -11,8 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.federation.rounds import FederationRounds
-from pfl_lightning.state.checkpoints.contents import CONTENTS, content_fault, describe_contents
-from pfl_lightning.state.checkpoints.file import damaged, goes_on
+from pfl_lightning.state.checkpoints.file import content_fault, damaged, goes_on
 from pfl_lightning.state.checkpoints.module import as_federation_wrote
 from pfl_lightning.state.checkpoints.writing import check_fits
 
@@ -90,10 +89,6 @@ class SavedState(FederationRounds):
                 stacklevel=2,
             )
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Let the checkpoint say what it must hold."""
-        checkpoint[CONTENTS] = describe_contents(checkpoint)
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of something else before anything is overwritten.
 
@@ -112,12 +107,6 @@ class SavedState(FederationRounds):
             fault = "holds the models alone (save_weights_only): it can be evaluated, but no fit can go on from it"
         if fault is not None:
             raise damaged(path, fault)
-        if CONTENTS not in checkpoint:
-            warnings.warn(
-                f"the checkpoint {path} is of an earlier version and does not say what it must hold: only its "
-                "checksums were checked",
-                stacklevel=2,
-            )
         own = {f"models.{name}": tensor for name, tensor in self.models.state_dict().items()}
         check_fits(
             checkpoint["state_dict"],

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pfl_lightning import FederatedLoop, SequentialEngine, export_adapters, federate
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import FedAvg, FedSALoRA, FFALoRA
-from pfl_lightning.state.checkpoints.contents import saved_bytes
+from pfl_lightning.state.checkpoints.writing import saved_bytes
 
 peft = pytest.importorskip("peft", reason="adapters need the extra peft")
 transformers = pytest.importorskip("transformers", reason="the adapted models are of transformers")

@@ -4,7 +4,6 @@
 ``writing``                              written as a whole, and checked before they are loaded
 ``file``                                 read with their checksums verified; what to take instead of a damaged one
 ``previous``                             the checkpoint before the last one, until a round has trained from that
-``contents``                             names and shapes that a checkpoint must hold
 ``module``                               checkpoints of a project, as its module's ``load_from_checkpoint`` takes them
 ``best_round``                           checkpoint of the best round
 ``export``                               clients' models as plain files

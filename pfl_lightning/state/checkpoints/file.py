@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.state.checkpoints.contents import content_fault
 from pfl_lightning.state.checkpoints.module import as_federation_wrote
 
-__all__ = ["damaged", "goes_on", "newest_good", "read_checkpoint"]
+__all__ = ["content_fault", "damaged", "goes_on", "newest_good", "read_checkpoint"]
 
-BLOCK = 1 << 20
+EXTRA = ("encoders", "fixed", "method", "partition", "personal", "round", "seed")
+"""What a federation saves beside tensors, since the first version."""
 
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
@@ -65,6 +65,16 @@ def goes_on(checkpoint: Any) -> bool:
     return "optimizer_states" in checkpoint
 
 
+def content_fault(checkpoint: Mapping[str, Any]) -> str | None:
+    """What a checkpoint lacks of what loading does not ask for, or asks for late; ``None`` for nothing."""
+    state = checkpoint.get("state_dict")
+    if not isinstance(state, Mapping) or not isinstance(state.get("_extra_state"), Mapping):
+        return "is not of a Federation: it has no clients' states"
+    missing = [f"state_dict/_extra_state/{name}" for name in EXTRA if name not in state["_extra_state"]]
+    missing += [] if "loops" in checkpoint else ["loops"]  # without which Lightning would begin at round 1
+    return f"is incomplete: {missing[0]} is missing" if missing else None
+
+
 def newest_good(beside: Path, weights_only: bool | None = None) -> Path | None:
     """The newest checkpoint in the folder of another one that is whole; ``None`` without any.
 
@@ -111,24 +121,12 @@ def _archive_fault(path: Path) -> str | None:
     with path.open("rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                wrong = _wrong_record(archive)
+                wrong = archive.testzip()
         except zipfile.BadZipFile as error:
             return f"is truncated or damaged, or no checkpoint ({error})"
         except Exception as error:  # zipfile raises whatever a damaged directory of the archive leads it to
             return f"is damaged ({type(error).__name__}: {error})"
     return None if wrong is None else f"is damaged: the checksum of its part {wrong} is wrong"
-
-
-def _wrong_record(archive: zipfile.ZipFile) -> str | None:
-    """Name of the first part whose checksum is wrong."""
-    for part in archive.infolist():
-        try:
-            with archive.open(part) as file:
-                while file.read(BLOCK):
-                    pass
-        except zipfile.BadZipFile:
-            return part.filename
-    return None
 
 
 def _load_fault(error: Exception) -> str:

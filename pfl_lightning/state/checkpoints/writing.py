@@ -10,15 +10,15 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from torch import Tensor
 
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
-from pfl_lightning.state.checkpoints.contents import saved_bytes
 from pfl_lightning.state.checkpoints.file import read_checkpoint
 from pfl_lightning.state.checkpoints.previous import PreviousCheckpoints
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["AtomicCheckpointIO", "check_fits", "use_atomic_files"]
+__all__ = ["AtomicCheckpointIO", "check_fits", "saved_bytes", "use_atomic_files"]
 
 
 def check_fits(
@@ -154,6 +154,21 @@ def use_atomic_files(trainer: L.Trainer) -> None:
     """Replace Lightning's own writer of checkpoints by :class:`AtomicCheckpointIO`; a user's plugin stays."""
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+
+def saved_bytes(value: Any) -> int:
+    """Bytes of all tensors in a checkpoint, each memory counted once: it takes at least this much space."""
+    sizes: dict[int, int] = {}
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Tensor) and part.layout == torch.strided:
+            sizes[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+    return sum(sizes.values())
 
 
 def _is_local(path: str | Path) -> bool:
