@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
@@ -30,7 +31,7 @@ from pfl_lightning.engines.tasks import (
     FitTask,
     PhaseResult,
 )
-from pfl_lightning.engines.threads import HeldThreads, chosen_threads
+from pfl_lightning.engines.threads import HeldThreads, is_set_by_user, step_work, threads_for_work
 from pfl_lightning.errors import ClientError
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
@@ -73,6 +74,7 @@ class Engine(ABC):
             check_at_least("threads", threads, 1)
         self.threads = threads
         self._held = HeldThreads()
+        self._work: float | None = None  # of a training step, once it was counted
         self._told = False  # the number of threads
 
     def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
@@ -84,6 +86,7 @@ class Engine(ABC):
             environment: Settings of the outer Trainer and of the run.
         """
         self._held.release()  # the number of an earlier start is not the user's
+        self._work = None
         self._held.hold(self.choose_threads(models, data, environment))
 
     def stop(self) -> None:
@@ -93,11 +96,24 @@ class Engine(ABC):
     def choose_threads(
         self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
     ) -> int | None:
-        """Return the number of threads of local fits and evaluations; ``None`` leaves torch's as it is."""
-        if self.threads is not None:
+        """Return the number of threads of local fits and evaluations; ``None`` leaves torch's as it is.
+
+        It is left on a GPU, where the user has set it, and for a user's LightningModule, whose local fits go as in a
+        plain run of its project.
+        """
+        of_user = is_set_by_user() or any(model.step_module is not model for model in models)
+        if self.threads is not None or of_user or environment.device.type != "cpu":
             return self.threads
-        told, self._told = self._told, True
-        return chosen_threads(models, data, environment, say=not told)
+        if self._work is None:
+            self._work = step_work(models, data)
+        if not self._told:
+            rank_zero_info(
+                f"Threads of local fits: {threads_for_work(self._work)}, since a training step takes "
+                f"{self._work / 1e9:.2g} GFLOP forward. Another number is the engine's option threads, or "
+                "OMP_NUM_THREADS"
+            )
+            self._told = True
+        return threads_for_work(self._work)
 
     def holding_threads(
         self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment

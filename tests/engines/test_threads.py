@@ -27,7 +27,6 @@ def three(monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rule, "_AT_IMPORT", 3)
-    monkeypatch.setattr(rule, "_numbers_of_cores", lambda default: {3, 6})
     yield
     torch.set_num_threads(before)
 
@@ -104,12 +103,6 @@ def test_a_number_that_the_script_has_set_stays(three, seen):
     go(SequentialEngine())
     assert set(seen) == {2}
     assert torch.get_num_threads() == 2
-
-
-def test_a_number_set_before_the_import_is_seen_where_it_is_not_that_of_the_cores(three, seen, monkeypatch):
-    monkeypatch.setattr(rule, "_numbers_of_cores", lambda default: {4, 8})
-    go(SequentialEngine())
-    assert set(seen) == {3}
 
 
 def test_a_model_that_is_fine_tuned_outside_of_a_run(three, monkeypatch):
