@@ -11,7 +11,7 @@ class FakeCluster:
     """Stand-in for :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
 
     def __init__(self, ray, num_workers):
-        self.backend, self.num_workers, self.device, self.closed = ray, num_workers, "cpu", 0
+        self.ray, self.num_workers, self.device, self.closed = ray, num_workers, "cpu", 0
         self.options = {"num_cpus": 1}
         self.services = Services({})
 

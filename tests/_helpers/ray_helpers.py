@@ -120,9 +120,9 @@ class FakeRay:
         ray = self
 
         class Handle:
-            def __init__(self, *args):
+            def __init__(self, *args, get):
                 ray.actors += 1
-                self.worker = cls(*args, get=ray.get)
+                self.worker = cls(*args, get=get)
                 self.dead = False
 
             def __getattr__(self, name):

@@ -9,7 +9,8 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.processes.host import ProcessHost
 from pfl_lightning.engines.tasks import FitEnvironment
-from pfl_lightning.engines.workers.engine import WorkerEngine, WorkerHost
+from pfl_lightning.engines.workers.engine import WorkerEngine
+from pfl_lightning.engines.workers.host import WorkerHost
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["ProcessEngine"]

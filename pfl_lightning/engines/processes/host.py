@@ -1,4 +1,4 @@
-"""Worker processes of this machine, by the functions of Ray that the pool of workers calls."""
+"""Worker processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from pfl_lightning.engines.processes.transport import SharedBytes, receive, send
+from pfl_lightning.engines.workers.host import WorkerDiedError
 from pfl_lightning.engines.workers.packing import Packed
-from pfl_lightning.errors import FederationError
 
-__all__ = ["ProcessHost", "WorkerDiedError"]
+__all__ = ["ProcessHost"]
 
 PROGRAM = """
 import os, select, signal, sys, threading
@@ -48,10 +48,6 @@ def launch(handle: int) -> subprocess.Popen[bytes]:
         pass_fds=[handle],
         start_new_session=True,
     )
-
-
-class WorkerDiedError(FederationError):
-    """A worker process has ended."""
 
 
 class Call:
@@ -127,96 +123,63 @@ class WorkerProcess:
         self.ended = f"process {self._process.pid} {by}"
 
 
-class _Method:
-    def __init__(self, process: WorkerProcess, name: str) -> None:
-        self._process, self._name = process, name
-
-    def remote(self, *arguments: Any) -> Call:
-        return self._process.call(self._name, *arguments)
-
-
-class _Actor:
-    def __init__(self, process: WorkerProcess) -> None:
-        self.process = process
-        self.prepare, self.alive = _Method(process, "prepare"), _Method(process, "alive")
-        self.fit, self.evaluate = _Method(process, "fit"), _Method(process, "evaluate")
-
-
-class _Maker:
-    def options(self, **options: Any) -> _Maker:
-        return self
-
-    def remote(self, threads: int, path: Sequence[str]) -> _Actor:
-        return _Actor(WorkerProcess(threads, path))
-
-
-class _Exceptions:
-    RayError = WorkerDiedError
-
-
-class _NoServices:
-    """There is nothing but the workers that could die."""
-
-    lost = False
-
-    def check(self, now: bool = False) -> None:
-        """Do nothing."""
-
-
 class ProcessHost:
-    """Host of worker processes of this machine, and the backend that the pool of workers calls.
+    """A :class:`~pfl_lightning.engines.workers.host.WorkerHost` of processes of this machine.
 
     Args:
         num_workers: Number of workers.
         threads: Threads of each.
     """
 
-    exceptions = _Exceptions
+    lost = False
+    """There is nothing but the workers that could die."""
 
     def __init__(self, num_workers: int, threads: int) -> None:
-        self.backend, self.services = self, _NoServices()
         self.num_workers, self.device = num_workers, "cpu"
-        self.options: dict[str, Any] = {"threads": threads}
+        self.resources: dict[str, Any] = {"threads": threads}
 
-    def remote(self, worker: type) -> _Maker:
-        """Return what starts workers."""
-        return _Maker()
+    def start(self, threads: int) -> WorkerProcess:
+        """Start a process."""
+        return WorkerProcess(threads, sys.path)
 
-    def put(self, packed: Packed) -> SharedBytes:
-        """Put an object where all workers can read it."""
-        return SharedBytes.of(packed)
+    def call(self, worker: WorkerProcess, method: str, *arguments: Any) -> Call:
+        """Begin a call."""
+        return worker.call(method, *arguments)
 
-    def get(self, call: Call) -> Any:
-        """Wait for a reply.
-
-        Raises:
-            WorkerDiedError: There will be none.
-        """
-        while not call.is_ready:
-            call.process.take_reply()
-        if not call.done:
-            raise WorkerDiedError(call.process.ended)
-        return call.reply
-
-    def wait(self, calls: Sequence[Call], num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+    def wait(self, calls: Sequence[Call], timeout: float) -> Call | None:
         """Wait for the first reply, or the first worker that ends."""
         end = time.monotonic() + timeout
-        while not (ready := [call for call in calls if call.is_ready][:num_returns]):
+        while (ready := next((call for call in calls if call.is_ready), None)) is None:
             waiting = {call.process.connection: call.process for call in calls}
             found = wait(list(waiting), max(0.0, end - time.monotonic()))
             if not found:
                 break
             for connection in found:
                 waiting[connection].take_reply()  # type: ignore[index]
-        return ready, [call for call in calls if call not in ready]
+        return ready
 
-    def kill(self, actor: _Actor) -> None:
-        """End a worker."""
-        actor.process.kill()
+    def reply(self, call: Call) -> Any:
+        """Wait for a reply."""
+        while not call.is_ready:
+            call.process.take_reply()
+        if not call.done:
+            raise WorkerDiedError(call.process.ended)
+        return call.reply
 
-    def available_resources(self) -> dict[str, Any]:
-        """Return what a message about workers that do not start says."""
+    def put(self, packed: Packed) -> SharedBytes:
+        """Put an object into memory that all workers read."""
+        return SharedBytes.of(packed)
+
+    def kill(self, worker: WorkerProcess) -> None:
+        """End a process."""
+        worker.kill()
+
+    def free(self) -> dict[str, Any]:
+        """Cores of this machine."""
         return {"cores": os.cpu_count()}
+
+    def check(self, now: bool = False) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing: the pool has ended the workers, and shared memory goes with what refers to it."""

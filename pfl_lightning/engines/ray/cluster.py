@@ -54,7 +54,7 @@ class Cluster:
         runtime_env: Ray's runtime environment of the workers.
 
     Attributes:
-        backend: The module ``ray``, connected.
+        ray: The module ``ray``, connected.
         num_workers: Number of workers.
         options: Ray's resources of a worker.
         device: Device of a worker.
@@ -73,7 +73,7 @@ class Cluster:
         on_gpu: bool,
         runtime_env: dict[str, Any] | None = None,
     ) -> None:
-        self.ray = self.backend = require_ray()
+        self.ray = require_ray()
         self._own = not self.ray.is_initialized()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self._own and address is None:

@@ -8,8 +8,10 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.ray.cluster import Cluster, require_ray
+from pfl_lightning.engines.ray.host import RayHost
 from pfl_lightning.engines.tasks import FitEnvironment
-from pfl_lightning.engines.workers.engine import WorkerEngine, WorkerHost
+from pfl_lightning.engines.workers.engine import WorkerEngine
+from pfl_lightning.engines.workers.host import WorkerHost
 
 __all__ = ["RayEngine"]
 
@@ -67,4 +69,4 @@ class RayEngine(WorkerEngine):
             ConfigurationError: Ray is not installed, or no cluster answers at the address.
         """
         on_gpu = environment.device.type == "cuda"
-        return Cluster(self.address, self.workers, threads, self.gpus_per_worker, on_gpu, self.runtime_env)
+        return RayHost(Cluster(self.address, self.workers, threads, self.gpus_per_worker, on_gpu, self.runtime_env))

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
@@ -25,6 +25,7 @@ from pfl_lightning.engines.tasks import (
     FitTask,
     PhaseResult,
 )
+from pfl_lightning.engines.workers.host import WorkerHost
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
 from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.workers.pool import InWorkerError, Job, WorkerPool
@@ -32,33 +33,12 @@ from pfl_lightning.engines.workers.worker import ClientWork, Reply, Setup, Torch
 from pfl_lightning.errors import ClientCodeError, ConfigurationError, FederationError
 from pfl_lightning.messages import ClientUpdate
 
-__all__ = ["WorkerEngine", "WorkerHost"]
+__all__ = ["WorkerEngine"]
 
 EVALUATED_TOGETHER = 4
 """Clients in one payload of an evaluation without fine-tuning, which takes less time than a fit."""
 
 _log = logging.getLogger(__name__)
-
-
-class WorkerHost(Protocol):
-    """What starts the processes of one run.
-
-    Attributes:
-        backend: The module ``ray``, connected, or what has the same functions.
-        num_workers: Number of workers.
-        options: Resources of a worker.
-        device: Device of a worker, ``"cpu"`` or ``"cuda"``.
-        services: Has ``check``, which raises an error where the backend itself has died, and ``lost``.
-    """
-
-    backend: Any
-    num_workers: int
-    options: dict[str, Any]
-    device: str
-    services: Any
-
-    def close(self) -> None:
-        """Release what is not a worker's."""
 
 
 class WorkerEngine(Engine):
@@ -206,7 +186,7 @@ class WorkerEngine(Engine):
     ) -> Iterator[Any]:
         if self._pool is None or self._host is None:
             raise FederationError("the workers have not been started; a Federation does so: call start() first")
-        payloads = PayloadBuilder(self._host.backend.put, self._bundle_numbers)
+        payloads = PayloadBuilder(self._host.put, self._bundle_numbers)
 
         def jobs() -> Iterator[Job]:
             while group := list(islice(work, together)):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pfl_lightning.engines.workers.host import WorkerDiedError, WorkerHost
 from pfl_lightning.engines.workers.packing import Packed, unpack
-from pfl_lightning.engines.workers.worker import Payload, Reply, Worker, versions
+from pfl_lightning.engines.workers.worker import Payload, Reply, versions
 from pfl_lightning.errors import ConfigurationError, FederationError
 
 __all__ = ["Job", "WorkerPool"]
@@ -31,7 +31,7 @@ class Job:
 
     Attributes:
         payload: The worker's input.
-        method: Name of the method of :class:`Worker` that takes it.
+        method: Name of the method of :class:`~pfl_lightning.engines.workers.worker.Worker` that takes it.
         about: Clients and round, for messages.
         deaths: Number of workers that died while they ran it.
     """
@@ -54,7 +54,7 @@ class _Run:
 class _Seat:
     """Place of a worker. It runs the first of its jobs; the others wait in its queue."""
 
-    actor: Any
+    worker: Any
     starting: Any  # the reference of Worker.prepare, until it has come
     jobs: dict[Any, tuple[_Run, int, Job]] = field(default_factory=dict)  # by the reference of the reply
 
@@ -75,7 +75,7 @@ class WorkerPool:
     def __init__(
         self,
         name: str,
-        host: Any,
+        host: WorkerHost,
         threads: int,
         setup: Packed,
         data: Packed,
@@ -83,14 +83,9 @@ class WorkerPool:
         take: Callable[[Reply], None],
     ) -> None:
         self._name, self._threads, self._patience, self._take = name, threads, patience, take
-        self._backend, self._device, self._services = host.backend, host.device, host.services
-        num_workers, options = host.num_workers, host.options
-        # Nothing is retried elsewhere: a dead worker is replaced here, where its jobs are known.
-        self._make = self._backend.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
-        self._wanted = f"{num_workers} workers with {options}"
-        self._inputs = [self._backend.put(setup)], [self._backend.put(data)]
+        self._host, self._inputs = host, ([host.put(setup)], [host.put(data)])
         self._failed_starts = 0
-        self._seats = [self._new_seat() for _ in range(num_workers)]
+        self._seats = [self._new_seat() for _ in range(host.num_workers)]
 
     # ------------------------------------------------------------------ jobs
 
@@ -120,11 +115,11 @@ class WorkerPool:
                 while expected in own.done:
                     expected += 1
                     yield own.done.pop(expected - 1)
-        except (self._backend.exceptions.RayError, OSError):  # of a call of the backend, such as a put
-            self._services.check(now=True)
+        except (WorkerDiedError, OSError):  # of a call of the host, such as a put
+            self._host.check(now=True)
             raise
         finally:  # stopped early: jobs of this run that workers still have are dropped
-            for seat in [] if self._services.lost else list(self._seats):
+            for seat in [] if self._host.lost else list(self._seats):
                 if any(run is own for run, _, _ in seat.jobs.values()):
                     others = [entry for entry in seat.jobs.values() if entry[0] is not own]
                     self._renew(seat)
@@ -133,13 +128,14 @@ class WorkerPool:
 
     def _replace_dead_idlers(self) -> None:
         """Replace workers that died while idle, which is noticed only on a call and is no job's fault."""
-        self._services.check()
-        asked = [(seat, seat.actor.alive.remote()) for seat in self._seats if seat.starting is None and not seat.jobs]
+        self._host.check()
+        idle = [seat for seat in self._seats if seat.starting is None and not seat.jobs]
+        asked = [(seat, self._host.call(seat.worker, "alive")) for seat in idle]
         for seat, answer in asked:
             try:
-                self._backend.get(answer)
-            except self._backend.exceptions.RayError as error:
-                self._services.check(now=True)
+                self._host.reply(answer)
+            except WorkerDiedError as error:
+                self._host.check(now=True)
                 _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _first_line(error))
                 self._renew(seat)
 
@@ -150,30 +146,30 @@ class WorkerPool:
             for seat in ready:
                 if len(seat.jobs) == held and len(run.waiting) > held * len(self._seats):
                     number, job = run.waiting.popleft()
-                    seat.jobs[getattr(seat.actor, job.method).remote(job.payload)] = (run, number, job)
+                    seat.jobs[self._host.call(seat.worker, job.method, job.payload)] = (run, number, job)
 
     def _collect(self) -> None:
         """Wait for a reply, a started worker, or a dead one."""
         starting = {seat.starting: seat for seat in self._seats if seat.starting is not None}
         working = {reference: seat for seat in self._seats for reference in seat.jobs}
         patience = None if len(starting) < len(self._seats) else self._patience
-        ready, waited = list[Any](), 0.0
-        while not ready and (patience is None or waited < patience):
-            self._services.check()
+        reference, waited = None, 0.0
+        while reference is None and (patience is None or waited < patience):
+            self._host.check()
             step = WAIT if patience is None else min(WAIT, patience - waited)
-            ready, _ = self._backend.wait([*starting, *working], num_returns=1, timeout=step)
+            reference = self._host.wait([*starting, *working], step)
             waited += step
-        if not ready:
+        if reference is None:
             raise FederationError(
-                f"no worker has started within {self._patience:g} s; {self._wanted} were asked for, and there are "
-                f"{self._backend.available_resources()} free: ask for less, or raise start_timeout"
+                f"no worker has started within {self._patience:g} s; {self._host.num_workers} workers with "
+                f"{self._host.resources} were asked for, and there are {self._host.free()} free: ask for less, or "
+                "raise start_timeout"
             )
-        (reference,) = ready
         seat = starting.get(reference) or working[reference]
         try:
-            reply: Reply = self._backend.get(reference)
-        except self._backend.exceptions.RayError as error:
-            self._services.check(now=True)
+            reply: Reply = self._host.reply(reference)
+        except WorkerDiedError as error:
+            self._host.check(now=True)
             if reference in starting:
                 self._not_started(seat, error)
             else:
@@ -190,8 +186,8 @@ class WorkerPool:
     # ------------------------------------------------------------------ workers
 
     def _new_seat(self) -> _Seat:
-        actor = self._make.remote(self._threads, sys.path)
-        return _Seat(actor, actor.prepare.remote(*self._inputs, self._device, versions()))
+        worker = self._host.start(self._threads)
+        return _Seat(worker, self._host.call(worker, "prepare", *self._inputs, self._host.device, versions()))
 
     def _started(self, seat: _Seat, reply: Reply) -> None:
         try:
@@ -245,16 +241,16 @@ class WorkerPool:
         self._renew(seat)
 
     def _renew(self, seat: _Seat) -> None:
-        self._backend.kill(seat.actor)
+        self._host.kill(seat.worker)
         fresh = self._new_seat()
-        seat.actor, seat.starting, seat.jobs = fresh.actor, fresh.starting, {}
+        seat.worker, seat.starting, seat.jobs = fresh.worker, fresh.starting, {}
 
     def close(self) -> None:
         """Stop all workers and drop their jobs."""
         with contextlib.suppress(FederationError):  # what runs them has died, and its workers with it
-            self._services.check(now=True)
+            self._host.check(now=True)
             for seat in self._seats:
-                self._backend.kill(seat.actor)
+                self._host.kill(seat.worker)
         self._seats = []
 
 
@@ -287,7 +283,7 @@ def _not_in_a_module(error: Exception) -> ConfigurationError:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return lines[0] if lines else ""
 
 
 def _last_line(error: Exception) -> str:

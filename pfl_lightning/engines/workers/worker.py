@@ -184,14 +184,14 @@ class Worker:
     Args:
         threads: Threads of a fit.
         path: Further entries of ``sys.path``.
-        get: Function that returns the object of a reference; by default ``ray.get``.
+        get: Function that returns the object of a reference.
     """
 
-    def __init__(self, threads: int, path: Sequence[str] = (), get: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, threads: int, path: Sequence[str] = (), *, get: Callable[[Any], Any]) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
         torch.set_num_threads(threads)
         self._bundles: dict[int, Sequence[Tensor]] = {}
-        self._get = get or _ray_get
+        self._get = get
         self._models: tuple[FederatedClient, ...]
         self._data: FederatedData
         self._engine: Engine
@@ -200,7 +200,7 @@ class Worker:
         self._shown = set[tuple[Any, ...]]()
 
     def prepare(self, setup: Sequence[Any], data: Sequence[Any], device: str, expected: dict[str, str]) -> Reply:
-        """Take the setup and the data, each in a sequence of one reference (which Ray would resolve otherwise)."""
+        """Take the setup and the data, each as a sequence of one reference (which Ray would resolve otherwise)."""
 
         def take() -> None:
             if versions() != expected:  # first of all: another version may not even unpack them
@@ -297,12 +297,6 @@ def _step_context(environment: FitEnvironment, *, training: bool) -> AbstractCon
     """Context manager of the outer Trainer's precision around a step: a default type, or autocast."""
     precision = environment.precision
     return precision.train_step_context() if training else precision.val_step_context()
-
-
-def _ray_get(reference: Any) -> Any:
-    import ray
-
-    return ray.get(reference)
 
 
 def _on_device(precision: Precision, device: torch.device) -> Precision:

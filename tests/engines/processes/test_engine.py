@@ -19,7 +19,7 @@ from _helpers.toy import Toy, assert_same, linear_encoder, run, tiny_encoder, wh
 from pfl_lightning import ProcessEngine, SequentialEngine, VectorizedEngine
 from pfl_lightning.engines import FitEnvironment
 from pfl_lightning.engines.processes import host
-from pfl_lightning.engines.processes.host import ProcessHost, WorkerProcess
+from pfl_lightning.engines.processes.host import WorkerProcess
 from pfl_lightning.engines.workers import packing
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import FedAvg, FedProto
@@ -73,7 +73,7 @@ def test_no_process_is_left(monkeypatch):
     stop = ProcessEngine.stop
 
     def look(self):
-        seats.extend([] if self._pool is None else [seat.actor.process._process for seat in self._pool._seats])
+        seats.extend([] if self._pool is None else [seat.worker._process for seat in self._pool._seats])
         stop(self)
 
     monkeypatch.setenv("PFL_TEST_MARK", mark)
@@ -117,9 +117,9 @@ def test_large_messages_do_not_wait_for_one_another(monkeypatch):
 
 
 def test_a_worker_ends_with_the_process_that_started_it(monkeypatch):
-    actor = ProcessHost(1, 1).remote(object).options().remote(1, [])
-    actor.process.connection.close()  # as it is when a process is killed
-    assert ends(actor.process._process, 120)
+    worker = WorkerProcess(1, [])
+    worker.connection.close()  # as it is when a process is killed
+    assert ends(worker._process, 120)
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
@@ -149,10 +149,10 @@ def test_a_worker_that_still_imports_ends_with_a_main_process_that_is_killed(tmp
 
 def test_a_worker_that_cannot_read_a_message_ends_and_says_why(monkeypatch, capfd):
     monkeypatch.setattr(host, "launch", Fork)
-    actor = ProcessHost(1, 1).remote(object).options().remote(1, [])
-    actor.process.connection.send_bytes(b"no message")
-    assert ends(actor.process._process, 120)
-    actor.process.connection.close()
+    worker = WorkerProcess(1, [])
+    worker.connection.send_bytes(b"no message")
+    assert ends(worker._process, 120)
+    worker.connection.close()
     assert "UnpicklingError" in capfd.readouterr().err
 
 
