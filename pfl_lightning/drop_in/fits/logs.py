@@ -18,7 +18,7 @@ from torchmetrics import MaxMetric, Metric, MinMetric, SumMetric
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["LogNotes", "LogRecord", "note_reduction", "reduction_name", "undefined_as_nan"]
+__all__ = ["LogNotes", "LogRecord", "reduction_name", "undefined_as_nan"]
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
@@ -35,36 +35,44 @@ def reduction_name(reduce_fx: Any) -> str | None:
     return _NAMES.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)
 
 
-def note_reduction(reductions: dict[str, str], name: str, value: Any, reduce_fx: Any) -> None:
-    """Note how a logged value is reduced over clients, unless by its mean."""
-    kinds = ((SumMetric, "sum"), (MaxMetric, "max"), (MinMetric, "min"))
-    if isinstance(value, Metric):
-        found = next((how for kind, how in kinds if isinstance(value, kind)), "mean")
-    else:
-        found = reduction_name(reduce_fx) or "mean"
-    if found != "mean":
-        reductions[name] = found
+class Notes:
+    """What calls of ``self.log`` say beside the values."""
+
+    def __init__(self) -> None:
+        self.shown: set[str] = set()
+        """Names of what the progress bar shows."""
+        self.reductions: dict[str, str] = {}
+        """``"sum"``, ``"min"`` or ``"max"`` by the name of what is reduced so, over steps and over clients."""
+
+    def note(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Note one call, with its arguments."""
+        if args[0] if args else kwargs.get("prog_bar"):
+            self.shown.add(name)
+        kinds = ((SumMetric, "sum"), (MaxMetric, "max"), (MinMetric, "min"))
+        if isinstance(value, Metric):
+            found = next((how for kind, how in kinds if isinstance(value, kind)), "mean")
+        else:
+            found = reduction_name(args[4] if len(args) > 4 else kwargs.get("reduce_fx", "mean")) or "mean"
+        if found != "mean":
+            self.reductions[name] = found
 
 
-class LogNotes:
+class LogNotes(Notes):
     """What is known of logged values beside their numbers.
 
     Attributes:
-        shown: Names of those that the progress bar shows.
         best: ``"max"`` or ``"min"`` by the name of what a MaxMetric or MinMetric of the module gave: these keep the
             best of all epochs, and are reset before each client.
-        reductions: ``"sum"``, ``"min"`` or ``"max"`` by the name of what is reduced so, over steps and over clients.
         loader: Number of the loader of the current batch; ``None`` between batches, and where there is one loader.
         loaders: Numbers of the loaders in whose batches a value was logged, by its name; ``None`` for a hook between
             batches.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        super().__init__()
         kinds = ((MaxMetric, "max"), (MinMetric, "min"))
         self._keeping = [(each, how) for each in module.modules() for kind, how in kinds if isinstance(each, kind)]
-        self.shown: set[str] = set()
         self.best: dict[str, str] = {}
-        self.reductions: dict[str, str] = {}
         self.loader: int | None = None
         self.loaders: dict[str, set[int | None]] = {}
 
@@ -78,10 +86,8 @@ class LogNotes:
 
         @wraps(log)
         def seen(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-            if args[0] if args else kwargs.get("prog_bar"):
-                self.shown.add(name)
+            self.note(name, value, *args, **kwargs)
             self.loaders.setdefault(name, set()).add(self.loader)
-            note_reduction(self.reductions, name, value, args[4] if len(args) > 4 else kwargs.get("reduce_fx", "mean"))
             for metric, how in self._keeping:
                 if value is metric._computed and value is not None:
                     self.best[name] = how
@@ -111,7 +117,7 @@ class _Entry:
         return float(getattr(torch, self.reduction)(values))
 
 
-class LogRecord:
+class LogRecord(Notes):
     """Takes what ``self.log`` is given, in the place of a Trainer, and reduces it as a Trainer does over an epoch.
 
     Values are means over the steps of the newest epoch, weighted by batch sizes; ``reduce_fx`` may be ``"mean"``,
@@ -119,13 +125,10 @@ class LogRecord:
     """
 
     def __init__(self, in_training: bool = False) -> None:
+        super().__init__()
         self._in_training = in_training
-        self.shown: set[str] = set()
-        """Names of what the progress bar shows."""
         self.names: set[str] = set()
         """All that was logged, also what is not taken."""
-        self.reductions: dict[str, str] = {}
-        """As of :class:`LogNotes`."""
         self._entries: dict[str, _Entry] = {}
         self._epoch = 0
         self._batch_size: int | None = None
@@ -162,12 +165,10 @@ class LogRecord:
     ) -> None:
         """Take a value, as ``LightningModule.log`` does."""
         name += self._suffix if add_dataloader_idx else ""
-        if prog_bar:
-            self.shown.add(name)
+        self.note(name, value, prog_bar=prog_bar, reduce_fx=reduce_fx)
         by_step = self._in_training if on_step is None else on_step
         by_epoch = not self._in_training if on_epoch is None else on_epoch
         reduction = reduction_name(reduce_fx)
-        note_reduction(self.reductions, name, value, reduce_fx)
         if reduction is None:
             raise ConfigurationError(
                 f"self.log({name!r}, reduce_fx={reduce_fx!r}): SequentialEngine takes {', '.join(_REDUCTIONS)}. "

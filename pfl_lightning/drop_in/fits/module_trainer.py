@@ -23,7 +23,7 @@ from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.counters import Counts, CourseCallback, set_counts
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
 from pfl_lightning.drop_in.fits.kept_modes import KeptModes
-from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, note_reduction, reduction_name, undefined_as_nan
+from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, reduction_name, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.patching import patched
@@ -78,9 +78,7 @@ def _module_in_fit(client: ModuleClient) -> Iterator[tuple[LogRecord, list[L.Cal
             own_log(name, value, *args, **kwargs)
             return
         record.names.add(name)
-        note_reduction(record.reductions, name, value, args[4] if len(args) > 4 else kwargs.get("reduce_fx", "mean"))
-        if args[0] if args else kwargs.get("prog_bar"):
-            record.shown.add(name)
+        record.note(name, value, *args, **kwargs)
         if len(args) < 3:  # on_step and on_epoch are not given by place
             if isinstance(value, Metric):  # the Trainer computes and resets it at the end of the epoch
                 kwargs |= {"on_step": bool(kwargs.get("on_step") and kwargs.get("on_epoch")), "on_epoch": True}
