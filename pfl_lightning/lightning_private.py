@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 __all__ = [
+    "HYPERPARAMETERS",
     "LOG_GRAPH",
     "SECONDS_BETWEEN_VALIDATIONS",
     "attached",
@@ -20,6 +21,7 @@ __all__ = [
     "callback_values",
     "combining_mode",
     "end_after_epochs",
+    "has_trainer",
     "hyperparameters_of",
     "keep_fewer_signals",
     "name_of_hyperparameters",
@@ -34,6 +36,9 @@ __all__ = [
     "with_own_metrics",
 ]
 
+HYPERPARAMETERS = frozenset({"_hparams", "_hparams_initial", "_hparams_name"})
+"""The attributes of a module that hold its hyper-parameters."""
+
 LOG_GRAPH = "_log_graph"
 """The attribute of a TensorBoardLogger by which it asks for a graph."""
 
@@ -46,6 +51,11 @@ SECONDS_BETWEEN_VALIDATIONS = "_val_check_time_interval"
 def trainer_or_none(module: Any) -> Any:
     """The Trainer of a module or data module; ``None``, not an error, where it has none."""
     return module._trainer
+
+
+def has_trainer(module: Any) -> bool:
+    """Whether a module has a Trainer, or a Fabric in the place of one."""
+    return module._trainer is not None or module._fabric is not None
 
 
 @contextmanager

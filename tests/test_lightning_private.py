@@ -27,8 +27,10 @@ class Asking(L.Callback):
 def test_a_module_has_a_trainer_for_a_time():
     module, trainer = Net(), quiet_trainer(1)
     assert private.trainer_or_none(module) is None
+    assert not private.has_trainer(module)
     with private.attached(module, trainer):
         assert private.trainer_or_none(module) is module.trainer is trainer
+        assert private.has_trainer(module)
     assert private.trainer_or_none(module) is None
 
 
@@ -43,6 +45,7 @@ def test_hyper_parameters_are_those_that_loggers_get():
     assert dict(private.hyperparameters_of(Named())) == {"width": 3}
     assert private.hyperparameters_of(Named(log=False)) is None
     assert private.name_of_hyperparameters(Named()) == "kwargs"
+    assert vars(Named()).keys() >= private.HYPERPARAMETERS
     assert private.name_of_hyperparameters(Net()) is None
 
 

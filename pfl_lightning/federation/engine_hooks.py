@@ -14,6 +14,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.personalization import PersonalizationStage
 from pfl_lightning.federation.rounds import FederationRounds
+from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.phases import Personalization
 
 __all__ = ["EngineHooks"]
@@ -114,6 +115,6 @@ class EngineHooks(FederationRounds):
     def _release_data(self) -> None:
         """End the processes that read a project's data."""
         with suppress(ReferenceError):  # the Trainer is gone, and its data have heard of its end
-            release = getattr(getattr(self._trainer, "datamodule", None), "release", None)
+            release = getattr(getattr(trainer_or_none(self), "datamodule", None), "release", None)
             if release is not None:
                 release()

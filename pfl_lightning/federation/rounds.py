@@ -15,6 +15,7 @@ from pfl_lightning.engines.tasks import Clock
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.federation.progress_bar import name_round
+from pfl_lightning.lightning_private import has_trainer
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import ArchitectureSummary
@@ -50,7 +51,7 @@ class FederationRounds(L.LightningModule):
     @property
     def data(self) -> FederatedData:
         """The data module of the Trainer that this federation is attached to."""
-        if self._trainer is None and self._fabric is None:
+        if not has_trainer(self):
             raise ConfigurationError(
                 "this federation belongs to no Trainer, and so has no clients' data: a copy, or one that was read from "
                 "a file, has none. Ask the one that was fitted, write its models by export_clients, or give this one "

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from pfl_lightning.drop_in.client.transient import own_attributes
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
+from pfl_lightning.lightning_private import HYPERPARAMETERS
 from pfl_lightning.state.checkpoints.module import plain
 
 __all__ = ["Changes", "Look"]
 
-_HYPERPARAMETERS = {"_hparams", "_hparams_initial", "_hparams_name"}
 _NAMED = 4
 """How many names of each kind a message has."""
 
@@ -114,7 +114,7 @@ class Changes:
 
 
 def _own(module: L.LightningModule) -> dict[str, Any]:
-    return {name: value for name, value in own_attributes(module).items() if name not in _HYPERPARAMETERS}
+    return {name: value for name, value in own_attributes(module).items() if name not in HYPERPARAMETERS}
 
 
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_trav
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options, check_options
+from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -148,14 +149,16 @@ class ModuleFederation(HoldsGivenModule):
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
         module = self._first_once_more()
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
-            with self._given.gained.handed_to(module, self._given.module), set_up_by(module, self._trainer):
+            with self._given.gained.handed_to(module, self._given.module), set_up_by(module, trainer_or_none(self)):
                 if is_overridden("setup", module):  # first, as in a Trainer
                     module.setup(self.stage_name)
                 if is_overridden("configure_model", module):
                     module.configure_model()
-            epochs = None if self._trainer is None else self.trainer.max_epochs
+            epochs = None if trainer_or_none(self) is None else self.trainer.max_epochs
             warn_of_pooled_numbers(module, self._given.gained.places, data, epochs)
-            self.local.added = add_layers(self.local.callbacks, module, partial(self._copied, module), self._trainer)
+            self.local.added = add_layers(
+                self.local.callbacks, module, partial(self._copied, module), trainer_or_none(self)
+            )
             client = self._given.parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity
         thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}

@@ -12,7 +12,7 @@ from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_epochs, s
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options
-from pfl_lightning.lightning_private import LOG_GRAPH
+from pfl_lightning.lightning_private import LOG_GRAPH, trainer_or_none
 
 __all__ = ["OuterHooks"]
 
@@ -53,8 +53,8 @@ class OuterHooks(ShowsGlobalModel):
 
     def _give_back(self) -> None:
         taken, self._taken = self._taken, []
-        if taken and self._trainer is not None:
-            trainer: Any = self._trainer
+        if taken and trainer_or_none(self) is not None:
+            trainer: Any = trainer_or_none(self)
             trainer.callbacks = [*taken, *trainer.callbacks]
 
     _taken: list[L.Callback] = []  # noqa: RUF012  # replaced, never changed

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.drop_in.outer.logged_hparams import logged_hparams
 from pfl_lightning.federation import Federation
-from pfl_lightning.lightning_private import name_of_hyperparameters, trainer_or_none
+from pfl_lightning.lightning_private import HYPERPARAMETERS, name_of_hyperparameters, trainer_or_none
 from pfl_lightning.state.checkpoints.module import plain, python_numbers
 
 __all__ = ["ShowsGlobalModel"]
@@ -23,9 +23,7 @@ __all__ = ["ShowsGlobalModel"]
 _NEVER_SHOWN = {
     *(name for kind in Federation.__mro__ for name in vars(kind).get("__annotations__", ())),
     "_orig_mod",  # of compiled modules
-    "_hparams",
-    "_hparams_initial",
-    "_hparams_name",
+    *HYPERPARAMETERS,
     "training_epoch_end",  # hooks of Lightning 1, for which Lightning looks
     "validation_epoch_end",
     "test_epoch_end",
@@ -106,8 +104,8 @@ class ShowsGlobalModel(Federation):
         values = [*self.server.parameters(), *self.server.buffers()]
         known = self._shown
         if known is not None and known.holds is not None and known.holds.are_those_of(values, self.device):
-            if trainer_or_none(known.module) is not self._trainer:
-                known.module.trainer = self._trainer
+            if trainer_or_none(known.module) is not trainer_or_none(self):
+                known.module.trainer = trainer_or_none(self)
             return known.module
         with torch.inference_mode(False), torch.no_grad():  # callbacks may ask for gradients later
             if self._shown is None:
@@ -116,7 +114,7 @@ class ShowsGlobalModel(Federation):
             else:
                 self.load_global(self._shown.module)
             module = self._shown.module.to(self.device).eval()
-        module.trainer = self._trainer
+        module.trainer = trainer_or_none(self)
         self._shown.holds = _Values(values, self.device)
         return module
 

@@ -19,7 +19,7 @@ from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
 from pfl_lightning.drop_in.outer.set_up import set_up_by
 from pfl_lightning.drop_in.predictions import first_values, warn_of_unshared_parts
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.lightning_private import attached, predict_source
+from pfl_lightning.lightning_private import attached, predict_source, trainer_or_none
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints.module import FEDERATION, as_module_would_write
 
@@ -48,18 +48,18 @@ class UserStages(OuterHooks):
     @property
     def stage_name(self) -> str:
         """The stage as Lightning tells ``setup``: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``."""
-        return "fit" if self._trainer is None else self._trainer.state.fn or "fit"
+        return "fit" if trainer_or_none(self) is None else trainer_or_none(self).state.fn or "fit"
 
     @property
     def _project_validates(self) -> bool:
         """Whether a plain run of the project would validate: it has a step and, as far as is known, data for it."""
-        own = getattr(getattr(self._trainer, "datamodule", None), "datamodule", None)
+        own = getattr(getattr(trainer_or_none(self), "datamodule", None), "datamodule", None)
         return brings(self.given_module, "validation_step") and (own is None or gives(own, "val_dataloader"))
 
     @property
     def data(self) -> FederatedData:
         """The Trainer's data module, or the last one: predictions may be of other data."""
-        datamodule = getattr(self._trainer, "datamodule", None)
+        datamodule = getattr(trainer_or_none(self), "datamodule", None)
         if self._last_data is not None and not hasattr(datamodule, "client_data"):
             return self._last_data
         return super().data
@@ -72,7 +72,7 @@ class UserStages(OuterHooks):
 
     def prepare_data(self) -> None:
         """Call the module's own."""
-        with attached(self.given_module, self._trainer), self._gained.preparing(self.given_module):
+        with attached(self.given_module, trainer_or_none(self)), self._gained.preparing(self.given_module):
             self.given_module.prepare_data()
 
     @property
@@ -103,7 +103,7 @@ class UserStages(OuterHooks):
         if missing and brings(self.given_module, "setup"):
             for module in self._networks():
                 drawn = torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS))
-                with set_up_by(module, self._trainer), drawn, self._gained.setting_up(module):
+                with set_up_by(module, trainer_or_none(self)), drawn, self._gained.setting_up(module):
                     for one in missing:
                         module.setup(one)
             self._shown = None
@@ -120,7 +120,7 @@ class UserStages(OuterHooks):
         self.fill_given_module()
         if brings(self.given_module, "teardown"):
             for module in self._networks():
-                with attached(module, self._trainer):
+                with attached(module, trainer_or_none(self)):
                     module.teardown(stage)
 
     def _networks(self) -> list[Any]:
