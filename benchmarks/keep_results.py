@@ -2,13 +2,17 @@ r"""Keep the results of finished runs of a study, so that its table can be made,
 
     python benchmarks/keep_results.py runs/fedpac-table1-paper
 
-copies of every finished run what a table is made of (the options it was started with, its config, results and the
-accuracies of its clients; no checkpoints) to ``benchmarks/measured/fedpac-table1-paper``, without the folders of this
-machine. The table is made again from there by the command that made the study, with the same options, such as the
-precision here; without ``--report-only`` it adds rows that are missing:
+puts what a table is made of (the options that each finished run was started with, its config, results and the
+accuracies of its clients; no checkpoints) into ``benchmarks/measured/fedpac-table1-paper.jsonl``, without the folders
+of this machine: a line is a run, and replaces an earlier one of the same name.
+
+    python benchmarks/keep_results.py --restore fedpac-table1-paper runs/fedpac-table1-paper
+
+makes the study's folder of them again. The command that made the study, with the same options, such as the precision
+here, makes the table from there; without ``--report-only`` it adds rows that are missing:
 
     pfl study studies/fedpac-table1.yaml --scale paper --trainer.precision bf16-mixed \
-        --output benchmarks/measured/fedpac-table1-paper --report-only
+        --output runs/fedpac-table1-paper --report-only
 
 Tables and pictures that a report writes beside the runs are not kept.
 """
@@ -17,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,23 @@ MEASURED = Path(__file__).parent / "measured"
 RESULTS = ("results.json", "personalized.json")
 CLIENTS = ("clients.csv", "personalized.csv")
 
+Kept = dict[str, Any]
+"""A run: its folder below the study's as ``run``, ``run.yaml`` as ``asked``, and the files of its version by name."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, help="the folder of a study")
+    parser.add_argument("study", type=Path, help="the folder of a study, which --restore makes")
+    parser.add_argument("--restore", metavar="NAME", help="a file of benchmarks/measured, without its ending")
     arguments = parser.parse_args()
+    if arguments.restore:
+        restore(arguments.restore, arguments.study)
+        return
     kept = [keep(version, arguments.study) for version in finished(arguments.study)]
-    print("\n".join(sorted(str(folder) for folder in kept)) or f"no finished run in {arguments.study}")
+    if kept:
+        name = arguments.study.resolve().name
+        write_kept(name, {**{run["run"]: run for run in kept_runs(name)}, **{run["run"]: run for run in kept}})
+    print("\n".join(sorted(run["run"] for run in kept)) or f"no finished run in {arguments.study}")
 
 
 def finished(study: Path) -> Iterator[Path]:
@@ -46,31 +59,61 @@ def finished(study: Path) -> Iterator[Path]:
     yield from newest.values()
 
 
-def keep(version: Path, study: Path) -> Path:
-    """Copy what a table is made of; returns the run's new folder."""
-    run = MEASURED / study.resolve().name / version.parent.relative_to(study)
-    shutil.rmtree(run, ignore_errors=True)
-    (run / "version_0").mkdir(parents=True)
-    _copy_config(version.parent / "run.yaml", run / "run.yaml")
-    _copy_config(version / "config.yaml", run / "version_0" / "config.yaml")
-    for name in RESULTS:
-        if (version / name).is_file():
-            found = json.loads((version / name).read_text())
-            (run / "version_0" / name).write_text(json.dumps(found, separators=(",", ":")) + "\n")
-    for name in CLIENTS:
-        if (version / name).is_file():
-            shutil.copyfile(version / name, run / "version_0" / name)
-    return run
+def keep(version: Path, study: Path) -> Kept:
+    """What a table is made of."""
+    kept: Kept = {
+        "run": version.parent.relative_to(study).as_posix(),
+        "asked": _config(version.parent / "run.yaml"),
+        "config.yaml": _config(version / "config.yaml"),
+    }
+    kept |= {name: json.loads((version / name).read_text()) for name in RESULTS if (version / name).is_file()}
+    kept |= {name: (version / name).read_text() for name in CLIENTS if (version / name).is_file()}
+    return kept
 
 
-def _copy_config(path: Path, copy: Path) -> None:
+def kept_runs(name: str) -> list[Kept]:
+    """The runs that are kept of a study, as :func:`keep` made them; none if there is no such file."""
+    file = MEASURED / f"{name}.jsonl"
+    runs = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    for run in runs:
+        columns = run["results.json"]["history"]
+        run["results.json"]["history"] = [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
+    return runs
+
+
+def write_kept(name: str, runs: dict[str, Kept]) -> None:
+    """Write a study's file, in the order of its runs' names."""
+    lines = []
+    for _, run in sorted(runs.items()):
+        rounds = run["results.json"]["history"]
+        columns = {key: [one[key] for one in rounds] for key in rounds[0]} if rounds else {}
+        results = {**run["results.json"], "history": columns}
+        lines.append(json.dumps({**run, "results.json": results}, separators=(",", ":")) + "\n")
+    (MEASURED / f"{name}.jsonl").write_text("".join(lines))
+
+
+def restore(name: str, study: Path) -> None:
+    """Make the folders of kept runs again, each as its only version."""
+    for run in kept_runs(name):
+        version = study / run["run"] / "version_0"
+        version.mkdir(parents=True)
+        (version.parent / "run.yaml").write_text(yaml.safe_dump(run["asked"], sort_keys=False))
+        (version / "config.yaml").write_text(yaml.safe_dump(run["config.yaml"], sort_keys=False))
+        for file in {*RESULTS, *CLIENTS} & run.keys():
+            found = run[file]
+            text = found if file in CLIENTS else json.dumps(found, separators=(",", ":")) + "\n"
+            (version / file).write_text(text)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """A config without folders of this machine."""
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     config.pop("run_dir", None)
     config.get("trainer", {}).pop("callbacks", None)
     data = config.get("data", {}).get("init_args", {})
     if "root" in data:
         data["root"] = f"data/{Path(data['root']).name}"
-    copy.write_text(yaml.safe_dump(config, sort_keys=False))
+    return config
 
 
 if __name__ == "__main__":

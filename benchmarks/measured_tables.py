@@ -3,8 +3,8 @@
     python benchmarks/measured_tables.py            # prints them
     python benchmarks/measured_tables.py --write    # puts them into docs/results.md
 
-A table stands below a comment that names folders of ``benchmarks/measured`` (see ``keep_results.py``) and the study
-that has the paper's figures:
+A table stands below a comment that names files of ``benchmarks/measured`` (see ``keep_results.py``) and the study that
+has the paper's figures:
 
     <!-- measured at the end: fedpac-table1-paper; fedpac-table1 -->
     <!-- measured at round 30: fedpac-table1-thirty-rounds fedpac-table1-paper; fedpac-table1 -->
@@ -20,19 +20,18 @@ has them.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from keep_results import Kept, kept_runs
 
 from pfl_lightning.report.runs.study_folder import folder_name
 
 ROOT = Path(__file__).parents[1]
-MEASURED = ROOT / "benchmarks" / "measured"
 RESULTS = ROOT / "docs" / "results.md"
 TABLE = re.compile(r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n(?:\|.*\n)*")
 OVER_CLIENTS = ("mean", "std", "worst_decile")
@@ -63,13 +62,14 @@ def main() -> None:
 
 def table(found: re.Match[str]) -> str:
     """The comment and the table below it, best row first."""
-    when, folders, study = found.groups()
+    when, names, study = found.groups()
     file = yaml.safe_load((ROOT / "studies" / f"{study}.yaml").read_text())
-    figures = figures_of(file, folders.split())
+    kept = [run for name in names.split() for run in kept_runs(name)]
+    figures = figures_of(file, kept)
     rows: list[tuple[float, str]] = []
     for method in methods_of(file):
         file_name = "personalized.json" if when == "personalized" else "results.json"
-        runs = runs_of((MEASURED / folder for folder in folders.split()), method, file_name)
+        runs = runs_of(kept, method, file_name)
         paper = figures.get(method)
         if runs and when == "personalized":
             rows.append(personalized(method, runs))
@@ -84,13 +84,13 @@ def table(found: re.Match[str]) -> str:
     return "\n".join([found.group(0).splitlines()[0], *lines]) + "\n"
 
 
-def figures_of(file: dict[str, Any], folders: Iterable[str]) -> dict[str, Any]:
+def figures_of(file: dict[str, Any], kept: Sequence[Kept]) -> dict[str, Any]:
     """The paper's figures by method: where it has several settings, those of the one that was kept."""
     figures = file.get("published", {}).get("figures", {})
     if not all(isinstance(value, dict) for value in figures.values()):
         return dict(figures)
-    kept = {path.name for folder in folders for path in (MEASURED / folder).glob("runs/*")}
-    return next((dict(own) for setting, own in figures.items() if folder_name(setting) in kept), {})
+    settings = {run["run"].split("/")[1] for run in kept}
+    return next((dict(own) for setting, own in figures.items() if folder_name(setting) in settings), {})
 
 
 def methods_of(file: dict[str, Any]) -> list[str]:
@@ -100,13 +100,13 @@ def methods_of(file: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys([*file["methods"], *(name for methods in added for name in methods)]))
 
 
-def runs_of(folders: Iterable[Path], method: str, file: str = "results.json") -> list[Run]:
-    """The kept runs of a study's method, one a seed: that of the first folder that has it."""
-    name = folder_name(method)
+def runs_of(kept: Sequence[Kept], method: str, file: str = "results.json") -> list[Run]:
+    """The results of a method's runs, one a seed: the first that is kept of it."""
     runs: dict[str, Run] = {}
-    for folder in folders:
-        for path in folder.glob(f"runs/*/{name}/seed_*/version_0/{file}"):
-            runs.setdefault(path.parts[-3], json.loads(path.read_text()))
+    for run in kept:
+        *_, name, seed = run["run"].split("/")
+        if name == folder_name(method) and file in run:
+            runs.setdefault(seed, run[file])
     return [runs[seed] for seed in sorted(runs)]
 
 

@@ -1,7 +1,9 @@
 """Files of results: what they must satisfy, and what two of them have in common."""
 
 import json
+import runpy
 from importlib.resources import files
+from pathlib import Path
 
 import jsonschema
 
@@ -11,14 +13,22 @@ SCHEMAS = {
 }
 
 
+KEEP_RESULTS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "keep_results.py"))
+kept_runs, restore = KEEP_RESULTS["kept_runs"], KEEP_RESULTS["restore"]
+
+
 def valid(path):
     """The content of a file that satisfies its schema, one of those which ship with the package."""
 
     def refuse(name):
         raise AssertionError(f"{path} has {name}, which is no JSON")
 
-    content = json.loads(path.read_text(), parse_constant=refuse)
-    schema = SCHEMAS["personalized" if path.name == "personalized.json" else "results"]
+    return valid_content(json.loads(path.read_text(), parse_constant=refuse), path.stem)
+
+
+def valid_content(content, name="results"):
+    """The content of a file of results that satisfies its schema; ``name`` is the file's, without its ending."""
+    schema = SCHEMAS["personalized" if name == "personalized" else "results"]
     jsonschema.validate(content, schema, jsonschema.Draft202012Validator)
     return content
 

@@ -1,60 +1,61 @@
 """Results that are kept in benchmarks/measured: they are whole, and the tables of docs/results.md are theirs."""
 
 import csv
+import json
 import re
 import shlex
-import shutil
 import statistics
 from pathlib import Path
 
 import pytest
 import yaml
-from _helpers.results import valid
+from _helpers.results import kept_runs, restore, valid_content
 
 from pfl_lightning.cli import main
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "benchmarks" / "measured"
-RUNS = sorted(MEASURED.glob("*/runs/*/*/seed_*"))
+RUNS = [
+    (file.stem, *run["run"].split("/")[1:], run) for file in sorted(MEASURED.iterdir()) for run in kept_runs(file.stem)
+]
+"""File, setting, method and seed of every kept run, and what is kept of it."""
 TABLE = re.compile(
     r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)"
 )
 TABLES = TABLE.findall((ROOT / "docs" / "results.md").read_text())
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: "-".join(run.parts[-5:]))
+@pytest.mark.parametrize("run", [one[-1] for one in RUNS], ids=["-".join(one[:-1]) for one in RUNS])
 def test_a_kept_run_is_whole(run):
-    results = valid(run / "version_0" / "results.json")
+    results = valid_content(run["results.json"])
     assert results["finished"] is True
     assert len(results["history"]) == results["rounds"]
-    clients = (run / "version_0" / "clients.csv").read_text().splitlines()
-    assert len(clients) == 1 + results["num_clients"]
-    asked = yaml.safe_load((run / "run.yaml").read_text())
-    assert results["method"] == asked["model"]["method"]["class_path"].rpartition(".")[2]
-    assert results["seed"] == asked["seed_everything"]
-    for file in run.glob("**/*.*"):
-        assert "/root/" not in file.read_text(), f"{file} names a folder of one machine"
+    assert len(run["clients.csv"].splitlines()) == 1 + results["num_clients"]
+    assert results["method"] == run["asked"]["model"]["method"]["class_path"].rpartition(".")[2]
+    assert results["seed"] == run["asked"]["seed_everything"]
+    if "personalized.json" in run:
+        valid_content(run["personalized.json"], "personalized")
+    assert "/root/" not in json.dumps(run), "a folder of one machine is named"
 
 
 def percent(values):
     return f"{100 * statistics.fmean(values):.2f}"
 
 
-def kept(folders, method):
-    """Every seed's run of a method, in the first of the folders that has it."""
+def kept(files, method):
+    """Every seed's run of a method, in the first of the files that has it."""
     name = re.sub(r"[^\w+]+", "-", method).strip("-")
     found = {}
-    for folder in folders:
-        for run in RUNS:
-            if run.parts[-5] == folder and run.parent.name == name:
-                found.setdefault(run.name, run)
+    for file in files:
+        for of, _, own, seed, run in RUNS:
+            if (of, own) == (file, name):
+                found.setdefault(seed, run)
     return [found[seed] for seed in sorted(found)]
 
 
 def accuracies(run):
     """The clients' test accuracies after the last round."""
-    rows = csv.DictReader((run / "version_0" / "clients.csv").read_text().splitlines())
-    return sorted(float(row["test_accuracy_last"]) for row in rows)
+    return sorted(float(row["test_accuracy_last"]) for row in csv.DictReader(run["clients.csv"].splitlines()))
 
 
 def spread(runs):
@@ -77,9 +78,9 @@ def test_a_table_is_that_of_the_kept_results(when, folders, study, rows):
     assert {row[0] for row in shown} == {method for method in named(file) if kept(folders.split(), method)}
     for method, *cells in shown:
         runs = kept(folders.split(), method)
-        results = [valid(run / "version_0" / "results.json") for run in runs]
+        results = [run["results.json"] for run in runs]
         figures = file.get("published", {}).get("figures", {})
-        [setting] = {run.parts[-3] for run in runs}  # such as 10-clients, where a paper has several
+        [setting] = {run["run"].split("/")[1] for run in runs}  # such as 10-clients, where a paper has several
         paper = next((own for name, own in figures.items() if name.replace(" ", "-") == setting), figures).get(method)
         if "published" not in file and when.startswith("at round"):
             cells = [*cells, "-"]  # such a table has no column for a paper
@@ -97,7 +98,7 @@ def check_personalized(cells, runs):
     for novel, (mean, variance, decile) in (("0", cells[:3]), ("1", cells[3:6])):
         values = []
         for run in runs:
-            rows = csv.DictReader((run / "version_0" / "personalized.csv").read_text().splitlines())
+            rows = csv.DictReader(run["personalized.csv"].splitlines())
             values.append(sorted(float(row["test_accuracy"]) for row in rows if row["novel"] == novel))
         means = [statistics.fmean(some) for some in values]
         over_seeds = f" ± {100 * statistics.stdev(means):.2f}" if len(means) > 1 else ""
@@ -142,16 +143,16 @@ def test_the_readme_has_the_figures_of_the_kept_results():
     figures = yaml.safe_load((ROOT / "studies" / "fedpac-table1.yaml").read_text())["published"]["figures"]
     (line,) = re.findall(r"^\| Fidelity \|.*", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     shown = re.findall(r"([\w-]+) (\d\d\.\d) \((?:the paper: )?(\d\d\.\d)\)", line)
-    folders = ["fedpac-table1-paper"]
-    assert {method for method, *_ in shown} == {run.parent.name for run in RUNS if run.parts[-5] in folders}
+    files = ["fedpac-table1-paper"]
+    assert {method for method, *_ in shown} == {method for file, _, method, *_ in RUNS if file in files}
     for method, mean, paper in shown:
-        means = [statistics.fmean(accuracies(run)) for run in kept(folders, method)]
+        means = [statistics.fmean(accuracies(run)) for run in kept(files, method)]
         assert float(mean) == pytest.approx(100 * statistics.fmean(means), abs=0.0501)
         assert float(paper) == pytest.approx(figures[method], abs=0.0501)
 
 
 def test_every_kept_run_is_in_a_table():
-    assert {folder for _, folders, *_ in TABLES for folder in folders.split()} == {run.parts[-5] for run in RUNS}
+    assert {folder for _, folders, *_ in TABLES for folder in folders.split()} == {file for file, *_ in RUNS}
 
 
 COMMAND = re.compile(r"^ *pfl (study (?:.*\\\n)*.*--report-only)$", flags=re.MULTILINE)
@@ -163,7 +164,8 @@ def test_the_command_that_makes_the_table_has_the_options_of_the_kept_runs(path,
     (command,) = COMMAND.findall((ROOT / path).read_text())
     words = shlex.split(command.replace("\\\n", " "))
     folder = words.index("--output") + 1
-    words[folder] = str(shutil.copytree(ROOT / words[folder], tmp_path / "kept"))
+    restore(Path(words[folder]).name, tmp_path / "kept")
+    words[folder] = str(tmp_path / "kept")
     monkeypatch.chdir(ROOT)
     main(words)
     said = capsys.readouterr().out

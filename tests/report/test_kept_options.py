@@ -1,14 +1,13 @@
 """Runs that are kept from earlier versions stand in one row with those of today."""
 
-from pathlib import Path
-
 import pytest
 import yaml
+from _helpers.results import kept_runs
 
 from pfl_lightning.cli import main
 from pfl_lightning.report.runs.options import differing, run_options
 
-KEPT = Path(__file__).parents[2] / "benchmarks/measured/digits-methods/runs/all/FedAvg/seed_0/version_0/config.yaml"
+KEPT = next(run for run in kept_runs("digits-methods") if run["run"] == "runs/all/FedAvg/seed_0")["config.yaml"]
 
 
 def options(config):
@@ -17,9 +16,10 @@ def options(config):
 
 def test_no_later_option_tells_a_run_of_today_from_a_kept_one(tmp_path):
     """A new option of the loop or of methods belongs into LATER, with the value that leaves runs as they were."""
-    main(["fit", "--config", str(KEPT), "--run_dir", str(tmp_path), "--trainer.max_epochs", "1"])
+    (tmp_path / "kept.yaml").write_text(yaml.safe_dump(KEPT))
+    main(["fit", "--config", f"{tmp_path}/kept.yaml", "--run_dir", str(tmp_path), "--trainer.max_epochs", "1"])
     [today] = tmp_path.glob("version_*/config.yaml")
-    found = [options(yaml.safe_load(path.read_text())) for path in (KEPT, today)]
+    found = [options(config) for config in (KEPT, yaml.safe_load(today.read_text()))]
     assert differing(found) == []
 
 
