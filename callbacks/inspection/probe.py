@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
+from pfl_lightning.datamodules.adapters.item_source import Fetch
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
-from pfl_lightning.datamodules.adapters.loading.workers import Fetch
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation

@@ -7,8 +7,9 @@ Data modules
 ``silos``                                      data that clients bring: a data module, a loader or a data set each
 ``item_datamodule``                            base of those whose samples are items
 What they read
-``loading``                                    loaders: their stages, order, workers and streams
-``sources``, ``item_source``                   items behind a loader, with its collate function, order and workers
+``loading``                                    loaders: their stages, order and streams
+``sources``                                    items behind a loader: which they are, and in which order they come
+``item_source``                                how they are read, with worker processes that clients share
 ``items``                                      splits and batches of items
 ``reading``                                    whole Datasets as tensors
 ``labels``                                     classes of items, where a partition needs them

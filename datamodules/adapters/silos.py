@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, ItemDataModule
-from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource
+from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OneAtATime
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.labels import (
     check_used_labels,
@@ -25,7 +25,6 @@ from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, S
 from pfl_lightning.datamodules.adapters.loading.loader_classes import filled
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
-from pfl_lightning.datamodules.adapters.loading.workers import OneAtATime
 from pfl_lightning.datamodules.adapters.sources import source_of
 from pfl_lightning.datamodules.clients.division import split_validation, without_dropping
 from pfl_lightning.datamodules.clients.samples import Samples

@@ -1,10 +1,10 @@
-"""Loaders of a project, read batch by batch: their stages, order, workers and streams.
+"""Loaders of a project, read batch by batch: their stages, order and streams.
 
 =============================================  ====================================================================
 ``stages``, ``combined``                       loaders of a project by stage; several loaders of one stage
 ``loader_classes``                             classes of items, where a partition needs them
 ``streams``                                    batches of a client's own loader
-``orders``, ``selections``                     samplers of the user's own; which items they give
-``workers``, ``plain_values``                  worker processes, which clients share; what they are told of a data set
+``orders``                                     samplers of the user's own
+``plain_values``                               plain attributes of a data set, which worker processes are told
 =============================================  ====================================================================
 """

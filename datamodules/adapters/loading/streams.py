@@ -13,9 +13,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, IterableDataset
 
+from pfl_lightning.datamodules.adapters.item_source import OneAtATime, end_workers
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
 from pfl_lightning.datamodules.adapters.loading.orders import tell_epoch
-from pfl_lightning.datamodules.adapters.loading.workers import OneAtATime, end_workers
 
 __all__ = ["Kept", "StreamSplit", "iterates_by_itself"]
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from pfl_lightning.datamodules import IID, FromLoaders, FromSilos
 from pfl_lightning.datamodules.adapters.loading import orders
-from pfl_lightning.datamodules.adapters.loading.selections import places_of
+from pfl_lightning.datamodules.adapters.sources import places_of
 
 lock = threading.Lock()  # cannot be copied
 
