@@ -15,7 +15,7 @@ from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
 from pfl_lightning.cli.options.config_files import check_config_files
 from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.cli.options.short_help import short_help
-from pfl_lightning.cli.warning_format import show_own_warnings_plainly
+from pfl_lightning.cli.warning_format import log_warnings_plainly
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
 from pfl_lightning.state.files import explain_output
 
@@ -80,8 +80,7 @@ HELP_OF_GROUPS = ("--trainer.help", "--model.help", "--loop.help", "--results.he
 
 
 def _quiet() -> None:
-    """Ignore warnings and tips about ordinary training that mislead here; the package's own become sentences."""
-    show_own_warnings_plainly()
+    """Ignore warnings and tips about ordinary training that mislead here."""
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", module="lightning.pytorch.utilities._pytree")
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # pfl methods --config
@@ -121,7 +120,6 @@ def _run(words: list[str], args: list[str] | None) -> None:
     else:
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
-        show_own_warnings_plainly()
         topic = _topic(words)
         if topic is None:
             _run_trainer(FederatedCLI, args)
@@ -197,6 +195,8 @@ def main(args: list[str] | None = None) -> None:
     """Entry point of ``pfl``."""
     words = sys.argv[1:] if args is None else args
     _open_streams()
+    if args is None:  # this process is pfl
+        log_warnings_plainly()
     try:
         with explain_output():
             if not _answer(words):

@@ -1,34 +1,44 @@
-"""How ``pfl`` shows the package's own warnings."""
+"""How the program ``pfl`` shows the package's own warnings."""
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable
+import logging
+import re
 from pathlib import Path
 
-__all__ = ["show_own_warnings_plainly"]
+__all__ = ["log_warnings_plainly", "without_place"]
 
 PACKAGE = Path(__file__).parent.parent
+OWN = re.compile(rf"{re.escape(str(PACKAGE))}/\S+\.py:\d+: UserWarning: ")
+"""How Python begins a warning of the package; a line of code follows the message."""
 
 
-def show_own_warnings_plainly() -> None:
-    """Print the package's warnings as sentences, without the line of code that gave them; others stay as they are.
+def log_warnings_plainly() -> None:
+    """Send warnings to Python's log of warnings, which prints the package's as sentences and others as they are.
 
-    Lightning sets a format of its own when it is imported, so that this is called again after that.
+    For a process that is ``pfl`` and nothing else: a program that calls ``main`` sees warnings as ever.
     """
-    if getattr(warnings.formatwarning, "func", None) is not _format:
-        warnings.formatwarning = functools.partial(_format, warnings.formatwarning)
+    logger, handler = logging.getLogger("py.warnings"), logging.StreamHandler()
+    handler.terminator = ""  # a warning ends with one
+    handler.setFormatter(_Plain())
+    logger.addHandler(handler)
+    logger.propagate = False
+    logging.captureWarnings(True)
 
 
-def _format(
-    others: Callable[..., str],
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    line: str | None = None,
-) -> str:
-    if issubclass(category, UserWarning) and PACKAGE in Path(filename).parents:
-        return f"pfl: warning: {message}\n"
-    return others(message, category, filename, lineno, line)
+def without_place(text: str) -> str:
+    """A warning as Python formats it; of the package's own, the message alone.
+
+    Args:
+        text: The warning, with the place that gave it and the line of code.
+    """
+    own = OWN.match(text)
+    if own is None:
+        return text
+    message = re.sub(r"\n  \S.*\n$", "", text[own.end() :])
+    return f"pfl: warning: {message.rstrip()}\n"
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_place(record.getMessage())

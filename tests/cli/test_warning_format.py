@@ -9,30 +9,30 @@ import pytest
 from _helpers.finished import write_run
 
 import pfl_lightning
-from pfl_lightning.cli.warning_format import show_own_warnings_plainly
+from pfl_lightning.cli import main
+from pfl_lightning.cli.warning_format import without_place
 
 OWN = str(Path(pfl_lightning.__file__).parent / "report" / "rows.py")
 
 
-@pytest.fixture(autouse=True)
-def python_format(monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", lambda *args, **kwargs: f"other: {args[0]}\n")
+@pytest.mark.parametrize(
+    ("category", "file", "line", "shown"),
+    [
+        (UserWarning, OWN, None, "pfl: warning: no images\n"),
+        (UserWarning, OWN, "    warnings.warn(", "pfl: warning: no images\n"),
+        (UserWarning, "/elsewhere/project.py", "code()", "/elsewhere/project.py:3: UserWarning: no images\n  code()\n"),
+        (DeprecationWarning, OWN, "code()", f"{OWN}:3: DeprecationWarning: no images\n  code()\n"),
+    ],
+)
+def test_own_warnings_are_sentences_and_others_are_not_touched(category, file, line, shown):
+    message = warnings.WarningMessage("no images", category, file, 3, line=line)
+    assert without_place(warnings._formatwarnmsg_impl(message)) == shown
 
 
-def test_own_warnings_are_sentences_and_others_are_not_touched():
-    show_own_warnings_plainly()
-    show_own_warnings_plainly()
-    assert warnings.formatwarning("no images", UserWarning, OWN, 3) == "pfl: warning: no images\n"
-    assert warnings.formatwarning("no images", UserWarning, "/elsewhere/project.py", 3) == "other: no images\n"
-    assert warnings.formatwarning("old", DeprecationWarning, OWN, 3) == "other: old\n"
-
-
-def test_a_format_that_is_set_later_is_kept_below():
-    show_own_warnings_plainly()
-    warnings.formatwarning = lambda *args, **kwargs: f"later: {args[0]}\n"
-    show_own_warnings_plainly()
-    assert warnings.formatwarning("no images", UserWarning, OWN, 3) == "pfl: warning: no images\n"
-    assert warnings.formatwarning("no images", UserWarning, "/elsewhere/project.py", 3) == "later: no images\n"
+def test_a_program_that_calls_main_sees_warnings_as_ever(capsys):
+    shown, format = warnings.showwarning, warnings.formatwarning
+    main(["--version"])
+    assert (warnings.showwarning, warnings.formatwarning) == (shown, format)
 
 
 def test_a_run_that_is_not_finished_is_named_in_a_sentence(tmp_path):
