@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.figures import colors, new_figure
-from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
 from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, Representations, SplitName, names_of_classes
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
@@ -25,10 +25,11 @@ from pfl_lightning.state.architectures import width_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FeatureEmbedding", "Points", "draw_points", "gather_points", "tsne"]
+__all__ = ["FeatureEmbedding", "Points", "draw_points", "gather_points", "thumbnails", "tsne"]
 
 FEWEST, COMPONENTS, USUAL_PERPLEXITY = 4, 50, 30.0
 MOST_IN_LEGEND = 20
+LARGEST_IMAGE = 64  # pixels; a sprite of thousands of images stays below what browsers load
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class FeatureEmbedding(InspectionCallback):
 
     A figure ``features/<representation>`` has the same points twice, colored by class and by client. DualFed has two
     representations, before and after the projector; clients whose features differ in width get separate figures. For
-    the Embedding Projector, which only TensorBoard has, the features of the last such round are written with class,
-    client and architecture of each sample, and its image if it has one.
+    the Embedding Projector, which only TensorBoard has, the features of each such round are written with class, client
+    and architecture of each sample, and its image if it has one.
 
     Args:
         every_n_rounds: Rounds between two figures.
@@ -123,21 +124,21 @@ class FeatureEmbedding(InspectionCallback):
             plane = tsne(points.values, perplexity, derive_seed(federation.seed, Purpose.TSNE))
             figure = draw_points(points, plane, class_names, f"{points.name}, round {round + 1}")
             self.recorder.figure(f"features/{points.name}", figure, round)
-            for folder in self.recorder.tensorboard_folders("the Embedding Projector") if self.projector else []:
-                write_embedding(folder, self._embedding(federation, points, class_names))
+            if self.projector:
+                self._project(federation, points, class_names, round)
 
-    def _embedding(self, federation: Federation, points: Points, class_names: Sequence[str]) -> Embedding:
+    def _project(self, federation: Federation, points: Points, class_names: Sequence[str], round: int) -> None:
         clients = federation.clients
         rows = [
-            (str(class_names[label]), str(client), clients.labels[clients.architecture_of[client]])
+            [" ".join(class_names[label].split()), str(client), clients.labels[clients.architecture_of[client]]]
             for label, client in zip(points.labels.tolist(), points.clients.tolist(), strict=True)
         ]
-        columns = ("class", "client", "encoder")
         shown = dict.fromkeys(points.clients.tolist())
         small = [thumbnails(self._probe.samples(federation, client)[0]) for client in shown]
         images = [own for own in small if own is not None]
         of_one_size = len({own.shape[1:] for own in images}) == 1
-        return Embedding(points.name, points.values, columns, rows, torch.cat(images) if of_one_size else None)
+        pictures = torch.cat(images) if of_one_size else None
+        self.recorder.embedding(points.name, points.values, rows, ["class", "client", "encoder"], pictures, round)
 
 
 def gather_points(found: Iterable[Representations]) -> list[Points]:
@@ -213,3 +214,35 @@ def draw_points(points: Points, plane: NDArray[np.float64], class_names: Sequenc
         if len(kinds) <= MOST_IN_LEGEND:
             axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
+
+
+def thumbnails(inputs: Tensor) -> Tensor | None:
+    """Small square images of inputs, each scaled from 0, black, to 1, white; shorter sides get black margins.
+
+    Args:
+        inputs: Any floats, shape (n, 1 or 3, H, W) for images.
+
+    Returns:
+        Floats on the CPU, shape (n, 3, S, S) with S of at most 64 pixels; ``None`` if the inputs are no images.
+
+    Example:
+        >>> images = thumbnails(torch.randn(5, 1, 128, 64))
+        >>> images.shape, float(images.min()), float(images.max())
+        (torch.Size([5, 3, 64, 64]), 0.0, 1.0)
+        >>> thumbnails(torch.randn(5, 30)) is None
+        True
+    """
+    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+        return None
+    height, width = inputs.shape[-2:]
+    factor = min(1.0, LARGEST_IMAGE / max(height, width))
+    values = inputs.float()
+    if factor < 1:
+        values = F.interpolate(values, (max(1, int(height * factor)), max(1, int(width * factor))), mode="area")
+    flat = values.flatten(start_dim=1)
+    low, high = (end[:, None, None, None] for end in (flat.amin(dim=1), flat.amax(dim=1)))
+    scaled = ((values - low) / (high - low).clamp(min=1e-12)).cpu()
+    height, width = scaled.shape[-2:]
+    above, left = max(0, width - height), max(0, height - width)
+    square = F.pad(scaled, (left // 2, left - left // 2, above // 2, above - above // 2))
+    return square.expand(-1, 3, -1, -1)

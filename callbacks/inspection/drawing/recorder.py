@@ -13,6 +13,7 @@ import numpy as np
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.drawing.charts import Chart, layout
 from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, render
@@ -108,14 +109,31 @@ class Recorder:
         for writer in filter(None, map(tensorboard_writer, [] if self.silent else self.loggers)):
             writer.add_custom_scalars(layout(charts))
 
-    def tensorboard_folders(self, what: str) -> list[Path]:
-        """Log folders of the TensorBoard loggers, for files of a plugin; a message is logged once if there is none."""
-        if self.silent:
-            return []
-        found = [Path(str(logger.log_dir)) for logger in self.loggers if tensorboard_writer(logger) is not None]  # type: ignore[attr-defined]
-        if not found:
+    def embedding(
+        self,
+        tag: str,
+        points: Tensor,
+        rows: Sequence[Sequence[str]],
+        columns: Sequence[str],
+        images: Tensor | None,
+        round: int,
+    ) -> None:
+        """Add points to TensorBoard's Embedding Projector; a message is logged once if no logger has it.
+
+        Args:
+            tag: Name in the projector.
+            points: The points, shape (n, d).
+            rows: Texts of each point, one per column.
+            columns: Names of these texts.
+            images: Square images of the points, shape (n, 3, S, S) in [0, 1]; ``None`` for none.
+            round: The round, with which the name ends.
+        """
+        writers = [] if self.silent else [*filter(None, map(tensorboard_writer, self.loggers))]
+        for writer in writers:
+            writer.add_embedding(points, [*map(list, rows)], images, round, tag, list(columns))
+        if not writers and not self.silent:
+            what = "the Embedding Projector"
             self._say(what, f"{what} is skipped: it needs a TensorBoardLogger, and the run has none")
-        return found
 
     def _file(self, name: str, what: str) -> AbstractContextManager[Path]:
         self._say(what, f"no logger of this run accepts {what}: they are saved in {self.folder}")

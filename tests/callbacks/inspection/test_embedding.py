@@ -9,13 +9,11 @@ from _helpers.events import assert_drawn, board, events, picture, rounds
 from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, run, tiny_encoder, wide_encoder
 from google.protobuf import text_format
 from lightning.pytorch.loggers import CSVLogger
-from PIL import Image
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
 from pfl_lightning.callbacks import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.drawing.figures import render
-from pfl_lightning.callbacks.inspection.drawing.projector import Embedding, thumbnails, write_embedding
-from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, tsne
+from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, thumbnails, tsne
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DualFed, FedPer, LocalOnly
 
@@ -39,16 +37,16 @@ def test_pictures_of_both_representations_of_dualfed(tmp_path):
     for tag in found.Tags()["images"]:
         assert rounds(found, tag) == [0, 1]
         assert_drawn(picture(found, tag, 1))
-    assert not (tmp_path / "version_0" / "projector").exists()
+    assert not (tmp_path / "version_0" / "projector_config.pbtxt").exists()
 
 
-def test_the_projector_has_the_features_of_the_last_round_with_class_client_and_encoder(tmp_path):
+def test_the_projector_has_the_features_of_each_round_with_class_client_and_encoder(tmp_path):
     data, encoders = Toy(), [tiny_encoder, linear_encoder]
     method = partial(LocalOnly, epochs=1)
     federation = run(method, 2, callbacks=[FeatureEmbedding(1)], logger=board(tmp_path), data=data, encoder=encoders)
     folder = tmp_path / "version_0"
-    [entry] = config(folder).values()
-    assert list(entry.tensor_shape) == [8 * CLIENTS, 4]
+    first, entry = config(folder).values()
+    assert (first.tensor_name, entry.tensor_name) == ("features:00000", "features:00001")
     rows = table(folder / entry.metadata_path)
     assert rows[0] == ["class", "client", "encoder"]
     expected, metadata = [], []
@@ -67,19 +65,19 @@ def test_features_of_different_widths_have_separate_figures(tmp_path):
     method, encoders = partial(LocalOnly, epochs=1), [tiny_encoder, wide_encoder]
     run(method, 1, callbacks=[FeatureEmbedding(1)], logger=board(tmp_path), encoder=encoders)
     assert sorted(events(tmp_path).Tags()["images"]) == ["features/features_4", "features/features_7"]
-    shapes = {name: list(entry.tensor_shape) for name, entry in config(tmp_path / "version_0").items()}
-    assert shapes == {"features_4": [24, 4], "features_7": [16, 7]}
+    folder = tmp_path / "version_0"
+    shapes = {name: np.loadtxt(folder / entry.tensor_path).shape for name, entry in config(folder).items()}
+    assert shapes == {"features_4:00000": (24, 4), "features_7:00000": (16, 7)}
 
 
-def test_a_resumed_run_writes_in_place(tmp_path):
+def test_a_resumed_run_goes_on(tmp_path):
     options = {"logger": board(tmp_path), "enable_checkpointing": True}
     federation = run(QUICK, 1, callbacks=[FeatureEmbedding(1)], **options)
     path = federation.trainer.checkpoint_callback.best_model_path
-    first = (tmp_path / "version_0" / "projector" / "features" / "tensors.tsv").read_text()
     run(QUICK, 2, callbacks=[FeatureEmbedding(1)], **options | {"logger": board(tmp_path)}, ckpt_path=path)
     assert rounds(events(tmp_path), "features/features") == [0, 1]
-    assert list(config(tmp_path / "version_0")) == ["features"]
-    assert (tmp_path / "version_0" / "projector" / "features" / "tensors.tsv").read_text() != first
+    assert list(config(tmp_path / "version_0")) == ["features:00001"]
+    assert (tmp_path / "version_0" / "00000").is_dir()
 
 
 def test_without_tensorboard_there_is_no_projector(tmp_path, caplog):
@@ -157,36 +155,16 @@ def test_points_are_coloured_by_class_and_by_client():
 # ---------------------------------------------------------------------- the projector's files
 
 
-def test_images_stand_row_by_row(tmp_path):
-    images = torch.zeros(5, 1, 2, 3)
+def test_thumbnails_are_scaled_one_by_one_and_square():
+    images = torch.zeros(5, 1, 2, 4)
     for k in range(5):
-        images[k, 0] = torch.tensor([[0.0, 1.0, 0.5], [0.0, 0.0, 1.0]]) * (k + 1) - 3  # scaled one by one
-    rows = [("a", str(k)) for k in range(5)]
-    points, columns = torch.randn(5, 2), ("class", "client")
-    write_embedding(tmp_path, Embedding("some/points", points, columns, rows, thumbnails(images)))
-    entry = config(tmp_path)["some/points"]
-    assert list(entry.sprite.single_image_dim) == [3, 2]  # width and height
-    with Image.open(tmp_path / entry.sprite.image_path) as sprite:
-        pixels = np.asarray(sprite)
-    assert pixels.shape == (6, 9, 3)
-    expected = np.array([[0, 255, 128], [0, 0, 255]])
-    for k in range(9):
-        tile = pixels[k // 3 * 2 : k // 3 * 2 + 2, k % 3 * 3 : k % 3 * 3 + 3, 0]
-        assert (tile == (expected if k < 5 else 0)).all()
+        images[k, 0] = torch.tensor([[0.0, 1.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0]]) * (k + 1) - 3
+    expected = torch.tensor([[0.0] * 4, [0.0, 1.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0] * 4])
+    torch.testing.assert_close(thumbnails(images), expected.expand(5, 3, 4, 4))
 
 
-def test_large_images_are_reduced(tmp_path):
-    points, rows = torch.randn(2, 2), [("1", "2")] * 2
-    write_embedding(tmp_path, Embedding("x", points, ("a", "b"), rows, thumbnails(torch.rand(2, 3, 100, 200))))
-    assert list(config(tmp_path)["x"].sprite.single_image_dim) == [64, 32]
-
-
-def test_other_embeddings_stay_and_one_of_the_same_name_is_replaced(tmp_path):
-    for name, count in (("x", 4), ("y", 5), ("x", 6)):
-        rows = [("a\tb", "line\nbreak")] * count
-        write_embedding(tmp_path, Embedding(name, torch.randn(count, 2), ("class", "client"), rows))
-    assert {name: entry.tensor_shape[0] for name, entry in config(tmp_path).items()} == {"x": 6, "y": 5}
-    assert table(tmp_path / "projector" / "x" / "metadata.tsv") == [["class", "client"], *[["a b", "line break"]] * 6]
+def test_large_images_are_reduced():
+    assert thumbnails(torch.rand(2, 3, 100, 200)).shape == (2, 3, 64, 64)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (4, 2, 5, 5), (4, 3, 5)])
