@@ -190,9 +190,9 @@ def test_clients_are_personalized_together_by_the_vectorized_engine():
     together = []
 
     class Watched(VectorizedEngine):
-        def _train_stack(self, client, members, *args):
+        def train_stack(self, client, members, *args):
             together.append(len(members))
-            super()._train_stack(client, members, *args)
+            super().train_stack(client, members, *args)
 
     federation = run(FIT, 1)
     personalize(federation, Personalization(epochs=2, batch_size=6), Toy(), Watched(forward="vmap"))

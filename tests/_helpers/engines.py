@@ -66,7 +66,7 @@ def assert_evaluations_agree(fit, *, forwards=("vmap", "loop"), atol=1e-5, data=
         every.append(evaluate(federation, vectorized))
         assert not vectorized._said
         assert not vectorized._reasons
-        assert not vectorized._evaluated_alone
-        assert not vectorized._forward_alone
+        assert not vectorized._evaluation.alone
+        assert not vectorized._evaluation.forward_alone
         assert_scores_agree(every[-1], expected, atol)
     return every[0]

@@ -79,10 +79,8 @@ class InGroups(VectorizedEngine):
         super().__init__(clients_per_batch=4)
         self.given = []
 
-    def fit_alike(self, client, tasks, environment):
-        self.given.append([task.context.client for task in tasks])
-        for task in tasks:
-            yield self.fit(client, task, environment)
+    def _fit_together(self, client, group, environment):
+        self.given.append([task.context.client for task in group])
 
 
 @pytest.mark.parametrize("method", [LGFedAvg, DCPFL], ids=["LGFedAvg", "DCPFL"])

@@ -6,22 +6,28 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
+from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, local_fit, trains
 from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
-from pfl_lightning.engines.tasks import FitEnvironment, FitResult, FitTask, PhaseResult
+from pfl_lightning.engines.tasks import (
+    EvaluationResult,
+    EvaluationTask,
+    FitEnvironment,
+    FitResult,
+    FitTask,
+    PhaseResult,
+)
 from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
-from pfl_lightning.engines.vectorized.evaluation import VectorizedEvaluation
-from pfl_lightning.engines.vectorized.grouping import run_by_module
+from pfl_lightning.engines.vectorized.evaluation import StackedEvaluation
+from pfl_lightning.engines.vectorized.groups import Groups, PerModule
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
 from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
@@ -36,7 +42,7 @@ SMALL = 50_000
 _log = logging.getLogger(__name__)
 
 
-class VectorizedEngine(VectorizedEvaluation):
+class VectorizedEngine(Engine):
     """Engine that trains and evaluates many clients of one architecture at once, by ``torch.func``.
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
@@ -96,25 +102,19 @@ class VectorizedEngine(VectorizedEvaluation):
         threads: int | None = None,
     ) -> None:
         check_at_least("clients_per_batch", clients_per_batch, 1)
-        super().__init__(clients_per_batch, gradient_clip_val, gradient_clip_algorithm, threads)
-        self.cache_features = cache_features
+        super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
+        self.clients_per_batch, self.cache_features = clients_per_batch, cache_features
         check_choice("forward", forward, ("auto", "vmap", "loop"))
         if forward == "loop" and (compile or cuda_graphs):
             raise ValueError("compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'")
         self.forward = forward
         self._one_by_one = SequentialEngine(gradient_clip_val, gradient_clip_algorithm, cache_features)
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
-        self._at_once = clients_per_batch  # less after an out-of-memory error
         self._said: set[str] = set()
-        self._computations = ComputationFactory(compile, cuda_graphs, self._say)
-        self._reasons: WeakKeyDictionary[FederatedClient, str] = WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State without the reasons found for modules, which are found again after unpickling."""
-        return {**self.__dict__, "_reasons": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {**state, "_reasons": WeakKeyDictionary()}
+        self._computations = ComputationFactory(compile, cuda_graphs, self.say)
+        self._reasons = PerModule[str]()  # not to train its clients together
+        self._fits = Groups[FitTask, FitResult](clients_per_batch, self.say)
+        self._evaluation = StackedEvaluation(self)
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -124,73 +124,62 @@ class VectorizedEngine(VectorizedEvaluation):
 
     def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
         """Run the local fits of a round, those of one architecture together; see :meth:`Engine.run`."""
-        return run_by_module(
+        one_by_one = super().run
+        return self._fits.run(
             tasks,
-            self.clients_per_batch,
-            lambda client, alike: self.fit_alike(client, alike, environment),
+            together=lambda client, group: self._fit_together(client, group, environment),
+            alone=lambda client, group: one_by_one(((client, task) for task in group), environment),
             keep=FitResult.with_own_state,
         )
 
-    def fit_alike(
-        self, client: FederatedClient, tasks: Sequence[FitTask], environment: FitEnvironment
-    ) -> Iterator[FitResult]:
-        """Run tasks of one architecture, as many at once as allowed, and yield their results in order.
+    def evaluate(
+        self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
+    ) -> Iterator[EvaluationResult]:
+        """Evaluate clients, as many at once as allowed; see :meth:`Engine.evaluate`."""
+        return self._evaluation.run(tasks, environment, super().evaluate)
 
-        Args:
-            client: The module that all tasks train; afterwards it holds the state of the last one.
-            tasks: Clients to train.
-            environment: Settings of the outer Trainer and of the run.
-        """
-        rest = list(tasks)
-        while rest:
-            group, rest = rest[: self._at_once], rest[self._at_once :]
-            yield from self._fit_group(client, group, environment)
-
-    def _fit_group(
+    def _fit_together(
         self, client: FederatedClient, group: list[FitTask], environment: FitEnvironment
-    ) -> Iterator[FitResult]:
-        members = None
+    ) -> Iterator[FitResult] | None:
+        """Run tasks of one architecture at once; ``None`` where they are to be run one by one."""
+        if len(group) == 1 or not self.trains_together(client, environment) or self.must_run_alone(client):
+            return None
         start = time.perf_counter()
-        together = len(group) > 1 and self.trains_together(client, environment) and not self._must_run_alone(client)
-        if together:
-            try:
-                with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
-                    members = self._train(client, group, environment)
-            except CannotVectorizeError as error:
-                self._reasons[client] = error.reason
-                if not error.silent:
-                    self._say(f"{error.reason}. Its clients are trained one by one, as under SequentialEngine")
-            except torch.OutOfMemoryError:
-                self._at_once = (len(group) + 1) // 2
-                self._say(f"{len(group)} clients at once need too much memory; going on with {self._at_once} at once")
-            except FederationError:
-                raise
-            except Exception as error:  # one by one, it belongs to a known client
-                _log.debug("the training of %d clients at once ended", len(group), exc_info=error)
-                together = False
-        if members is not None:
-            seconds = (time.perf_counter() - start) / len(members)
-            for member in members:
-                with naming_clients(member.context.client, round=member.context.round):
-                    result = self._conclude(client, member, environment, seconds)
-                yield result
-        elif not together or client in self._reasons:
-            yield from super().run(((client, task) for task in group), environment)
-        else:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            yield from self.fit_alike(client, group, environment)
+        try:
+            with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
+                members = self._train(client, group, environment)
+        except CannotVectorizeError as error:
+            self._reasons[client] = error.reason
+            if not error.silent:
+                self.say(f"{error.reason}. Its clients are trained one by one, as under SequentialEngine")
+            return None
+        except (torch.OutOfMemoryError, FederationError):
+            raise
+        except Exception as error:  # one by one, it belongs to a known client
+            _log.debug("the training of %d clients at once ended", len(group), exc_info=error)
+            return None
+        return self._results(client, members, environment, (time.perf_counter() - start) / len(members))
 
-    def _must_run_alone(self, client: FederatedClient) -> bool:
+    def _results(
+        self, client: FederatedClient, members: list[Member], environment: FitEnvironment, seconds: float
+    ) -> Iterator[FitResult]:
+        for member in members:
+            with naming_clients(member.context.client, round=member.context.round):
+                result = self._conclude(client, member, environment, seconds)
+            yield result
+
+    def must_run_alone(self, client: FederatedClient) -> bool:
+        """Whether the client's training cannot be vectorized; says why, once."""
         if client not in self._reasons:
             reason = reason_against(client)
             if reason is None:
                 return False
             self._reasons[client] = reason
-            self._say(f"{reason}. Its clients are trained one by one, as under SequentialEngine")
+            self.say(f"{reason}. Its clients are trained one by one, as under SequentialEngine")
         return True
 
-    def _say(self, message: str) -> None:
+    def say(self, message: str) -> None:
+        """Log a message, unless it was logged before."""
         if message not in self._said:
             self._said.add(message)
             _log.warning("VectorizedEngine: %s", message)
@@ -205,14 +194,14 @@ class VectorizedEngine(VectorizedEvaluation):
                 members.append(prepare(client, task, environment, self.cache_features))
                 refuse_changes("receive, before_fit or phases")
             for alike in by_kind(member for member in members if member.error is None):
-                self._train_stack(client, alike, environment, refuse_changes, Purpose.FIT)
+                self.train_stack(client, alike, environment, refuse_changes, Purpose.FIT)
         return members
 
     def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         """Whether several clients are trained at once, as far as that is this engine's choice."""
         together = self.forward != "auto" or self.vectorizes_forward(client, environment)
         if not together and self._computations.accelerate:
-            self._say("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
+            self.say("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
         return together
 
     def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
@@ -224,7 +213,7 @@ class VectorizedEngine(VectorizedEvaluation):
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())
         return not convolves and sum(p.numel() for p in client.parameters()) < SMALL
 
-    def _train_stack(
+    def train_stack(
         self,
         client: FederatedClient,
         members: list[Member],
@@ -232,6 +221,7 @@ class VectorizedEngine(VectorizedEvaluation):
         refuse_changes: Callable[[str], None],
         purpose: str,
     ) -> None:
+        """Train members of one kind through their phases, seeded for a purpose; they hold their trained states."""
         put_state(client, members[0].state)
         vectorize = self.vectorizes_forward(client, environment)
         stack = Stack(members, keep_layout=not vectorize)

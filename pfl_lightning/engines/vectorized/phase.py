@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
+from pfl_lightning.engines.lifecycle import check_finite_losses
 from pfl_lightning.engines.sequential import new_scaler, passed_through
 from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.gradients import LossScaling, clip_per_client
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
-from pfl_lightning.engines.vectorized.loss_table import LossTable
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_same_settings
-from pfl_lightning.engines.vectorized.stack import Stack
+from pfl_lightning.engines.vectorized.stack import Member, Stack
 from pfl_lightning.engines.vectorized.step import LoopedStep, StackedStep, VectorizedStep
 from pfl_lightning.errors import NonFiniteLossError
 
@@ -100,10 +100,10 @@ class _Run:
         self._held = [name for group in self._optimizer.names for name in group]
         self._count = 0
 
-    def train(self, streams: Sequence[Stream], batches: StackedBatches, clipping: Clipping) -> LossTable:
+    def train(self, streams: Sequence[Stream], batches: StackedBatches, clipping: Clipping) -> _LossTable:
         """All steps of all clients."""
         steps = max(stream.steps for stream in streams)
-        table = LossTable(len(streams), steps)
+        table = _LossTable(len(streams), steps)
         for step in range(steps):
             active = [stream for stream in streams if stream.steps > step]
             if len(active) != self._count:
@@ -131,7 +131,7 @@ class _Run:
         self._optimizer.bind({name: tensors[name][:count] for name in self._held})
 
     def _gradients(
-        self, active: Sequence[Stream], batches: StackedBatches, step: int, table: LossTable
+        self, active: Sequence[Stream], batches: StackedBatches, step: int, table: _LossTable
     ) -> dict[str, Tensor]:
         """Gradients of what the optimizer holds."""
         self._step.begin()
@@ -143,3 +143,33 @@ class _Run:
             table.record(slice(len(active)) if rows is None else rows, step, terms)
         found = self._step.gradients
         return {name: found[name] for name in self._held if name in found}
+
+
+class _LossTable:
+    """Loss terms of every client and step by name, (K, steps) each."""
+
+    def __init__(self, clients: int, steps: int) -> None:
+        self._shape = (clients, steps)
+        self._terms: dict[str, Tensor] = {}
+
+    def record(self, rows: Tensor | slice, step: int, terms: dict[str, Tensor]) -> None:
+        """Record the terms (R,) of some clients in a step."""
+        for name, values in terms.items():
+            if name not in self._terms:
+                self._terms[name] = values.new_zeros(self._shape)
+            self._terms[name][rows, step] = values
+
+    def fetch(self) -> None:
+        """Copy the terms to the host, once for all clients."""
+        self._terms = {name: values.cpu() for name, values in self._terms.items()}
+
+    def losses_of(self, row: int, steps: int, member: Member, phase: Phase) -> dict[str, float]:
+        """Means over the client's own steps, by name.
+
+        Raises:
+            NonFiniteLossError: The loss of a step is not finite.
+        """
+        own = {name: values[row, :steps] for name, values in self._terms.items()}
+        if steps:
+            check_finite_losses(list(own["loss"]), member.context, phase)
+        return {name: float(values.float().mean()) for name, values in own.items()} if steps else {}

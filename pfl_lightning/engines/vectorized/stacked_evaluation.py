@@ -49,7 +49,7 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
     states, drawn = _States(members), _generators(environment)
     try:
         with local_fit(environment), guarded_attributes(client) as refuse_changes:
-            scores = _StackedEvaluation(client, states, environment).scores(tasks)
+            scores = _StackedScores(client, states, environment).scores(tasks)
             refuse_changes("forward")
             if _generators(environment) != drawn:  # which are seeded for each client, one by one
                 raise CannotVectorizeError(f"an evaluation of {type(client).__name__} draws random numbers")
@@ -96,7 +96,7 @@ class _States:
         return {name: self.shared[name] if name in self.shared else self._own[name][row] for name in self._names}
 
 
-class _StackedEvaluation:
+class _StackedScores:
     """The passes over the parts of many clients.
 
     Args:

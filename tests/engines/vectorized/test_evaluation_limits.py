@@ -92,7 +92,7 @@ def test_a_forward_that_cannot_be_vectorized_says_why_once(method, reason, fine_
     assert line.endswith("Its clients are evaluated one by one, as under SequentialEngine")
     assert re.search(reason, line), line
     assert not engine._reasons
-    assert not engine._evaluated_alone
+    assert not engine._evaluation.alone
 
 
 class OwnScale(FedAvg):
@@ -162,11 +162,11 @@ def test_what_is_evaluated_together_on_a_cpu(stacked, monkeypatch):
     """Under "auto" the fine-tunings of small networks alone."""
     tuned = []
 
-    def counted(self, *args, start=VectorizedEngine._train_stack):
+    def counted(self, *args, start=VectorizedEngine.train_stack):
         tuned.append(len(args[1]))
         return start(self, *args)
 
-    monkeypatch.setattr(VectorizedEngine, "_train_stack", counted)
+    monkeypatch.setattr(VectorizedEngine, "train_stack", counted)
     federation = trained(partial(FedBABU, lr=0.02))
     expected = evaluate(federation, SequentialEngine())
     for forward, small, together in (("auto", True, 1), ("auto", False, 0), ("loop", True, 1), ("vmap", True, 2)):
@@ -198,7 +198,7 @@ def test_an_out_of_memory_error_halves_the_group(most, sizes, lines, monkeypatch
     assert found == sizes
     assert len(said()) == lines
     assert "5 clients at once need too much memory in the evaluation; going on with 3 at once" in said()[0]
-    assert engine._at_once == 32  # fits go on as they were
+    assert engine._fits.at_once == 32  # fits go on as they were
     found.clear()
     evaluate(federation, engine)
     assert found == ([3, 2] if most == 3 else [])
@@ -226,15 +226,15 @@ def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(forward, mon
 def test_the_engine_can_be_pickled():
     engine = VectorizedEngine(7, forward="vmap")
     evaluate(trained(Branches), engine)
-    assert len(engine._forward_alone) == 1
+    assert len(engine._evaluation.forward_alone) == 1
     pickled = pickle.dumps(engine)
     assert b"_parameters" not in pickled  # modules stay where they are
     copy = pickle.loads(pickled)
-    assert (copy.clients_per_batch, len(copy._forward_alone), len(copy._evaluated_alone)) == (7, 0, 0)
+    assert (copy.clients_per_batch, len(copy._evaluation.forward_alone), len(copy._evaluation.alone)) == (7, 0, 0)
 
 
 def test_clients_alone_are_left_to_the_base(monkeypatch):
-    monkeypatch.setattr(evaluation.VectorizedEvaluation, "_evaluate_together", None)
+    monkeypatch.setattr(evaluation.StackedEvaluation, "_evaluate_together", None)
     federation = trained(partial(LocalOnly, lr=0.02), encoder=[tiny_encoder, linear_encoder])
     got = evaluate(federation, VectorizedEngine(2, forward="vmap"))  # one client of each encoder in a chunk
     assert_scores_agree(got, evaluate(federation, SequentialEngine()), atol=0)

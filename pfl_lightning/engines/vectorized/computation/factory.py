@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,6 +13,7 @@ from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.computation.compiled import CompiledComputation, CompiledSteps
 from pfl_lightning.engines.vectorized.computation.cuda_graph import CudaGraph, GraphedComputation, Recorder
 from pfl_lightning.engines.vectorized.computation.eager import Computation, EagerComputation
+from pfl_lightning.engines.vectorized.groups import PerModule
 from pfl_lightning.engines.vectorized.limits import equal_attributes, python_state, uses_batch_index
 
 __all__ = ["ComputationFactory"]
@@ -40,14 +39,7 @@ class ComputationFactory:
     def __init__(self, compile: bool, cuda_graphs: bool, say: Callable[[str], None]) -> None:
         self._compile, self._cuda_graphs, self._say = compile, cuda_graphs, say
         self.accelerate = compile or cuda_graphs
-        self._compiled: WeakKeyDictionary[FederatedClient, list[CompiledSteps]] = WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State without the graphs, which are compiled again after unpickling."""
-        return {**self.__dict__, "_compiled": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {**state, "_compiled": WeakKeyDictionary()}
+        self._compiled = PerModule[list[CompiledSteps]]()
 
     def make(self, client: FederatedClient, phase: Phase, environment: FitEnvironment) -> Computation:
         """Computation of a phase, for the module in that phase."""
