@@ -115,7 +115,7 @@ def make_cases(args: argparse.Namespace) -> dict[str, Case]:
     for forward in args.forward:
         name = "VectorizedEngine" if forward == "auto" else f"VectorizedEngine, {forward}"
         cases[name] = Case(partial(VectorizedEngine, forward=forward))
-    accelerated = next((forward for forward in args.forward if forward != "loop"), "auto")
+    accelerated = args.forward[0]
     for compiled, captured in ((True, False), (False, True), (True, True)):
         if compiled <= args.compile and captured <= args.cuda_graphs:
             name = " + ".join(["compile"] * compiled + ["CUDA graphs"] * captured)
@@ -212,7 +212,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--encoder", nargs="+", default=["fedpac_cnn"], help="registered names, or dcpfl for its five")
     parser.add_argument("--method", choices=[method.__name__ for method in m.METHODS], help="default: by the encoder")
-    parser.add_argument("--forward", nargs="+", default=["auto"], choices=["auto", "vmap", "loop"])
+    parser.add_argument("--forward", nargs="+", default=["auto"], choices=["auto", "vmap"])
     parser.add_argument("--compile", action="store_true", help="also compiled (on a CPU, with --forward vmap)")
     parser.add_argument("--cuda-graphs", action="store_true", help="also captured; with --compile, also both")
     parser.add_argument("--repetitions", type=int, default=3)

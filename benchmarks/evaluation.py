@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--encoder", default="mlp", help="a registered name")
     names = [method.__name__ for method in m.METHODS]
     parser.add_argument("--methods", nargs="+", default=["FedAvg", "LocalOnly", "FedBABU"], choices=names)
-    parser.add_argument("--forward", default="auto", choices=["auto", "vmap", "loop"])
+    parser.add_argument("--forward", default="auto", choices=["auto", "vmap"])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()

@@ -62,7 +62,6 @@ ENGINES = {
     "sequential": (lambda patch: SequentialEngine(), 0.0),
     "trainer": (lambda patch: TrainerEngine(), 0.0),
     "vmap": (lambda patch: VectorizedEngine(forward="vmap"), 1e-5),
-    "loop": (lambda patch: VectorizedEngine(forward="loop"), 1e-5),
     "ray": (lambda patch: fake_ray_engine(patch, 2)[0], 0.0),
     "processes": (lambda patch: forked_process_engine(patch, 2), 0.0),
 }

@@ -21,11 +21,10 @@ ENGINES = pytest.mark.parametrize(
     [
         lambda patch: TrainerEngine(),
         lambda patch: VectorizedEngine(forward="vmap"),
-        lambda patch: VectorizedEngine(forward="loop"),
         lambda patch: fake_ray_engine(patch, 2)[0],
         lambda patch: forked_process_engine(patch, 2),
     ],
-    ids=["trainer", "vmap", "loop", "ray", "processes"],
+    ids=["trainer", "vmap", "ray", "processes"],
 )
 
 

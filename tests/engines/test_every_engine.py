@@ -33,7 +33,6 @@ COHORTS = [[0, 2, 3], [1, 2, 4]]
 ENGINES = {
     "TrainerEngine": (lambda patch: TrainerEngine(), "without a cache", 0.0),
     "VectorizedEngine": (lambda patch: VectorizedEngine(forward="vmap"), "plain", 1e-5),
-    "VectorizedEngine, looped": (lambda patch: VectorizedEngine(forward="loop"), "plain", 1e-5),
     "RayEngine, one worker": (lambda patch: fake_ray_engine(patch, 1)[0], "plain", 0.0),
     "RayEngine, three workers": (lambda patch: fake_ray_engine(patch, 3)[0], "plain", 0.0),
     "ProcessEngine": (lambda patch: forked_process_engine(patch, 2), "plain", 0.0),

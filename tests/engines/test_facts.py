@@ -26,9 +26,8 @@ ENGINES = pytest.mark.parametrize(
         SequentialEngine,
         TrainerEngine,
         partial(VectorizedEngine, forward="vmap"),
-        partial(VectorizedEngine, 2, forward="loop"),
     ],
-    ids=["sequential", "trainer", "vmap", "loop"],
+    ids=["sequential", "trainer", "vmap"],
 )
 EPOCHS = 2
 
@@ -128,11 +127,10 @@ def summary(labels):
         lambda patch: SequentialEngine(),
         lambda patch: TrainerEngine(),
         lambda patch: VectorizedEngine(forward="vmap"),
-        lambda patch: VectorizedEngine(2, forward="loop"),
         lambda patch: fake_ray_engine(patch, 2)[0],
         lambda patch: forked_process_engine(patch, 2),
     ],
-    ids=["sequential", "trainer", "vmap", "loop", "ray", "processes"],
+    ids=["sequential", "trainer", "vmap", "ray", "processes"],
 )
 def test_a_fit_has_the_clients_own_validation_part(make, monkeypatch):
     data = Toy(validation=[5, 0, 9, 1, 20], novel_clients=1)

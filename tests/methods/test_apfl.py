@@ -180,9 +180,7 @@ def test_the_gradients_stop_where_they_should():
         assert not any(name.startswith(prefix) for name in touched)
 
 
-@pytest.mark.parametrize(
-    "engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
-)
+@pytest.mark.parametrize("engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap")])
 def test_every_engine_gives_the_same(engine):
     """With batch normalization and an alpha that moves, whose rate makes an error visible."""
     method = partial(METHOD, epochs=1, adaptive=True, alpha_lr=0.5)

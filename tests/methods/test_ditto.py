@@ -78,9 +78,7 @@ def test_a_large_lambda_holds_the_personal_models_at_the_global_one():
         assert distance < 0.02
 
 
-@pytest.mark.parametrize(
-    "engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
-)
+@pytest.mark.parametrize("engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap")])
 def test_every_engine_gives_the_same(engine):
     federation = run(partial(Ditto, lr=LR, epochs=EPOCHS, lam=LAM), 2, cohorts=COHORTS, engine=engine())
     _, personal = restate()

@@ -123,9 +123,7 @@ def test_rounds_equal_the_restatement(cohorts, encoders, options):
     assert (terms > 0) == (len(cohorts) > 1)
 
 
-@pytest.mark.parametrize(
-    "engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
-)
+@pytest.mark.parametrize("engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap")])
 def test_every_engine_gives_the_same(engine):
     federation = run(METHOD, len(PARTIAL), cohorts=PARTIAL, encoder=[tiny_encoder, linear_encoder], engine=engine())
     nets, _, _ = restate(PARTIAL, [tiny_encoder, linear_encoder])

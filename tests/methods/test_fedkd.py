@@ -33,7 +33,7 @@ from pfl_lightning.methods.fedkd import EnergySchedule, FedKDUpdate
 LR, EPOCHS, WEIGHT = 0.05, 2, 0.8
 COHORTS = [[0, 2, 3], [1, 2]]
 METHOD = partial(FedKD, lr=LR, epochs=EPOCHS, distillation=WEIGHT)
-ENGINES = [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
+ENGINES = [TrainerEngine, partial(VectorizedEngine, forward="vmap")]
 TEACHERS, STUDENT = [tiny_encoder, linear_encoder], wide_encoder
 
 

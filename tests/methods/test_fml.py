@@ -26,7 +26,7 @@ from pfl_lightning.methods import FML, FedAvg, LocalOnly
 LR, EPOCHS, ALPHA, BETA = 0.05, 2, 0.3, 0.8
 COHORTS = [[0, 2, 3], [1, 2]]
 METHOD = partial(FML, lr=LR, epochs=EPOCHS, alpha=ALPHA, beta=BETA)
-ENGINES = [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
+ENGINES = [TrainerEngine, partial(VectorizedEngine, forward="vmap")]
 
 
 def divergence(p, q):

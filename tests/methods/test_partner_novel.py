@@ -41,11 +41,10 @@ ENGINES = pytest.mark.parametrize(
         lambda patch: SequentialEngine(),
         lambda patch: TrainerEngine(),
         lambda patch: VectorizedEngine(forward="vmap"),
-        lambda patch: VectorizedEngine(forward="loop"),
         lambda patch: fake_ray_engine(patch, 2)[0],
         lambda patch: forked_process_engine(patch, 2),
     ],
-    ids=["sequential", "trainer", "vmap", "loop", "ray", "processes"],
+    ids=["sequential", "trainer", "vmap", "ray", "processes"],
 )
 
 

@@ -160,9 +160,7 @@ def test_the_difference_of_gradients_is_the_hessians_product():
 
 
 @pytest.mark.parametrize("order", PARTS)
-@pytest.mark.parametrize(
-    "engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
-)
+@pytest.mark.parametrize("engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap")])
 def test_every_engine_gives_the_same_with_batch_normalization(engine, order):
     method = partial(METHOD, order=order, epochs=1)
     options = {"encoder": normed_encoder, "precision": "64-true", "limit_val_batches": 0}

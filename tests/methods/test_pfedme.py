@@ -118,9 +118,7 @@ def test_a_large_lambda_holds_theta_at_w():
     assert distances[0] > 10 * distances[1] > 100 * distances[2] > 0
 
 
-@pytest.mark.parametrize(
-    "engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap"), partial(VectorizedEngine, forward="loop")]
-)
+@pytest.mark.parametrize("engine", [TrainerEngine, partial(VectorizedEngine, forward="vmap")])
 def test_every_engine_gives_the_same_with_batch_normalization(engine):
     options = {"cohorts": COHORTS, "encoder": normed_encoder, "precision": "64-true"}
     made = [run(partial(METHOD, epochs=1), 2, engine=e, data=Toy(batch_size=9), **options) for e in (engine(), None)]

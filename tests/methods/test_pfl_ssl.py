@@ -124,7 +124,6 @@ ENGINES = {
     "TrainerEngine": (lambda patch: TrainerEngine(), 0.0),
     "RayEngine": (lambda patch: fake_ray_engine(patch, 2)[0], 0.0),
     "VectorizedEngine": (lambda patch: VectorizedEngine(forward="vmap"), 1e-8),
-    "VectorizedEngine, looped": (lambda patch: VectorizedEngine(forward="loop"), 1e-8),
 }
 
 

@@ -16,8 +16,8 @@ from pfl_lightning.seeding import seeded_generator
 __all__ = ["Batches", "StackedBatches", "Stream"]
 
 Batch = tuple[Tensor, ...]
-Batches = tuple[Tensor, ...] | tuple[list[Tensor], ...]
-"""Inputs (R, B, ...), labels (R, B) and, where samples have values, these, stacked or as lists of R tensors."""
+Batches = tuple[Tensor, ...]
+"""Inputs (R, B, ...), labels (R, B) and, where samples have values, these."""
 
 
 class Stream:
@@ -80,16 +80,13 @@ class StackedBatches:
         streams: The clients' streams, in the stack's order.
         environment: Settings of the outer Trainer.
         by_index: Whether batches of different numbers are kept separate.
-        stacked: Whether they are stacked; otherwise they come as lists.
     """
 
-    def __init__(
-        self, streams: Sequence[Stream], environment: FitEnvironment, by_index: bool, stacked: bool = True
-    ) -> None:
-        self._environment, self._by_index, self._stacked = environment, by_index, stacked
+    def __init__(self, streams: Sequence[Stream], environment: FitEnvironment, by_index: bool) -> None:
+        self._environment, self._by_index = environment, by_index
         self._pool: Batch | None = None
         self._common: int | None = None  # number of samples whose inputs are the same tensor for all clients
-        parts = [stream.tensors() for stream in streams] if stacked and all(s.pooled for s in streams) else []
+        parts = [stream.tensors() for stream in streams] if all(s.pooled for s in streams) else []
         if len({tuple((column.shape[1:], column.dtype) for column in part) for part in parts}) == 1:
             offset = 0
             for stream, part in zip(streams, parts, strict=True):
@@ -125,8 +122,7 @@ class StackedBatches:
 
     def _together(self, items: Sequence[Batch]) -> Batches:
         if self._pool is None:
-            every = tuple(list(column) for column in zip(*items, strict=True))
-            return tuple(torch.stack(column) for column in every) if self._stacked else every
+            return tuple(torch.stack(column) for column in zip(*items, strict=True))
         inputs, *others = self._pool
         positions = torch.stack([item[0] for item in items]).to(
             inputs.device, non_blocking=True

@@ -75,10 +75,9 @@ class VectorizedEngine(Engine):
         gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`; each client's gradients are clipped alone.
         gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
         cache_features: See :class:`~pfl_lightning.engines.SequentialEngine`.
-        forward: ``"vmap"`` vectorizes the forward and backward pass; ``"loop"`` goes client by client and vectorizes
-            the optimizer alone; ``"auto"`` is ``"vmap"``, except that on a CPU models with convolutions, and large
-            ones, are trained one by one as under ``SequentialEngine``, which takes no longer there and a fraction of
-            the memory (``python benchmarks/engines.py --forward vmap loop`` times the other choices).
+        forward: ``"vmap"`` trains clients at once; ``"auto"`` does so, too, except that on a CPU models with
+            convolutions, and large ones, are trained one by one as under ``SequentialEngine``, which takes no longer
+            there and a fraction of the memory (``python benchmarks/engines.py --forward vmap`` times the other choice).
         compile: Whether steps that come often are compiled by ``torch.compile``, forward and backward pass as one
             graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each module, the
             first eight combinations of a number of clients and a batch size are compiled, each at its tenth step; the
@@ -104,9 +103,11 @@ class VectorizedEngine(Engine):
         check_at_least("clients_per_batch", clients_per_batch, 1)
         super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
         self.clients_per_batch, self.cache_features = clients_per_batch, cache_features
-        check_choice("forward", forward, ("auto", "vmap", "loop"))
-        if forward == "loop" and (compile or cuda_graphs):
-            raise ValueError("compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'")
+        if forward == "loop":
+            raise ValueError(
+                "forward='loop' was no faster than SequentialEngine and is gone: use that, or forward='auto'"
+            )
+        check_choice("forward", forward, ("auto", "vmap"))
         self.forward = forward
         self._one_by_one = SequentialEngine(gradient_clip_val, gradient_clip_algorithm, cache_features)
         self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
@@ -198,17 +199,15 @@ class VectorizedEngine(Engine):
         return members
 
     def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
-        """Whether several clients are trained at once, as far as that is this engine's choice."""
-        together = self.forward != "auto" or self.vectorizes_forward(client, environment)
+        """Whether several clients are trained at once, as far as that is this engine's choice; says so otherwise."""
+        together = self.vectorizes(client, environment)
         if not together and self._computations.accelerate:
             self.say("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
         return together
 
-    def vectorizes_forward(self, client: FederatedClient, environment: FitEnvironment) -> bool:
-        """Whether forward passes are vectorized, or only the rest."""
-        if self.forward != "auto":
-            return self.forward == "vmap"
-        if environment.device.type != "cpu":
+    def vectorizes(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether several clients are trained, or fine-tuned, at once."""
+        if self.forward == "vmap" or environment.device.type != "cpu":
             return True
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())
         return not convolves and sum(p.numel() for p in client.parameters()) < SMALL
@@ -223,8 +222,7 @@ class VectorizedEngine(Engine):
     ) -> None:
         """Train members of one kind through their phases, seeded for a purpose; they hold their trained states."""
         put_state(client, members[0].state)
-        vectorize = self.vectorizes_forward(client, environment)
-        stack = Stack(members, keep_layout=not vectorize)
+        stack = Stack(members)
         numbers = [member.context.client for member in members]
         seed = derive_seed(environment.seed, stack_purpose(purpose), members[0].context.round, *numbers)
         with local_fit(environment), torch_seed(seed, python=True):
@@ -239,7 +237,6 @@ class VectorizedEngine(Engine):
                     environment,
                     phase_purpose(purpose, index),
                     self._clipping,
-                    vectorize,
                     self._computations,
                 )
                 refuse_changes("configure_optimizers or training_step")

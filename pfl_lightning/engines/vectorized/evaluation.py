@@ -96,8 +96,7 @@ class StackedEvaluation:
         if len(group) == 1 or not own or client in self.alone or client.uses_knn_evaluation():
             return False
         if client.personalization_phases():
-            # Where forward passes are not vectorized, "auto" tunes one by one: an optimizer shared gains nothing.
-            return self._engine.forward == "loop" or self._engine.vectorizes_forward(client, environment)
+            return self._engine.vectorizes(client, environment)
         return self._vectorizes_scores(client, environment)
 
     def _vectorizes_scores(self, client: FederatedClient, environment: FitEnvironment) -> bool:
@@ -108,7 +107,7 @@ class StackedEvaluation:
         """
         if client in self.forward_alone or (self._engine.forward == "auto" and environment.device.type == "cpu"):
             return False
-        return self._engine.vectorizes_forward(client, environment)
+        return self._engine.vectorizes(client, environment)
 
     # ------------------------------------------------------------------ a group
 

@@ -18,7 +18,7 @@ from pfl_lightning.engines.vectorized.gradients import LossScaling, clip_per_cli
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_same_settings
 from pfl_lightning.engines.vectorized.stack import Member, Stack
-from pfl_lightning.engines.vectorized.step import LoopedStep, StackedStep, VectorizedStep
+from pfl_lightning.engines.vectorized.step import StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 
 __all__ = ["Clipping", "run_stacked_phase"]
@@ -39,7 +39,6 @@ def run_stacked_phase(
     environment: FitEnvironment,
     purpose: str,
     clipping: Clipping,
-    vectorize: bool = True,
     computations: ComputationFactory | None = None,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
@@ -51,8 +50,7 @@ def run_stacked_phase(
         environment: Settings of the outer Trainer.
         purpose: Purpose of the seeds of batch orders and augmentations.
         clipping: Clipping of the gradients.
-        vectorize: Whether the forward pass is vectorized, or runs client by client.
-        computations: Factory of the computation of a vectorized step; by default it is neither compiled nor captured.
+        computations: Factory of the computation of a step; by default it is neither compiled nor captured.
     """
     check_same_settings(client, (stack.row(member) for member in stack.members))
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
@@ -63,13 +61,9 @@ def run_stacked_phase(
         fits = [(member.context, streams[member].steps) for member in stack.members]
         optimizer = StackedOptimizer(client, phase, fits)  # of the client as it is, with its encoder
         with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
-            step: StackedStep
-            if vectorize:
-                computation = None if computations is None else computations.make(client, phase, environment)
-                step = VectorizedStep(client, environment, computation)
-            else:
-                step = LoopedStep(client, environment)
-            batches = StackedBatches(ordered, environment, uses_batch_index(client), vectorize)
+            computation = None if computations is None else computations.make(client, phase, environment)
+            step = StackedStep(client, environment, computation)
+            batches = StackedBatches(ordered, environment, uses_batch_index(client))
             scaler = new_scaler(environment)
             scaling = None if scaler is None else LossScaling(scaler, len(ordered), environment.device)
             table = _Run(stack, step, optimizer, scaling).train(ordered, batches, clipping)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -15,11 +14,9 @@ from pfl_lightning.engines.vectorized.batches import Batches
 from pfl_lightning.engines.vectorized.computation.eager import (
     Computation,
     EagerComputation,
-    Slots,
     StepInputs,
     Tensors,
     Terms,
-    mean_terms,
 )
 from pfl_lightning.engines.vectorized.limits import (
     CannotVectorizeError,
@@ -30,15 +27,16 @@ from pfl_lightning.engines.vectorized.limits import (
 )
 from pfl_lightning.state.tensors import norm_names
 
-__all__ = ["LoopedStep", "StackedStep", "VectorizedStep"]
+__all__ = ["StackedStep"]
 
 
-class StackedStep(ABC):
-    """Step of many clients: a client's ``training_step``, applied to many states.
+class StackedStep:
+    """Step of many clients at once: a client's ``training_step``, applied to many states.
 
     Args:
         client: The module, in the current phase; its own tensors are not used.
         environment: Settings of the outer Trainer.
+        computation: Computes the step; by default ``training_step`` under ``vmap``.
 
     Attributes:
         trained: Names of the parameters that train.
@@ -46,8 +44,11 @@ class StackedStep(ABC):
             parameter that the loss does not use has none, so that the optimizer leaves it alone.
     """
 
-    def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
-        self._client, self._environment = client, environment
+    def __init__(
+        self, client: FederatedClient, environment: FitEnvironment, computation: Computation | None = None
+    ) -> None:
+        self._client, self._compute = client, computation or EagerComputation(client, environment)
+        self._statistics = norm_names(client, affine=False)
         parameters = dict(client.named_parameters())
         self.trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self.frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
@@ -68,7 +69,6 @@ class StackedStep(ABC):
         """Begin another step."""
         self._used, self.gradients = None, {}
 
-    @abstractmethod
     def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
         """Compute the losses of some clients, note their gradients, and change buffers.
 
@@ -85,6 +85,31 @@ class StackedStep(ABC):
             CannotVectorizeError: The step uses a parameter for some clients only, which an optimizer of stacked
                 parameters cannot leave alone for the others; or it returns a term in some steps only.
         """
+        tensors, parts = self._tensors, batch
+        if rows is not None:
+            tensors = {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
+        trained, frozen, buffers = (
+            {name: tensors[name] for name in names} for names in (self.trained, self.frozen, self.buffers)
+        )
+        versions = {name: buffer._version for name, buffer in buffers.items()}
+        values = parts[2] if len(parts) == 3 else None
+        inputs = StepInputs(trained, frozen, buffers, parts[0], parts[1], scales, in_place=rows is None, values=values)
+        with self._explained():
+            found = self._compute(inputs, index)
+        self._compare(found.gradients, found.terms)
+        for name, gradient in found.gradients.items():
+            if rows is None:
+                self.gradients[name] = gradient
+            else:
+                self._gradient_buffer(name).index_copy_(0, rows, gradient)
+        # Only now are buffers written: the backward pass may need the old values.
+        for name, buffer in buffers.items():
+            if name in found.assigned:
+                _write(self._tensors[name], rows, found.assigned[name])
+            # The kernels of batch normalization change statistics without telling autograd.
+            elif rows is not None and (name in self._statistics or buffer._version != versions[name]):
+                _write(self._tensors[name], rows, buffer)
+        return found.terms
 
     def _gradient_buffer(self, name: str) -> Tensor:
         """Buffer for the gradients of all clients; its content is overwritten by the end of the step."""
@@ -119,102 +144,6 @@ class StackedStep(ABC):
         if self._attributes is not None:  # after the first step
             before, self._attributes = self._attributes, None
             refuse_changes(self._client, before, "training_step")
-
-
-class VectorizedStep(StackedStep):
-    """Step of all clients at once.
-
-    Args:
-        client: See :class:`StackedStep`.
-        environment: See :class:`StackedStep`.
-        computation: Computes the step; by default ``training_step`` under ``vmap``.
-    """
-
-    def __init__(
-        self, client: FederatedClient, environment: FitEnvironment, computation: Computation | None = None
-    ) -> None:
-        super().__init__(client, environment)
-        self._compute = computation or EagerComputation(client, environment)
-        self._statistics = norm_names(client, affine=False)
-
-    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
-        """See :meth:`StackedStep.run`."""
-        parts = [part for part in batch if isinstance(part, Tensor)]
-        tensors = self._tensors
-        if rows is not None:
-            tensors = {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
-        trained, frozen, buffers = (
-            {name: tensors[name] for name in names} for names in (self.trained, self.frozen, self.buffers)
-        )
-        versions = {name: buffer._version for name, buffer in buffers.items()}
-        values = parts[2] if len(parts) == 3 else None
-        inputs = StepInputs(trained, frozen, buffers, parts[0], parts[1], scales, in_place=rows is None, values=values)
-        with self._explained():
-            found = self._compute(inputs, index)
-        self._compare(found.gradients, found.terms)
-        for name, gradient in found.gradients.items():
-            if rows is None:
-                self.gradients[name] = gradient
-            else:
-                self._gradient_buffer(name).index_copy_(0, rows, gradient)
-        # Only now are buffers written: the backward pass may need the old values.
-        for name, buffer in buffers.items():
-            if name in found.assigned:
-                _write(self._tensors[name], rows, found.assigned[name])
-            # The kernels of batch normalization change statistics without telling autograd.
-            elif rows is not None and (name in self._statistics or buffer._version != versions[name]):
-                _write(self._tensors[name], rows, buffer)
-        return found.terms
-
-
-class LoopedStep(StackedStep):
-    """Step of one client after another, on rows of the stack in place of the module's tensors."""
-
-    def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
-        super().__init__(client, environment)
-        self._slots = Slots(client)
-        self._leaves: list[dict[str, Tensor]] = []  # of each client, and so the rest
-        self._given: list[dict[str, Tensor]] = []
-
-    def bind(self, tensors: Tensors, count: int) -> None:
-        """See :meth:`StackedStep.bind`."""
-        super().bind(tensors, count)
-        self._leaves = [
-            {name: self._tensors[name].detach()[row].requires_grad_() for name in self.trained} for row in range(count)
-        ]
-        self._given = [
-            leaves | {name: self._tensors[name][row] for name in (*self.frozen, *self.buffers)}
-            for row, leaves in enumerate(self._leaves)
-        ]
-
-    @torch.enable_grad()
-    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
-        """See :meth:`StackedStep.run`."""
-        found: list[Terms] = []
-        with self._slots.borrowed():
-            for place, row in enumerate(range(len(batch[0])) if rows is None else rows.tolist()):
-                scale = None if scales is None else scales[place]
-                found.append(self._run_one(row, tuple(part[place] for part in batch), index, scale))
-        return {name: torch.stack([terms[name] for terms in found]) for name in found[0]}
-
-    def _run_one(self, row: int, batch: tuple[Tensor, ...], index: int, scale: Tensor | None) -> Terms:
-        leaves, given = self._leaves[row], self._given[row]
-        self._slots.put(given)
-        with self._explained():
-            with self._environment.precision.forward_context():
-                output = self._client.training_step(batch, index)
-            terms = mean_terms(self._client, output)
-        assigned = self._slots.assigned(given)
-        loss = terms["loss"] if scale is None else terms["loss"] * scale
-        loss.backward(inputs=list(leaves.values()))
-        used = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        self._compare(used, terms)
-        for name, gradient in used.items():
-            self._gradient_buffer(name)[row].copy_(gradient)
-            leaves[name].grad = None
-        for name, value in assigned.items():
-            given[name].copy_(value.detach())
-        return {name: term.detach() for name, term in terms.items()}
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.engines import FORWARDS, assert_agree
+from _helpers.engines import assert_agree
 from _helpers.toy import CLIENTS, Toy, normed_encoder, run
 from torch import nn
 
@@ -46,15 +46,13 @@ class Freezes(FedAvg):
         return super().make_update(context, before)
 
 
-@FORWARDS
-def test_what_make_update_does_to_the_module_ends_with_the_client(forward):
+def test_what_make_update_does_to_the_module_ends_with_the_client():
     options = {"precision": "32-true", "data": Toy(batch_size=11), "encoder": normed_encoder}
-    assert assert_agree(partial(ChangesModes, lr=0.005, epochs=1), forward, cohorts=[[0, 2, 3]], **options) == ""
+    assert assert_agree(partial(ChangesModes, lr=0.005, epochs=1), cohorts=[[0, 2, 3]], **options) == ""
 
 
-@FORWARDS
-def test_what_make_update_does_to_parameters_ends_with_the_client(forward):
-    assert assert_agree(partial(Freezes, lr=0.05), forward, precision="32-true") == ""
+def test_what_make_update_does_to_parameters_ends_with_the_client():
+    assert assert_agree(partial(Freezes, lr=0.05), precision="32-true") == ""
 
 
 class WithoutPhases(ChangesModes):
@@ -62,10 +60,9 @@ class WithoutPhases(ChangesModes):
         return ()
 
 
-@FORWARDS
-def test_clients_without_phases_conclude_in_training_mode(forward):
+def test_clients_without_phases_conclude_in_training_mode():
     options = {"precision": "32-true", "encoder": normed_encoder}
-    assert assert_agree(WithoutPhases, forward, **options) == ""
+    assert assert_agree(WithoutPhases, **options) == ""
 
 
 class ReturnsBuffer(FedAvg):
@@ -85,17 +82,15 @@ class ReturnsBuffer(FedAvg):
         return super().make_update(context, before)
 
 
-@FORWARDS
-def test_what_before_fit_returned_stays_as_it_was(forward):
-    assert assert_agree(ReturnsBuffer, forward) == ""
+def test_what_before_fit_returned_stays_as_it_was():
+    assert assert_agree(ReturnsBuffer) == ""
 
 
 # ---------------------------------------------------------------------- memory
 
 
-@FORWARDS
 @pytest.mark.parametrize("method", [FedPAC, partial(FedAvg, lr=0.05)], ids=["FedPAC", "FedAvg"])
-def test_stacks_and_pools_end_with_their_group(method, forward, monkeypatch):
+def test_stacks_and_pools_end_with_their_group(method, monkeypatch):
     """Without the garbage collector, and with a client that fails."""
     alive = []
     for kind in (Stack, StackedBatches, Stream):
@@ -113,7 +108,7 @@ def test_stacks_and_pools_end_with_their_group(method, forward, monkeypatch):
     gc.disable()
     try:
         with pytest.warns(UserWarning, match="left out of the aggregation"):
-            run(method, 1, data=Toy(change=poison), engine=VectorizedEngine(2, forward=forward))
+            run(method, 1, data=Toy(change=poison), engine=VectorizedEngine(2, forward="vmap"))
         assert len(alive) > CLIENTS
         assert not any(reference() is not None for reference in alive)
     finally:
@@ -132,9 +127,8 @@ class NamesLayers(FedPAC):
         return torch.optim.SGD([{"params": first, "lr": 0.01}, {"params": rest}], lr=0.02)
 
 
-@FORWARDS
-def test_optimizers_are_configured_on_the_whole_client(forward):
-    assert assert_agree(NamesLayers, forward, 2) == ""
+def test_optimizers_are_configured_on_the_whole_client():
+    assert assert_agree(NamesLayers, 2) == ""
 
 
 def test_what_looks_at_the_number_of_a_batch():

@@ -40,16 +40,15 @@ def convolution(input_shape):
     return encoder
 
 
-@pytest.mark.parametrize("forward", ["vmap", "loop"])
 @pytest.mark.parametrize("augment", [False, True], ids=["plain", "augmented"])
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, FedClassAvg, partial(DualFed, projector_batch_norm=False)])
-def test_images_with_one_view_or_two_agree(method, augment, forward):
+def test_images_with_one_view_or_two_agree(method, augment):
     def go(engine):
         data = ToyImages(augment=[Noise()] if augment else False, batch_size=9)
         fit = partial(method, lr=0.01, epochs=2)
         return run(fit, 2, engine=engine, data=data, encoder=convolution, precision="64-true")
 
-    got, expected = go(VectorizedEngine(forward=forward)), go(SequentialEngine())
+    got, expected = go(VectorizedEngine(forward="vmap")), go(SequentialEngine())
     assert not got.engine._said
     assert_same(whole_state(got), whole_state(expected), atol=1e-9)
 
@@ -95,10 +94,9 @@ class AnyWidth(nn.Module):
         return torch.tanh(self.layer(inputs.mean(1, keepdim=True)))
 
 
-@pytest.mark.parametrize("forward", ["vmap", "loop"])
-def test_clients_whose_samples_have_other_shapes_agree(forward):
+def test_clients_whose_samples_have_other_shapes_agree():
     def go(engine):
         options = {"data": Widths(), "encoder": AnyWidth, "precision": "64-true"}
         return run(partial(FedAvg, lr=0.05, epochs=2), 2, engine=engine, **options)
 
-    assert_same(whole_state(go(VectorizedEngine(forward=forward))), whole_state(go(SequentialEngine())), atol=1e-9)
+    assert_same(whole_state(go(VectorizedEngine(forward="vmap"))), whole_state(go(SequentialEngine())), atol=1e-9)

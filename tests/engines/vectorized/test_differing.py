@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.engines import FORWARDS, assert_agree
+from _helpers.engines import assert_agree
 from _helpers.toy import FEATURES, Toy, linear_encoder, tiny_encoder
 from torch import nn
 
@@ -54,14 +54,13 @@ class Late(Scaled):
         return output
 
 
-@FORWARDS
 @pytest.mark.parametrize(
     ("method", "attribute"),
     [(Assigns, "scale"), (Fills, "options"), (Appends, "seen"), (Late, "scale")],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_attributes_that_differ_are_found_and_restored(method, attribute, forward):
-    assert f"{method.__name__} changes the attribute {attribute!r}" in assert_agree(partial(method, lr=0.05), forward)
+def test_attributes_that_differ_are_found_and_restored(method, attribute):
+    assert f"{method.__name__} changes the attribute {attribute!r}" in assert_agree(partial(method, lr=0.05))
 
 
 class Counts(Scaled):
@@ -75,9 +74,8 @@ class Counts(Scaled):
         return {"loss": output["loss"] * (1 + 0.01 * self.count + 0.01 * len(self.kinds))}
 
 
-@FORWARDS
-def test_attributes_of_a_first_try_are_taken_back(forward):
-    assert "Counts changes the attribute" in assert_agree(partial(Counts, lr=0.005), forward)
+def test_attributes_of_a_first_try_are_taken_back():
+    assert "Counts changes the attribute" in assert_agree(partial(Counts, lr=0.005))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +133,6 @@ class Terms(FedAvg):
         return terms if batch_idx else {**terms, "first": terms["loss"]}
 
 
-@FORWARDS
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
@@ -145,15 +142,14 @@ class Terms(FedAvg):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_parameters_and_terms_of_some_clients_only(method, reason, forward):
+def test_parameters_and_terms_of_some_clients_only(method, reason):
     """Client 1 has five batches an epoch and clients 2 and 3 have four, so that in time even and odd ones meet."""
-    assert reason in assert_agree(partial(method, lr=0.05, momentum=0.9, weight_decay=0.1, epochs=3), forward)
+    assert reason in assert_agree(partial(method, lr=0.05, momentum=0.9, weight_decay=0.1, epochs=3))
 
 
-@FORWARDS
-def test_a_parameter_of_every_second_step_of_all_clients_is_vectorized(forward):
+def test_a_parameter_of_every_second_step_of_all_clients_is_vectorized():
     data = Toy([[0, 1] * 4, [1, 2] * 4, [0, 2] * 4])
-    assert assert_agree(partial(Alternates, weight_decay=0.1, epochs=3), forward, cohorts=[range(3)], data=data) == ""
+    assert assert_agree(partial(Alternates, weight_decay=0.1, epochs=3), cohorts=[range(3)], data=data) == ""
 
 
 # ---------------------------------------------------------------------- settings of the optimizer
@@ -188,16 +184,14 @@ class SameRate(OwnRate):
         return None
 
 
-@FORWARDS
 @pytest.mark.parametrize("method", [OwnRate, OwnSchedule])
-def test_clients_with_other_settings_are_trained_one_by_one(method, forward):
-    said = assert_agree(partial(method, epochs=2), forward)
+def test_clients_with_other_settings_are_trained_one_by_one(method):
+    said = assert_agree(partial(method, epochs=2))
     assert f"{method.__name__}.configure_optimizers gives its clients different settings" in said
 
 
-@FORWARDS
-def test_clients_with_equal_settings_of_their_own_stay_together(forward):
-    assert not assert_agree(partial(SameRate, epochs=2), forward)
+def test_clients_with_equal_settings_of_their_own_stay_together():
+    assert not assert_agree(partial(SameRate, epochs=2))
 
 
 # ---------------------------------------------------------------------- further outputs
@@ -211,9 +205,8 @@ class Logits(FedAvg):
         return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores.detach()}
 
 
-@FORWARDS
-def test_tensors_beside_the_loss_are_left_out(forward):
-    assert not assert_agree(partial(Logits, epochs=1), forward)
+def test_tensors_beside_the_loss_are_left_out():
+    assert not assert_agree(partial(Logits, epochs=1))
 
 
 # ---------------------------------------------------------------------- updates
@@ -232,6 +225,5 @@ class ViewOfHead(View):
     shared = ("head.*",)
 
 
-@FORWARDS
-def test_an_update_that_is_a_view_stays_with_clients_of_two_architectures(forward):
-    assert not assert_agree(partial(ViewOfHead, epochs=1), forward, rounds=2, encoder=[tiny_encoder, linear_encoder])
+def test_an_update_that_is_a_view_stays_with_clients_of_two_architectures():
+    assert not assert_agree(partial(ViewOfHead, epochs=1), rounds=2, encoder=[tiny_encoder, linear_encoder])

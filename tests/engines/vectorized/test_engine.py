@@ -64,31 +64,16 @@ def test_every_method_agrees_in_double_precision(method):
     assert_agree(for_toy(method, lr=0.02, epochs=3), cohorts=[range(CLIENTS)], atol=1e-8, precision="64-true")
 
 
-@EVERY_METHOD
-def test_every_method_agrees_with_a_loop_over_the_clients(method):
-    assert_agree(for_toy(method, lr=0.01, epochs=2), forward="loop")
-    assert_agree(
-        for_toy(method, lr=0.01, epochs=1),
-        forward="loop",
-        atol=1e-8,
-        precision="64-true",
-        encoder=normed_encoder,
-        data=Toy(batch_size=9),
-    )
-
-
 def test_on_a_cpu_only_small_models_without_convolutions_are_trained_together():
     environment = FitEnvironment()
     for encoder, expected in ((nn.Linear(4, 4), True), (nn.Conv2d(1, 4, 3), False), (nn.Linear(20_000, 4), False)):
         encoder.out_features = 4
         client = FedAvg(encoder, 3)
-        assert VectorizedEngine().vectorizes_forward(client, environment) is expected
+        assert VectorizedEngine().vectorizes(client, environment) is expected
         assert VectorizedEngine().trains_together(client, environment) is expected
-        assert VectorizedEngine(forward="loop").trains_together(client, environment)
-        assert VectorizedEngine(forward="vmap").vectorizes_forward(client, environment)
-        assert not VectorizedEngine(forward="loop").vectorizes_forward(client, environment)
+        assert VectorizedEngine(forward="vmap").vectorizes(client, environment)
         on_gpu = FitEnvironment(device=torch.device("cuda"))
-        assert VectorizedEngine().vectorizes_forward(client, on_gpu)
+        assert VectorizedEngine().vectorizes(client, on_gpu)
         assert VectorizedEngine().trains_together(client, on_gpu)
 
 
@@ -107,10 +92,9 @@ def test_other_models_are_trained_on_a_cpu_as_by_fabric_fit():
     assert "trains such clients one by one, and compile and cuda_graphs do nothing" in line
 
 
-def test_a_loop_over_the_clients_is_not_accelerated():
-    for option in ("compile", "cuda_graphs"):
-        with pytest.raises(ValueError, match="compile and cuda_graphs go with forward 'vmap' or 'auto', got 'loop'"):
-            VectorizedEngine(forward="loop", **{option: True})
+def test_a_loop_over_the_clients_is_refused():
+    with pytest.raises(ValueError, match="was no faster than SequentialEngine and is gone: use that, or"):
+        VectorizedEngine(forward="loop")
 
 
 OPTIMIZERS = {
@@ -212,7 +196,6 @@ class HeadAlone(FedAvg):
 
 def test_an_optimizer_of_some_parameters_agrees():
     assert_agree(HeadAlone, clip={"gradient_clip_val": 0.1})
-    assert_agree(HeadAlone, forward="loop")
 
 
 class Unused(FedAvg):

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.engines import FORWARDS, UNEQUAL, assert_evaluations_agree, assert_scores_agree, evaluate, trained
+from _helpers.engines import UNEQUAL, assert_evaluations_agree, assert_scores_agree, evaluate, trained
 from _helpers.methods import EVERY_METHOD
 from _helpers.plain import score
 from _helpers.toy import CLIENTS, Toy, for_toy, linear_encoder, normed_encoder, run, tiny_encoder
@@ -65,13 +65,12 @@ def test_either_model_of_a_client_agrees(method, eval_model):
     assert_evaluations_agree(partial(method, lr=0.02, eval_model=eval_model, fine_tune="head"), cohorts=[range(4)])
 
 
-@FORWARDS
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_scores_of_a_fit_agree(forward, rounds):
+def test_scores_of_a_fit_agree(rounds):
     """Two architectures, taken in turn, in groups that do not end with the clients."""
     options = {"encoder": [tiny_encoder, linear_encoder], "data": Toy(**UNEQUAL)}
     fit = partial(FedProto, lr=0.02, epochs=1, fine_tune="all")
-    engines = VectorizedEngine(4, forward=forward), SequentialEngine()
+    engines = VectorizedEngine(4, forward="vmap"), SequentialEngine()
     got, expected = (run(fit, rounds, engine=engine, **options) for engine in engines)
     for scores, wanted in (
         (got.validation_scores, expected.validation_scores),

@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from _helpers.engines import FORWARDS, UNEQUAL, evaluate, trained
+from _helpers.engines import UNEQUAL, evaluate, trained
 from _helpers.plain import score
 from _helpers.toy import CLIENTS, Toy, assert_same, normed_encoder, run, whole_state
 
@@ -15,16 +15,15 @@ def flags(model):
     return [parameter.requires_grad for parameter in model.parameters()]
 
 
-@FORWARDS
 @pytest.mark.parametrize(
     "method",
     [FedAvg, FedClassAvg, FedProto, partial(FedAvg, fine_tune="head"), FedBABU],
     ids=["FedAvg", "FedClassAvg", "FedProto", "FedAvg-FT", "FedBABU"],
 )
-def test_the_module_is_left_as_by_fabric_fit(method, forward):
+def test_the_module_is_left_as_by_fabric_fit(method):
     federation = trained(partial(method, lr=0.02), encoder=normed_encoder, data=Toy(batch_size=9))
     model, left = federation.clients.models[0], []
-    for engine in (VectorizedEngine(forward=forward), SequentialEngine()):
+    for engine in (VectorizedEngine(forward="vmap"), SequentialEngine()):
         model.requires_grad_(True).train()
         evaluate(federation, engine)
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -34,17 +33,16 @@ def test_the_module_is_left_as_by_fabric_fit(method, forward):
     assert left[0][1] == left[1][1]
 
 
-@FORWARDS
 @pytest.mark.parametrize(
     "method",
     [partial(FedAvg, fine_tune="head"), FedBABU, FedClassAvg, FedBN],
     ids=["FT", "FedBABU", "FedClassAvg", "FedBN"],
 )
-def test_an_evaluation_changes_nothing_for_the_next_round(method, forward):
+def test_an_evaluation_changes_nothing_for_the_next_round(method):
     def go(**options):
         data = Toy(batch_size=9)
         cohorts = [[1, 3], range(CLIENTS), [0, 2, 4]]
-        engine = VectorizedEngine(forward=forward)
+        engine = VectorizedEngine(forward="vmap")
         return run(
             partial(method, lr=0.02), 3, encoder=normed_encoder, data=data, cohorts=cohorts, engine=engine, **options
         )
@@ -52,11 +50,10 @@ def test_an_evaluation_changes_nothing_for_the_next_round(method, forward):
     assert_same(whole_state(go()), whole_state(go(limit_val_batches=0)))
 
 
-@FORWARDS
-def test_clients_can_be_had_after_an_evaluation(forward):
+def test_clients_can_be_had_after_an_evaluation():
     federation = trained(partial(FedBABU, lr=0.02), data=Toy(**UNEQUAL))
     expected = [federation.client_model(client).state_dict() for client in range(CLIENTS)]
-    federation.engine = VectorizedEngine(forward=forward)
+    federation.engine = VectorizedEngine(forward="vmap")
     results = evaluate(federation, federation.engine)
     for client, state in enumerate(expected):
         model = federation.client_model(client)

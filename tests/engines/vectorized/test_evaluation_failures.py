@@ -6,7 +6,7 @@ import weakref
 from functools import partial
 
 import pytest
-from _helpers.engines import FORWARDS, assert_scores_agree, evaluate, trained
+from _helpers.engines import assert_scores_agree, evaluate, trained
 from _helpers.toy import CLIENTS, Toy, normed_encoder, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
@@ -27,13 +27,12 @@ def poisoned(at):
     return Toy(batch_size=9, change=poison)
 
 
-@FORWARDS
 @pytest.mark.parametrize("encoder", [tiny_encoder, normed_encoder])
 @pytest.mark.parametrize("fine_tune", ["head", "all"])
-def test_a_client_whose_fine_tuning_diverges_is_evaluated_without_it(fine_tune, encoder, forward):
+def test_a_client_whose_fine_tuning_diverges_is_evaluated_without_it(fine_tune, encoder):
     fit = partial(LGFedAvg, lr=0.02, fine_tune=fine_tune, fine_tune_epochs=2)
     federation = trained(fit, data=poisoned(3), encoder=encoder, cohorts=[[0, 1, 3]])
-    got, expected = (evaluate(federation, engine) for engine in (VectorizedEngine(forward=forward), SequentialEngine()))
+    got, expected = (evaluate(federation, engine) for engine in (VectorizedEngine(forward="vmap"), SequentialEngine()))
     assert_scores_agree(got, expected)
     assert [result.client for result in got if result.finetune_failures is not None] == [BAD]
     assert str(got[BAD].finetune_failures).startswith("client 2, round 1: the loss is nan at step ")
@@ -57,10 +56,9 @@ class Refuses(FedAvg):
         return super().configure_optimizers()
 
 
-@FORWARDS
-def test_a_client_error_before_the_first_step_is_each_clients_own(forward, said):
+def test_a_client_error_before_the_first_step_is_each_clients_own(said):
     federation = trained(partial(Refuses, fine_tune="all"))
-    got, expected = (evaluate(federation, engine) for engine in (VectorizedEngine(forward=forward), SequentialEngine()))
+    got, expected = (evaluate(federation, engine) for engine in (VectorizedEngine(forward="vmap"), SequentialEngine()))
     assert_scores_agree(got, expected)
     assert all("no optimizer" in str(result.finetune_failures) for result in got)
     assert said() == []
@@ -76,9 +74,8 @@ def test_batches_of_one_sample_under_normalization_are_named(said):
     assert said() == []
 
 
-@FORWARDS
 @pytest.mark.parametrize("fine_tune", [None, "all"])
-def test_stacks_end_with_their_group(fine_tune, forward, monkeypatch):
+def test_stacks_end_with_their_group(fine_tune, monkeypatch):
     """Without the garbage collector, and with a client whose fine-tuning fails."""
     federation = trained(partial(FedAvg, fine_tune=fine_tune), data=poisoned(0), cohorts=[[0, 1, 3]])
     alive = []
@@ -93,9 +90,9 @@ def test_stacks_end_with_their_group(fine_tune, forward, monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        results = evaluate(federation, VectorizedEngine(3, forward=forward))
+        results = evaluate(federation, VectorizedEngine(3, forward="vmap"))
         assert (results[BAD].finetune_failures is not None) is (fine_tune is not None)
-        assert (len(alive) > CLIENTS) is (forward == "vmap" or fine_tune is not None)
+        assert len(alive) > CLIENTS
         assert not any(reference() is not None for reference in alive)
     finally:
         gc.enable()

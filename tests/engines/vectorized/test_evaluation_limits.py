@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from _helpers.engines import FORWARDS, assert_scores_agree, evaluate, trained
+from _helpers.engines import assert_scores_agree, evaluate, trained
 from _helpers.toy import CLIENTS, linear_encoder, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
@@ -132,17 +132,16 @@ class Steps(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "forward", "reason"),
+    ("method", "reason"),
     [
-        (Hooked, "vmap", "Hooked overrides on_after_backward. Its clients are trained"),
-        (Hooked, "loop", "Hooked overrides on_after_backward. Its clients are trained"),
-        (Steps, "vmap", "Steps.training_step, .* branches on data, .* Its clients are evaluated"),
+        (Hooked, "Hooked overrides on_after_backward. Its clients are trained"),
+        (Steps, "Steps.training_step, .* branches on data, .* Its clients are evaluated"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_fine_tuning_that_cannot_be_vectorized_goes_one_by_one(method, forward, reason, said):
+def test_a_fine_tuning_that_cannot_be_vectorized_goes_one_by_one(method, reason, said):
     federation = trained(partial(method, lr=0.02, fine_tune="all"))
-    engine = VectorizedEngine(forward=forward)
+    engine = VectorizedEngine(forward="vmap")
     for _ in range(2):
         assert_scores_agree(evaluate(federation, engine), evaluate(federation, SequentialEngine()), atol=0)
     (line,) = said()
@@ -169,7 +168,7 @@ def test_what_is_evaluated_together_on_a_cpu(stacked, monkeypatch):
     monkeypatch.setattr(VectorizedEngine, "train_stack", counted)
     federation = trained(partial(FedBABU, lr=0.02))
     expected = evaluate(federation, SequentialEngine())
-    for forward, small, together in (("auto", True, 1), ("auto", False, 0), ("loop", True, 1), ("vmap", True, 2)):
+    for forward, small, together in (("auto", True, 1), ("auto", False, 0), ("vmap", True, 2)):
         tuned.clear()
         stacked.clear()
         monkeypatch.setattr("pfl_lightning.engines.vectorized.engine.SMALL", 50_000 if small else 1)
@@ -204,8 +203,7 @@ def test_an_out_of_memory_error_halves_the_group(most, sizes, lines, monkeypatch
     assert found == ([3, 2] if most == 3 else [])
 
 
-@FORWARDS
-def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(forward, monkeypatch, said):
+def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(monkeypatch, said):
     train = _Run.train
 
     def limited(self, streams, *args):
@@ -216,7 +214,7 @@ def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(forward, mon
     monkeypatch.setattr(_Run, "train", limited)
     federation = trained(partial(LocalOnly, lr=0.02, fine_tune="all"), encoder=[tiny_encoder, linear_encoder])
     assert_scores_agree(
-        evaluate(federation, VectorizedEngine(forward=forward)), evaluate(federation, SequentialEngine())
+        evaluate(federation, VectorizedEngine(forward="vmap")), evaluate(federation, SequentialEngine())
     )
     assert said() == [
         "VectorizedEngine: 3 clients at once need too much memory in the evaluation; going on with 2 at once"

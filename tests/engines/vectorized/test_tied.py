@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.engines import FORWARDS, UNEQUAL, assert_agree, assert_evaluations_agree
+from _helpers.engines import UNEQUAL, assert_agree, assert_evaluations_agree
 from _helpers.toy import FEATURES, Toy
 
 from pfl_lightning.methods import FedAvg, LocalOnly
@@ -54,10 +54,9 @@ ENCODERS = pytest.mark.parametrize("encoder", [tied, masked], ids=lambda encoder
 
 @METHODS
 @ENCODERS
-@FORWARDS
-def test_fits_agree(method, encoder, forward):
+def test_fits_agree(method, encoder):
     fit = partial(method, lr=0.01, epochs=2)
-    assert assert_agree(fit, forward, 2, encoder=encoder, data=Toy(batch_size=9)) == ""
+    assert assert_agree(fit, 2, encoder=encoder, data=Toy(batch_size=9)) == ""
 
 
 @METHODS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError
 from pfl_lightning.engines.vectorized.stack import places_of
 
-__all__ = ["Computation", "EagerComputation", "Slots", "StepInputs", "StepOutputs", "Tensors", "Terms", "mean_terms"]
+__all__ = ["Computation", "EagerComputation", "StepInputs", "StepOutputs", "Tensors", "Terms", "mean_terms"]
 
 Tensors = Mapping[str, Tensor]
 Terms = dict[str, Tensor]
@@ -176,43 +175,3 @@ class _TrainingStep(nn.Module):
     def forward(self, batch: Any, index: int) -> tuple[Any, dict[str, Tensor]]:
         output = self.client.training_step(batch, index)
         return output, {f"client.{name}": buffer for name, buffer in self.client.named_buffers()}
-
-
-class Slots:
-    """Places where a client's modules hold their parameters and buffers.
-
-    Filling them directly does the same as ``functional_call``, in a tenth of its time.
-
-    Attributes:
-        tied: Whether a tensor has several places.
-    """
-
-    def __init__(self, client: FederatedClient) -> None:
-        named = (*client.named_parameters(), *client.named_buffers())
-        names = {id(tensor): name for name, tensor in named}
-        self._parameters, self._buffers = (
-            [(held, key, names[id(tensor)]) for held in places for key, tensor in held.items() if tensor is not None]
-            for places in zip(*((module._parameters, module._buffers) for module in client.modules()), strict=True)
-        )
-        self.tied = len(self._parameters) + len(self._buffers) > len(named)
-
-    @contextmanager
-    def borrowed(self) -> Iterator[None]:
-        """Context manager that restores the current tensors of all places at its end."""
-        own = [(held, key, held[key]) for held, key, _ in (*self._parameters, *self._buffers)]
-        try:
-            yield
-        finally:
-            for held, key, tensor in own:
-                held[key] = tensor
-
-    def put(self, tensors: Tensors) -> None:
-        """Put tensors, by name, into all their places."""
-        for held, key, name in self._parameters:
-            held[key] = tensors[name]
-        for held, key, name in self._buffers:
-            held[key] = tensors[name]
-
-    def assigned(self, given: Tensors) -> dict[str, Tensor]:
-        """Buffers that are not the given ones any more."""
-        return {name: held[key] for held, key, name in self._buffers if held[key] is not given[name]}
