@@ -53,7 +53,7 @@ from plain_loop import (
 from torch import Tensor, nn
 
 from pfl_lightning import Federation
-from pfl_lightning.cli.options.costs import FILE, MethodCosts, read_costs
+from pfl_lightning.cli.options.catalog import COSTS, MethodCosts, read_costs
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.errors import ConfigurationError
@@ -275,7 +275,7 @@ def write(row: MethodCosts, machine: str) -> None:
         row = replace(row, **times)
     known[row.method] = row if row.measured else replace(row, measured=f"{date.today()}, {machine}")
     ordered = [asdict(known[method.__name__]) for method in METHODS if method.__name__ in known]
-    FILE.write_text(json.dumps({"rows": ordered}, indent=1) + "\n")
+    COSTS.write_text(json.dumps({"rows": ordered}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

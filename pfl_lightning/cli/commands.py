@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["OTHER_COMMANDS", "TRAINER_COMMANDS", "Command"]
+__all__ = ["OTHER_COMMANDS", "TRAINER_COMMANDS", "Command", "short_help"]
 
 TRAINER_COMMANDS = {
     "fit": "train a federation and report its test accuracies",
@@ -39,3 +42,17 @@ OTHER_COMMANDS = {
     "completion": Command("pfl_lightning.cli.completion:completion", "print a script for completion by the shell"),
 }
 """Subcommands that need no Trainer."""
+
+HELP_TEXT = Path(__file__).with_name("short_help.txt")
+"""Help on subcommands that have a Trainer: a part follows those that it is about, in brackets, or ``[all]``."""
+
+
+def short_help(command: str) -> str:
+    """Help on a subcommand that has a Trainer, on two screens of 80 columns and 40 lines.
+
+    Args:
+        command: Its name.
+    """
+    _, *parts = re.split(r"^\[([\w ]+)\]\n", HELP_TEXT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    told = "".join(text for of, text in zip(parts[::2], parts[1::2], strict=True) if {"all", command} & {*of.split()})
+    return told.format(command=command, does=textwrap.fill(f"pfl {command}: {TRAINER_COMMANDS[command]}.", 80))

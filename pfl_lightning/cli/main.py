@@ -11,10 +11,9 @@ import sys
 import warnings
 
 import pfl_lightning
-from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
+from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS, short_help
 from pfl_lightning.cli.options.config_files import check_config_files
 from pfl_lightning.cli.options.nearest import NEAR
-from pfl_lightning.cli.options.short_help import short_help
 from pfl_lightning.cli.warning_format import log_warnings_plainly
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
 from pfl_lightning.state.files import explain_output

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.cli.options.catalog import Catalog, Need, read_catalog
-from pfl_lightning.cli.options.costs import MethodCosts, read_costs
+from pfl_lightning.cli.options.catalog import Catalog, MethodCosts, Need, read_catalog, read_costs, variant_of
 from pfl_lightning.cli.options.nearest import nearest, nearest_flag
-from pfl_lightning.cli.options.variants import variant_of
 from pfl_lightning.errors import UsageError
 
 __all__ = [

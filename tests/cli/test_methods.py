@@ -12,9 +12,7 @@ from _helpers.toy import INPUTS, linear_encoder, tiny_encoder, wide_encoder
 from pfl_lightning.cli import main
 from pfl_lightning.cli.methods import NEEDS, method_rows, methods_table
 from pfl_lightning.cli.options import catalog
-from pfl_lightning.cli.options.catalog import Need, make_catalog, read_catalog
-from pfl_lightning.cli.options.costs import MethodCosts, read_costs
-from pfl_lightning.cli.options.variants import VARIANTS
+from pfl_lightning.cli.options.catalog import VARIANTS, MethodCosts, Need, make_catalog, read_catalog, read_costs
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import ADAPTER_METHODS, METHODS, PFLSSL, Calibre, FedEMA
 from pfl_lightning.state.architectures import check_shared

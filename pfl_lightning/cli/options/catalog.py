@@ -1,4 +1,4 @@
-"""What ``pfl methods`` lists, kept in ``catalog.json``: reading it takes no import of torch.
+"""What ``pfl methods`` lists, kept in ``catalog.json`` and ``costs.json``: reading it takes no import of torch.
 
 ``python -m pfl_lightning.cli.options.catalog`` writes the file, after a method, an objective or an encoder was added
 or described otherwise; a test compares the two. A file from before another class was added is not used.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,12 +17,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pfl_lightning.client import FederatedClient
 
-__all__ = ["Catalog", "Need", "make_catalog", "read_catalog"]
+__all__ = ["COSTS", "Catalog", "MethodCosts", "Need", "make_catalog", "read_catalog", "read_costs", "variant_of"]
 
 PACKAGE = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("catalog.json")
+COSTS = Path(__file__).with_name("costs.json")
+"""What methods cost and serve, as ``benchmarks/method_costs.py`` measured it."""
 REGISTRIES = ("encoders/__init__.py", "methods/__init__.py", "self_supervised/registry.py")
 """Files that change when a class is added, removed or renamed."""
+
+VARIANTS = {
+    "fedavg+": "FedAvg with fine_tune",
+    "heurfedamp": "FedAMP with attention=cosine, its default",
+    "ifca": "HypCluster with by_samples=false",
+    "ktpfl+weight": "KTpFL with weights=true",
+    "pfedhnpc": "PFedHN with personal_head=true",
+    "local": "LocalOnly",
+    "scriptconvergent": "LocalOnly with a personalization (configs/script_convergent_cifar10.yaml)",
+    "scriptfair": "LocalOnly with a personalization (configs/script_fair_cifar10.yaml)",
+}
+"""Names without their punctuation, and what the package has for each."""
 
 
 class Need(StrEnum):
@@ -126,6 +141,82 @@ def _encoders() -> list[list[str]]:
         numbers = (str(row.out_features), f"{row.parameters:,}") if row.parameters else ("-", str(row.reason))
         rows.append([row.name, row.encoder, *numbers])
     return rows
+
+
+@dataclass(frozen=True)
+class MethodCosts:
+    """Measured costs of a method; ratios are to FedAvg with the same settings.
+
+    Attributes:
+        method: Name of the class.
+        down: What the server sends a client: modules of the model, and fields beside them.
+        up: What a client sends.
+        down_bytes: Bytes to a client in a round.
+        up_bytes: Bytes from a client in a round.
+        client_bytes: Bytes that are stored of a client from round to round.
+        server_bytes: Bytes of the server's state.
+        server_bytes_per_client: Bytes that the server keeps of each client beside it.
+        work: Operations of a round's forward and backward passes, as a ratio.
+        time: Time of a round, as a ratio; ``None`` where it was not measured.
+        overhead: Time of a round over that of its passes in a plain loop, or ``None``.
+        overhead_long: The same where a client takes more steps: FedPAC's 600 images and 5 epochs, or ``None``.
+        unequal_encoders: Whether two encoders of one feature width train together.
+        novel_accuracy: Test accuracy in [0, 1] of clients that never train, on ten classes, after ten rounds at one
+            rate for all methods, without a personalization.
+        measured: Day and machine.
+    """
+
+    method: str
+    down: list[str]
+    up: list[str]
+    down_bytes: int
+    up_bytes: int
+    client_bytes: int
+    server_bytes: int
+    server_bytes_per_client: int
+    work: float
+    time: float | None
+    overhead: float | None
+    unequal_encoders: bool
+    novel_accuracy: float
+    measured: str = ""
+    overhead_long: float | None = None
+
+
+def read_costs() -> dict[str, MethodCosts]:
+    """The measured methods by name."""
+    rows = json.loads(COSTS.read_text())["rows"] if COSTS.is_file() else []
+    return {row["method"]: MethodCosts(**row) for row in rows}
+
+
+def variant_of(word: str, methods: list[str], objectives: list[str]) -> str | None:
+    """Say which method, with which options, a name of a paper stands for.
+
+    Args:
+        word: The name, such as ``"IFCA"``, ``"FedEM-FT"`` or ``"Calibre(SimCLR)"``.
+        methods: Names of the methods.
+        objectives: Names of the self-supervised objectives.
+
+    Example:
+        >>> from pfl_lightning.cli.options.catalog import variant_of
+        >>> variant_of("FedEM-FT", ["FedAvg", "FedEM"], ["simclr"])
+        'FedEM with fine_tune'
+        >>> variant_of("pFL-SimCLR", ["PFLSSL"], ["simclr"])
+        'PFLSSL with objective=simclr'
+    """
+    plain = re.sub(r"[\s\-_.()]", "", word.lower())
+    if plain in VARIANTS:
+        return VARIANTS[plain]
+    own = {name.lower(): name for name in methods}
+    if plain in own:
+        return own[plain]
+    if plain.endswith("ft") and plain[:-2] in own:
+        return f"{own[plain[:-2]]} with fine_tune"
+    for objective in objectives:
+        for prefix, name in (("", "PFLSSL or Calibre"), ("pfl", "PFLSSL"), ("calibre", "Calibre")):
+            if plain == prefix + objective.lower():
+                return f"{name} with objective={objective}"
+    return None
 
 
 if __name__ == "__main__":
