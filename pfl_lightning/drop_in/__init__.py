@@ -18,5 +18,5 @@ Where to look:
   ``capture``; ``view_client``, ``views`` and ``encoder`` (self-supervised methods).
 - ``fits/``: a local fit and an evaluation. ``module_trainer``, ``module_evaluation``, ``inner_trainer`` (with its
   callbacks, as a module finds it) and ``loggers``, ``added_layers`` (of local callbacks), ``validation``,
-  ``continuity`` and ``kept_modes`` (from round to round), ``optimizers``, ``logs``, ``counters``, ``patching``.
+  ``continuity`` and ``kept_modes`` (from round to round), ``module_calls``, ``logs``, ``counters``.
 """

@@ -25,8 +25,8 @@ from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
+from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.drop_in.fits.own_data import OwnData, own_values
-from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.fit_data import FitData
 from pfl_lightning.metrics import EvalMetrics

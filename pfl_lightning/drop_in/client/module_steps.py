@@ -14,8 +14,13 @@ from torchmetrics import Metric
 from pfl_lightning.drop_in.fits.continuity import GoesOn
 from pfl_lightning.drop_in.fits.counters import warn_of_counters
 from pfl_lightning.drop_in.fits.logs import LogRecord, undefined_as_nan
-from pfl_lightning.drop_in.fits.optimizers import at_learning_rate, held_schedulers, share_of_learning_rates
-from pfl_lightning.drop_in.fits.patching import call_step, patched
+from pfl_lightning.drop_in.fits.module_calls import (
+    at_learning_rate,
+    call_step,
+    held_schedulers,
+    patched,
+    share_of_learning_rates,
+)
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["ModuleSteps"]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from pfl_lightning.drop_in.fits.patching import patched
+from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.messages import State
 from pfl_lightning.state.tensors import load_state
 

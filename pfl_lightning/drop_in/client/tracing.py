@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
-from pfl_lightning.drop_in.fits.patching import patched
+from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.engines.notices import naming_clients, silence
 from pfl_lightning.fit_data import FitData
 

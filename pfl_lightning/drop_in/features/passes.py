@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from pfl_lightning.drop_in.features.capture import FeatureCapture, classes_of_batch
-from pfl_lightning.drop_in.fits.patching import call_step, patched
+from pfl_lightning.drop_in.fits.module_calls import call_step, patched
 from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError

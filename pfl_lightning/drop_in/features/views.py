@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from pfl_lightning.data import TwoViews
-from pfl_lightning.drop_in.fits.patching import patched
+from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 
 __all__ = ["hooks_on_each_view", "say_if_equal", "unstacked"]

@@ -17,7 +17,7 @@ from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules.adapters.loading.plain_values import Values
 from pfl_lightning.drop_in.fits.counters import Counts
-from pfl_lightning.drop_in.fits.optimizers import flat_objects
+from pfl_lightning.drop_in.fits.module_calls import flat_objects
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.carried import split_attributes, with_attributes
 

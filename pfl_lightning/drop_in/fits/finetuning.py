@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from torch.optim import Optimizer
 
-from pfl_lightning.drop_in.fits.optimizers import flat_objects
+from pfl_lightning.drop_in.fits.module_calls import flat_objects
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 
 __all__ = ["thaw_again"]

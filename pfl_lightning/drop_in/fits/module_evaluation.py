@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, undefined_as_nan
+from pfl_lightning.drop_in.fits.module_calls import call_step, patched
 from pfl_lightning.drop_in.fits.own_data import OwnData
-from pfl_lightning.drop_in.fits.patching import call_step, patched
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer

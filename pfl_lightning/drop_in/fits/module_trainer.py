@@ -24,9 +24,9 @@ from pfl_lightning.drop_in.fits.counters import Counts, CourseCallback, set_coun
 from pfl_lightning.drop_in.fits.finetuning import thaw_again
 from pfl_lightning.drop_in.fits.kept_modes import KeptModes
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, reduction_name, undefined_as_nan
+from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.drop_in.fits.module_evaluation import ClassScores, StepsTask
 from pfl_lightning.drop_in.fits.own_data import OwnData
-from pfl_lightning.drop_in.fits.patching import patched
 from pfl_lightning.drop_in.fits.validation import LocalValidation
 from pfl_lightning.drop_in.forms.given_data import is_of_module
 from pfl_lightning.engines.notices import silence
