@@ -137,15 +137,14 @@ def engines(monkeypatch):
         "TrainerEngine": TrainerEngine(),
         "RayEngine": fake_ray_engine(monkeypatch, 2)[0],
         "VectorizedEngine": VectorizedEngine(forward="vmap"),
-        "VectorizedEngine, looped": VectorizedEngine(forward="loop"),
     }
 
 
-ENGINES = ["SequentialEngine", "TrainerEngine", "RayEngine", "VectorizedEngine", "VectorizedEngine, looped"]
+ENGINES = ["SequentialEngine", "TrainerEngine", "RayEngine", "VectorizedEngine"]
 
 
 @pytest.mark.parametrize("train", ["linear", "head", "all"])
-@pytest.mark.parametrize("engine", ENGINES[:4])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_personalization_is_that_without_them(train, engine, monkeypatch):
     federation = play_rounds(for_toy(Calibre, lr=0.02, epochs=1), rounds=1, precision="32-true")
     federation.engine = engines(monkeypatch)[engine]
