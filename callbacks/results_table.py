@@ -1,17 +1,21 @@
-"""The table of a run's results, in Python."""
+"""The table of a run's results, as the command line prints it and as text."""
 
 from __future__ import annotations
 
 import io
-from typing import cast
+from typing import Literal, cast
 
 import lightning as L
 from rich.console import Console
+from rich.table import Table
 
 from pfl_lightning.callbacks.results import ResultsWriter
+from pfl_lightning.callbacks.run_facts import score_name
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation import Federation
+from pfl_lightning.metrics import idle_clients
 
-__all__ = ["results_table"]
+__all__ = ["fit_table", "results_table"]
 
 
 def results_table(trainer: L.Trainer) -> str:
@@ -26,9 +30,6 @@ def results_table(trainer: L.Trainer) -> str:
     Raises:
         ConfigurationError: The Trainer has no ResultsWriter, or nothing was evaluated.
     """
-    from pfl_lightning.cli.tables import fit_table  # the command line builds on the callbacks
-    from pfl_lightning.federation import Federation
-
     callbacks = cast(list[L.Callback], trainer.callbacks)  # type: ignore[attr-defined]
     writer = next((callback for callback in callbacks if isinstance(callback, ResultsWriter)), None)
     if writer is None or not writer.chosen:
@@ -37,3 +38,24 @@ def results_table(trainer: L.Trainer) -> str:
     console = Console(file=io.StringIO(), width=100, color_system=None)
     console.print(fit_table(cast(Federation, trainer.lightning_module), writer))
     return cast(io.StringIO, console.file).getvalue()
+
+
+def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
+    """Test accuracies over clients in the rounds that were chosen, in %; without test parts, validation accuracies.
+
+    What a method without a head is evaluated by is called a nearest-neighbor score. A line below names the clients that
+    no round has trained, whose models are those of the beginning.
+    """
+    some, every = writer.evaluated_clients, federation.num_clients
+    clients = f"{every} clients" if some == every else f"{some} of {every} clients"
+    part: Literal["test", "validation"] = "test" if writer.summaries("test") else "validation"
+    table = Table(title=f"{federation.method_name}: {score_name(federation, part)} over {clients}, in %")
+    for column in ("choice", "round", "mean", "std", "worst\ndecile", "best", "worst"):  # 80 columns at most
+        table.add_column(column, justify="left" if column == "choice" else "right")
+    for choice, summary in writer.summaries(part).items():
+        figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
+        table.add_row(choice, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
+    said = idle_clients(federation.never_trained, getattr(writer.chosen.get("last"), part, {}))
+    if said:
+        table.caption, table.caption_justify = f"{said}: no round drew them, or their updates were left out", "left"
+    return table

@@ -6,11 +6,12 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AccuracySummary", "EvalMetrics", "over_clients", "reduction_of", "summarize"]
+__all__ = ["AccuracySummary", "EvalMetrics", "idle_clients", "over_clients", "reduction_of", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -176,3 +177,25 @@ def over_clients(
     else:
         found = float(getattr(own, reduction)())
     return {name: found} | ({f"{name}/clients": float(len(known))} if left_out else {})
+
+
+def idle_clients(clients: Sequence[int], accuracies: Mapping[int, float]) -> str:
+    """Clients that never trained, and what they do to the mean; empty without clients.
+
+    Args:
+        clients: Their numbers.
+        accuracies: The accuracies of which the mean is taken, by client.
+
+    Example:
+        >>> idle_clients([1], {0: 0.75, 1: 0.25, 2: 0.75})
+        '1 client never trained (1; mean 25.00 %, of the other 2: 75.00 %)'
+    """
+    if not clients:
+        return ""
+    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
+    own = [accuracies[client] for client in clients if client in accuracies]
+    others = [accuracy for client, accuracy in accuracies.items() if client not in set(clients)]
+    means = f"; mean {100 * fmean(own):.2f} %" if own else ""
+    means += f", of the other {len(others)}: {100 * fmean(others):.2f} %" if own and others else ""
+    means += "; not in the mean" if others and not own else ""
+    return f"{len(clients)} client{'s' if len(clients) > 1 else ''} never trained ({shown}{means})"

@@ -8,16 +8,14 @@ from typing import Any, Literal
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
-from rich.table import Table
 
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.callbacks.evaluation_file import Part
-from pfl_lightning.callbacks.run_facts import score_name
+from pfl_lightning.callbacks.results_table import fit_table
 from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
 from pfl_lightning.federation import Federation
-from pfl_lightning.report.output.notes import idle_clients
 
-__all__ = ["fit_table", "print_evaluation", "print_fit", "print_personalization", "say_unevaluated"]
+__all__ = ["print_evaluation", "print_fit", "print_personalization", "say_unevaluated"]
 
 
 def print_fit(trainer: Any, federation: Federation) -> None:
@@ -63,27 +61,6 @@ def print_personalization(trainer: Any, federation: Federation, folder: Path) ->
 
 def _results_writer(trainer: Any) -> ResultsWriter:
     return next(callback for callback in trainer.callbacks if isinstance(callback, ResultsWriter))
-
-
-def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
-    """Test accuracies over clients in the rounds that were chosen, in %; without test parts, validation accuracies.
-
-    What a method without a head is evaluated by is called a nearest-neighbor score. A line below names the clients that
-    no round has trained, whose models are those of the beginning.
-    """
-    some, every = writer.evaluated_clients, federation.num_clients
-    clients = f"{every} clients" if some == every else f"{some} of {every} clients"
-    part: Literal["test", "validation"] = "test" if writer.summaries("test") else "validation"
-    table = Table(title=f"{federation.method_name}: {score_name(federation, part)} over {clients}, in %")
-    for column in ("choice", "round", "mean", "std", "worst\ndecile", "best", "worst"):  # 80 columns at most
-        table.add_column(column, justify="left" if column == "choice" else "right")
-    for choice, summary in writer.summaries(part).items():
-        figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
-        table.add_row(choice, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
-    said = idle_clients(federation.never_trained, getattr(writer.chosen.get("last"), part, {}))
-    if said:
-        table.caption, table.caption_justify = f"{said}: no round drew them, or their updates were left out", "left"
-    return table
 
 
 def say_unevaluated(trainer: L.Trainer, folder: Path) -> None:

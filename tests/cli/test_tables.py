@@ -7,7 +7,8 @@ import pytest
 from _helpers.configs import digits_config
 from rich.console import Console
 
-from pfl_lightning.cli import main, tables
+from pfl_lightning.callbacks.results_table import fit_table
+from pfl_lightning.cli import main
 from pfl_lightning.cli import personalize as evaluations
 from pfl_lightning.metrics import EvalMetrics, summarize
 
@@ -63,7 +64,7 @@ def test_a_terminal_of_80_columns_shows_evaluations_in_full(monkeypatch):
 
 
 def test_a_terminal_of_80_columns_shows_the_results_of_a_fit_in_full(monkeypatch):
-    monkeypatch.setattr(tables, "score_name", lambda federation, part: "test accuracy")
+    monkeypatch.setitem(fit_table.__globals__, "score_name", lambda federation, part: "test accuracy")
     choices = ("last", "validation_selected", "best_test")
     writer = SimpleNamespace(
         evaluated_clients=5,
@@ -71,7 +72,7 @@ def test_a_terminal_of_80_columns_shows_the_results_of_a_fit_in_full(monkeypatch
         chosen=dict.fromkeys(choices, SimpleNamespace(round=1000, test={0: 1.0, 1: 0.5, 2: 0.0})),
     )
     federation = SimpleNamespace(num_clients=10, method_name="FedAvg", never_trained=[2, 7])
-    lines = lines_of(tables.fit_table(federation, writer))
+    lines = lines_of(fit_table(federation, writer))
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert cells == [[choice, "1000", "100.00", "0.00", *["100.00"] * 3] for choice in choices]
     below = " ".join(" ".join(lines[lines.index(next(line for line in lines if line.startswith("└"))) + 1 :]).split())

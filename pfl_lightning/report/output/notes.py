@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
+from pfl_lightning.metrics import idle_clients
 from pfl_lightning.report.grouping import data_options
 from pfl_lightning.report.ranking import not_ranked
 from pfl_lightning.report.rows import MeasuredRow, blocks
@@ -13,7 +13,6 @@ from pfl_lightning.report.significance import PairedTests
 __all__ = [
     "FAIRNESS",
     "data_note",
-    "idle_clients",
     "idle_note",
     "ranking_note",
     "reference_note",
@@ -79,28 +78,6 @@ def round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
                 said.setdefault(of, []).append(f"round {round} of {run.rounds}")
     listed = [f"{of}: {', '.join(dict.fromkeys(rounds))}" for of, rounds in said.items()]
     return f"Not of the last round: {'; '.join(listed)}." if listed else ""
-
-
-def idle_clients(clients: Sequence[int], accuracies: Mapping[int, float]) -> str:
-    """Clients that never trained, and what they do to the mean; empty without clients.
-
-    Args:
-        clients: Their numbers.
-        accuracies: The accuracies of which the mean is taken, by client.
-
-    Example:
-        >>> idle_clients([1], {0: 0.75, 1: 0.25, 2: 0.75})
-        '1 client never trained (1; mean 25.00 %, of the other 2: 75.00 %)'
-    """
-    if not clients:
-        return ""
-    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
-    own = [accuracies[client] for client in clients if client in accuracies]
-    others = [accuracy for client, accuracy in accuracies.items() if client not in set(clients)]
-    means = f"; mean {100 * fmean(own):.2f} %" if own else ""
-    means += f", of the other {len(others)}: {100 * fmean(others):.2f} %" if own and others else ""
-    means += "; not in the mean" if others and not own else ""
-    return f"{len(clients)} client{'s' if len(clients) > 1 else ''} never trained ({shown}{means})"
 
 
 def idle_note(rows: Sequence[MeasuredRow], figure: str) -> str:
