@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
-import torch
 from torch import nn
 
 from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
@@ -17,6 +16,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.messages import State
 from pfl_lightning.state.checkpoints.module import FEDERATION
+from pfl_lightning.state.equality import same
 
 __all__ = ["first_values", "first_values_in", "predict_clients", "warn_of_unshared_parts"]
 
@@ -123,7 +123,7 @@ def warn_of_unshared_parts(module: nn.Module, first: State, state: State | None 
     own = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     now = own if state is None else {name: value for name, value in state.items() if name in own}
     kept = {name: first[f"module.{name}"] for name in now if f"module.{name}" in first}
-    missing = [f"module.{name}" for name, value in kept.items() if _equal(now[name], value)]
+    missing = [f"module.{name}" for name, value in kept.items() if same(now[name].to(value), value)]
     if not missing:
         return False
     name, parts = type(module).__name__, outline(missing, [f"module.{name}" for name in own])
@@ -135,7 +135,3 @@ def warn_of_unshared_parts(module: nn.Module, first: State, state: State | None 
         stacklevel=2,
     )
     return True
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.to(other), other)

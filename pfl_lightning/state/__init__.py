@@ -9,6 +9,7 @@
 ``row_storage``                          their arrays, in memory or in a file
 ``carried``                              what a local fit hands on to the client's next, as bytes
 ``checkpoints``                          checkpoints of a federation, and clients' models as plain files
+``equality``                             ``same``: whether two values hold the same
 ``files``, ``run_lock``                  files written as a whole or not at all; the lock of a run's folder
 ``snapshot``                             what a server held before a round, to which it can return
 ``update_norms``                         ``UpdateGuard``: how far updates lie from what was sent, and from others

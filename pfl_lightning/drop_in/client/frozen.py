@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state.equality import same
 
 __all__ = ["apart", "chosen_names", "followers", "frozen_parameters", "name_followers", "shared_memory"]
 
@@ -132,9 +133,5 @@ def _may_follow(frozen: nn.Module, trained: nn.Module) -> bool:
     """Whether a frozen network may be the average of one of its form; a single layer only if it has its values, too."""
     layers = [layer for layer in frozen.modules() if list(layer.parameters(recurse=False))]
     return len(layers) > 1 or all(
-        _equal(own, other) for own, other in zip(frozen.parameters(), trained.parameters(), strict=True)
+        same(own, other) for own, other in zip(frozen.parameters(), trained.parameters(), strict=True)
     )
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.device == other.device and torch.equal(one, other)

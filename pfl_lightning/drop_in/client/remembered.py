@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pfl_lightning.datamodules.adapters.loading.stages import DATA
+from pfl_lightning.state.equality import same
 
 __all__ = ["MISSING", "Changes", "Found", "Path", "class_values", "packed", "set_at", "unpacked"]
 
@@ -60,6 +61,8 @@ class Changes:
             return
         if _is_plain(now):
             self._compare_plain(now, first, path)
+        elif isinstance(now, Enum):  # one object for all clients, whose attributes are not theirs
+            self._lose(path, f"a {type(now).__name__}")
         elif type(now) is not type(first) or not depth:
             self._lose(path[:-1] or path, f"a {type(now).__name__}")
         elif isinstance(now, Mapping):
@@ -71,11 +74,11 @@ class Changes:
                 self._lose(path, f"a {type(now).__name__} of objects")
         elif hasattr(now, "__dict__") and not hasattr(now, "equals") and not isinstance(now, Tensor):
             self._compare_entries(vars(now), vars(first), path, depth)
-        elif _differs(now, first):
+        elif _can_differ(now) and not same(now, first):
             self._lose(path, f"a {type(now).__name__}")
 
     def _compare_plain(self, now: Any, first: Any, path: Path) -> None:
-        if first is not MISSING and _equal(now, first):
+        if first is not MISSING and same(now, first):
             return
         if _count(now) > MOST:
             self._lose(path, f"more than {MOST:,} values")
@@ -120,37 +123,10 @@ def _count(value: Any) -> int:
     return sum(map(_count, _inside(value))) if type(value) in _CONTAINERS else 1
 
 
-def _equal(now: Any, first: Any) -> bool:
-    if type(now) is not type(first):
-        return False
-    if isinstance(now, Tensor):
-        return now.shape == first.shape and now.dtype == first.dtype and torch.equal(now.to(first.device), first)
-    if isinstance(now, np.ndarray):
-        return now.dtype == first.dtype and np.array_equal(now, first)
-    if isinstance(now, dict):
-        return list(now) == list(first) and all(_equal(value, first[key]) for key, value in now.items())
-    if isinstance(now, list | tuple | deque):
-        return len(now) == len(first) and all(map(_equal, now, first))
-    return bool(now == first)
-
-
-def _differs(now: Any, first: Any) -> bool:
-    """Whether an object that is no plain value, and has no attributes, is another one than it was."""
-    if isinstance(now, torch.Generator):
-        return not torch.equal(now.get_state(), first.get_state())
-    if isinstance(now, Enum):
-        return now is not first
-    if isinstance(now, Tensor):  # a sparse one, or a parameter that no layer has
-        return not now.is_meta and not torch.equal(now.to_dense(), first.to(now.device).to_dense())
-    kind: Any = type(now)
-    try:
-        if isinstance(now, np.ndarray):  # of objects, such as texts
-            return not np.array_equal(now, first)
-        if hasattr(now, "equals"):  # a table of pandas, whose comparisons are tables
-            return not bool(now.equals(first))
-        return kind.__eq__ is not object.__eq__ and bool(now != first)
-    except (TypeError, ValueError):  # arrays in arrays, or a comparison that gives an array: named rather than missed
-        return True
+def _can_differ(value: Any) -> bool:
+    """Whether the content of an object can be told from another's."""
+    kind: Any = type(value)
+    return kind.__eq__ is not object.__eq__ or hasattr(value, "equals") or isinstance(value, torch.Generator)
 
 
 def set_at(owner: dict[str, Any], path: Path, value: Any) -> None:

@@ -19,6 +19,7 @@ from pfl_lightning.datamodules.adapters.loading.stages import DATA, data_in
 from pfl_lightning.drop_in.client.buffers import BufferForms
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.remembered import MISSING, Changes, Found, class_values, set_at
+from pfl_lightning.state.equality import same
 
 __all__ = ["Transient", "own_attributes"]
 
@@ -176,7 +177,7 @@ def _follows_weights(value: Any, first: Any, forms: Counter[torch.Size], known: 
     if len(now) < max(2, forms.total()) or forms - Counter(t.shape for t in now):
         return False
     before = list(_tensors(first))
-    return len(before) != len(now) or not all(map(_same, before, now))
+    return len(before) != len(now) or not all(map(same, before, now))
 
 
 def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
@@ -188,11 +189,6 @@ def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
         for part in vars(value).values() if parts is None and hasattr(value, "__dict__") else parts or ():
             yield from _tensors(part, depth - 1)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    alike = one.shape == other.shape and one.device == other.device
-    return alike and (one.is_meta or torch.equal(one, other))
 
 
 def _keeps_attributes(layer: nn.Module) -> bool:

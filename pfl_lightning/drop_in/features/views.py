@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 
 from pfl_lightning.data import TwoViews
 from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.engines.sequential import BATCH_HOOKS
+from pfl_lightning.state.equality import same
 
 __all__ = ["hooks_on_each_view", "say_if_equal", "unstacked"]
 
@@ -56,21 +56,10 @@ def unstacked(batch: Any) -> tuple[Any, ...]:
 def say_if_equal(views: Sequence[Any], method: str) -> None:
     """Say in the log what is missing where two views of a batch are equal."""
     first, second = views
-    if _equal(first, second):
+    if same(first, second):
         _log.warning(
             "%s compares two views of each item, two readings of it, and both are equal: the training Dataset has no "
             "random transform (crops, flips, noise), and no hook of module or data module (on_after_batch_transfer) "
             "changes batches at random; give it one of these",
             method,
         )
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether two batches hold the same; not where that cannot be seen."""
-    if isinstance(first, Tensor):
-        return isinstance(second, Tensor) and first.shape == second.shape and bool((first == second).all())
-    if isinstance(first, Mapping):
-        return first.keys() == second.keys() and all(_equal(value, second[name]) for name, value in first.items())
-    if isinstance(first, tuple | list):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    return isinstance(first, str | int | float | bool | None) and first == second

@@ -15,6 +15,7 @@ from pfl_lightning.drop_in.client.transient import own_attributes
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import HYPERPARAMETERS
 from pfl_lightning.state.checkpoints.module import plain
+from pfl_lightning.state.equality import same
 
 __all__ = ["Changes", "Look"]
 
@@ -140,7 +141,7 @@ def _differs(before: Any, now: Any) -> bool:
         return plain(now)
     if isinstance(before, ref):
         return before() is not now
-    return before is not now and not (plain(now) and before == now)
+    return before is not now and not (plain(now) and same(before, now))
 
 
 def _outermost(names: Iterable[str]) -> set[str]:
@@ -155,16 +156,10 @@ def _other_values(module: nn.Module, state: Mapping[str, Any]) -> Iterator[str]:
     """Names of tensors of a module that do not hold what was loaded into them."""
     for name, now in (*module.named_parameters(), *module.named_buffers()):
         value = state.get(name)
-        if isinstance(value, Tensor) and not value.is_meta and not now.is_meta and not _equal(now.detach(), value):
+        if not isinstance(value, Tensor) or value.is_meta or now.is_meta:
+            continue
+        if not same(now.detach(), value.to(now), nan=True):  # a model that has diverged holds NaN
             yield name
-
-
-def _equal(now: Tensor, loaded: Tensor) -> bool:
-    """Whether a tensor holds what was loaded into it; a model that has diverged holds NaN."""
-    if now.shape != loaded.shape:
-        return False
-    wanted = loaded.to(now)
-    return bool(((now == wanted) | ((now != now) & (wanted != wanted))).all())
 
 
 def _listed(names: Iterable[str]) -> str:

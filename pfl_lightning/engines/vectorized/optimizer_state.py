@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pfl_lightning.state.equality import same
+
 __all__ = ["History", "OptimizerState", "Rows", "first_state", "merge_equal", "own", "split"]
 
 OptimizerState = dict[str, dict[str, Any]]
@@ -37,7 +39,7 @@ class History:
             self.shared.keys() == other.shared.keys()
             and all(
                 content.keys() == other.shared[name].keys()
-                and all(_equal(value, other.shared[name][key]) for key, value in content.items())
+                and all(same(value, other.shared[name][key]) for key, value in content.items())
                 for name, content in self.shared.items()
             )
         )
@@ -125,9 +127,3 @@ def first_state(optimizer: Optimizer, names: Sequence[Sequence[str]], count: int
 def own(value: Any) -> Any:
     """Copy of a tensor; any other value unchanged."""
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return one is other or bool(one == other)

@@ -1,6 +1,7 @@
 """Plain attributes that local fits change: each client's own over its rounds, and in its evaluations."""
 
 from collections import Counter, OrderedDict, deque
+from enum import Enum
 from typing import Any, ClassVar
 
 import numpy as np
@@ -347,3 +348,23 @@ def test_objects_whose_comparison_has_no_truth_value_end_no_fit(make):
     changes = Changes(())
     changes.compare(make(3.0), make(2.0), ("name",))
     assert list(changes.lost) == ["name"]
+
+
+class Mode(Enum):
+    WARM = 1
+    COLD = 2
+
+
+def test_the_member_of_an_enumeration_is_named_and_no_member_is_changed():
+    module = Net()
+    module.mode = Mode.WARM
+    changes = Changes([])
+    changes.compare(Mode.COLD, module.mode, ("mode",))
+    assert (changes.found, changes.lost) == ({}, {"mode": "a Mode"})
+    transient = Transient(module)
+    module.mode = Mode.COLD
+    found = transient.changes(module)
+    transient.restore(module)
+    transient.recall(module, found)
+    assert module.mode is Mode.WARM
+    assert [mode.value for mode in Mode] == [1, 2]
