@@ -120,20 +120,15 @@ def _run(words: list[str], args: list[str] | None) -> None:
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
         topic = _topic(words)
-        if topic is None:
-            _run_trainer(FederatedCLI, args)
-        else:
-            _help_on(topic, words[0])
-
-
-def _run_trainer(cli: type, args: list[str] | None) -> None:
-    """Run a subcommand of the Trainer, where a value without meaning may come to light when clients are made."""
-    try:
-        cli(args=args)
-    except UsageError:
-        raise
-    except ConfigurationError as error:
-        raise refused(error) from error
+        if topic is not None:
+            return _help_on(topic, words[0])
+        try:
+            FederatedCLI(args=args)
+        except UsageError:
+            raise
+        except ConfigurationError as error:  # a value without meaning may come to light when clients are made
+            raise refused(error) from error
+    return None
 
 
 def _import_from_here() -> None:

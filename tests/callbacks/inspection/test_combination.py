@@ -12,8 +12,7 @@ from _helpers.toy import run
 
 from pfl_lightning import AggregationWeights
 from pfl_lightning.callbacks import CombinationWeights
-from pfl_lightning.callbacks.inspection.combination import draw_weights
-from pfl_lightning.callbacks.inspection.groups import ClientGroups, group_clients
+from pfl_lightning.callbacks.inspection.combination import ClientGroups, draw_weights, group_clients
 from pfl_lightning.methods import FedAvg, FedPAC
 
 COHORTS = ([0, 1, 4], [1, 2, 3, 4])
