@@ -31,8 +31,8 @@ from torch.utils.data import TensorDataset
 from pfl_lightning import Federation
 from pfl_lightning import methods as m
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.callbacks.divergence import DivergenceGuard
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromDatasets, ImageFolder
+from pfl_lightning.federation.divergence import DivergenceGuard
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.snapshot import Snapshot
 from pfl_lightning.state.update_norms import UpdateGuard

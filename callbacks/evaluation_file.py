@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import lightning as L
 
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.result_rows import accuracies, as_text, summary_of
 from pfl_lightning.callbacks.run_facts import counts, evaluated, rounds_column, run_facts
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 
 __all__ = ["Part", "evaluation_files", "rename_aside", "set_later_aside"]
 
@@ -68,9 +68,7 @@ def rename_aside(path: Path) -> Path:
     return path.rename(path.with_stem(f"{path.stem}-{number}"))
 
 
-def evaluation_files(
-    trainer: L.Trainer, federation: Federation, loop: FederatedLoop | None, part: Part
-) -> dict[str, str]:
+def evaluation_files(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None, part: Part) -> dict[str, str]:
     """Content of ``test.json`` and ``test_clients.csv``, or of those of a validation, by name.
 
     Args:
@@ -84,7 +82,7 @@ def evaluation_files(
     return {f"{name}.json": text, f"{name}_clients.csv": _rows(federation, part)}
 
 
-def _content(trainer: L.Trainer, federation: Federation, loop: FederatedLoop | None, part: Part) -> dict[str, Any]:
+def _content(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None, part: Part) -> dict[str, Any]:
     novel = set(federation.data.novel)
     found = {name: accuracies(scores) for name, scores in _scores(federation).items()}
     if loop is not None and not loop.rounds and federation.has_trained:

@@ -13,8 +13,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 
 __all__ = ["RoundProgress"]
 
@@ -115,8 +115,8 @@ class RoundProgress(L.Callback):
         say("".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) + f"{left:>10}")
 
 
-def _loop(trainer: L.Trainer) -> FederatedLoop:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+def _loop(trainer: L.Trainer) -> RoundLoop:
+    return next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))  # type: ignore[attr-defined]
 
 
 def _totals(trainer: L.Trainer) -> _Totals:

@@ -15,7 +15,6 @@ import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files, set_later_aside
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.result_rows import (
     ChosenRound,
     HistoryEntry,
@@ -27,6 +26,7 @@ from pfl_lightning.callbacks.result_rows import (
 from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, rounds_column, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
 from pfl_lightning.state.files import replace_file
@@ -189,7 +189,7 @@ class ResultsWriter(L.Callback):
         scores = federation.test_scores if part == "test" else federation.validation_scores
         # The clients that adapt their models after the training have files of their own.
         if scores and not federation.is_personalizing and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            loop = next((one for one in trainer.callbacks if isinstance(one, FederatedLoop)), None)  # type: ignore[attr-defined]
+            loop = next((one for one in trainer.callbacks if isinstance(one, RoundLoop)), None)  # type: ignore[attr-defined]
             self._write(trainer, evaluation_files(trainer, federation, loop, part), "make room and evaluate again")
 
     def write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -279,8 +279,8 @@ class ResultsWriter(L.Callback):
         self._counted = None if counted is None else tuple(counted)
 
 
-def _loop(trainer: L.Trainer) -> FederatedLoop:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+def _loop(trainer: L.Trainer) -> RoundLoop:
+    return next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))  # type: ignore[attr-defined]
 
 
 def _is_out_of_time(trainer: L.Trainer) -> bool:

@@ -16,8 +16,8 @@ import lightning as L
 import numpy as np
 import torch
 
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 
 __all__ = ["as_json", "counts", "evaluated", "method_arguments", "rounds_column", "run_facts", "score_name"]
 
@@ -52,7 +52,7 @@ def run_facts(federation: Federation) -> dict[str, Any]:
     }
 
 
-def counts(loop: FederatedLoop | None, federation: Federation, evaluated_clients: int) -> dict[str, Any]:
+def counts(loop: RoundLoop | None, federation: Federation, evaluated_clients: int) -> dict[str, Any]:
     """Rounds, clients, bytes and seconds of a run, by the names of ``results.json``.
 
     Args:

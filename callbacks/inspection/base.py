@@ -9,9 +9,9 @@ import lightning as L
 
 from pfl_lightning.callbacks.inspection.drawing.charts import LOSSES, Chart
 from pfl_lightning.callbacks.inspection.drawing.recorder import Recorder
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 
 __all__ = ["InspectionCallback"]
 
@@ -152,4 +152,4 @@ class InspectionCallback(L.Callback):
 
 def _is_over(trainer: L.Trainer) -> bool:
     """Whether the round is, and was not stopped in its middle."""
-    return all(one.aggregated for one in trainer.callbacks if isinstance(one, FederatedLoop))  # type: ignore[attr-defined]
+    return all(one.aggregated for one in trainer.callbacks if isinstance(one, RoundLoop))  # type: ignore[attr-defined]

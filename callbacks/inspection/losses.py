@@ -6,8 +6,8 @@ import lightning as L
 import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 
 __all__ = ["LossComponents"]
 
@@ -28,7 +28,7 @@ class LossComponents(InspectionCallback):
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the histograms."""
-        loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))  # type: ignore[attr-defined]
+        loop = next(one for one in trainer.callbacks if isinstance(one, RoundLoop))  # type: ignore[attr-defined]
         losses = [result.losses for result in loop.results if result.error is None]
         for name in sorted({name for own in losses for name in own}):
             values = np.array([own[name] for own in losses if name in own])

@@ -8,9 +8,9 @@ from typing import Any
 import lightning as L
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 
 __all__ = ["RunSettings", "Setting", "constructor_values", "settings_of"]
 
@@ -70,7 +70,7 @@ def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting
         "method": federation.clients.models[0],
         "data": data,
         "partition": getattr(data, "partition", None),
-        "loop": next((one for one in trainer.callbacks if isinstance(one, FederatedLoop)), None),  # type: ignore[attr-defined]
+        "loop": next((one for one in trainer.callbacks if isinstance(one, RoundLoop)), None),  # type: ignore[attr-defined]
         "engine": federation.engine,
     }
     found: dict[str, Setting] = {

@@ -9,11 +9,12 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
-from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
+from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.callbacks.evaluation_file import Part
 from pfl_lightning.callbacks.results_table import fit_table
 from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 
 __all__ = ["print_evaluation", "print_fit", "print_personalization", "say_unevaluated"]
 
@@ -52,7 +53,7 @@ def print_personalization(trainer: Any, federation: Federation, folder: Path) ->
     """Print the accuracies after a personalization, save them, and print where."""
     settings = trainer.personalization
     Console().print(personalization_table(federation, settings))
-    loop = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))
+    loop = next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))
     kept = write_personalization(federation, settings, folder, loop.rounds)
     print(f"Results: {folder}/personalized.json, personalized.csv")
     if kept is not None:

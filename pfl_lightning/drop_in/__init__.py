@@ -3,7 +3,7 @@
 Where to look:
 
 - ``federate``: the one call; ``predictions``: of each client's model; ``adapters``: export of clients' adapters.
-- ``forms/``: what both forms need. ``project_callback`` and ``callback_form`` are ``FederatedLoop(method=...)``, with
+- ``forms/``: what both forms need. ``callback_form`` is what ``FederatedLoop(method=...)`` does, with
   ``trainer_data`` (internals of Lightning), ``later_loaders``, ``loaded_module`` and ``cli_optimizers``. Data and
   arguments: ``given_data``, ``checks``.
 - ``outer/``: the federation, and what its Trainer has. ``federation``, ``given_module``, ``logs_over_clients``;

@@ -18,6 +18,7 @@ from pfl_lightning.drop_in.forms.checks import check_labels, split_method
 from pfl_lightning.drop_in.forms.given_data import Division, LoadersByStage, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
+from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.import_paths import method_named
 from pfl_lightning.older_package import as_older, is_older
 
@@ -115,8 +116,6 @@ def federate(
     Raises:
         ConfigurationError: Says what of the project, or of the arguments, cannot be federated, and what to do.
     """
-    from pfl_lightning.callbacks.loop import FederatedLoop  # which may make the federation by this function
-
     check_labels(labels)
     method = method_named(method) if isinstance(method, str) else method
     if personal and callable(method) and "personal" in inspect.signature(split_method(method)[0].__init__).parameters:
@@ -125,7 +124,7 @@ def federate(
     federation = ModuleFederation(
         module,
         made,
-        loop=FederatedLoop(cohort),
+        loop=RoundLoop(cohort),
         head=head,
         features=features,
         labels=labels,

@@ -20,6 +20,7 @@ from pfl_lightning.engines.notices import forget_shown
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.federation.evaluation_hooks import EvaluationHooks
+from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import (
     check_callbacks,
     check_options,
@@ -179,7 +180,6 @@ class Federation(EvaluationHooks, SavedState):
         Args:
             beside: Callbacks that the Trainer gets beside those that it has.
         """
-        from pfl_lightning.callbacks.loop import FederatedLoop
         from pfl_lightning.callbacks.preemption import Preemption
 
         callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -187,15 +187,13 @@ class Federation(EvaluationHooks, SavedState):
         if self.trainer.state.fn != TrainerFn.FITTING:
             return []
         end_by_rounds((*callbacks, *beside))
-        driven = any(isinstance(callback, FederatedLoop) for callback in (*callbacks, *beside))
+        driven = any(isinstance(callback, RoundLoop) for callback in (*callbacks, *beside))
         missing = [] if driven else [self.default_loop()]
         return [*missing, Preemption()] if Preemption.is_needed(self.trainer) else missing
 
     def default_loop(self) -> L.Callback:
         """What drives the rounds of a fit whose Trainer has no FederatedLoop."""
-        from pfl_lightning.callbacks.loop import FederatedLoop
-
-        return FederatedLoop()
+        return RoundLoop()
 
     def configure_optimizers(self) -> list[Any]:
         """No optimizers: every local fit has its own."""

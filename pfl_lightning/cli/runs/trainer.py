@@ -11,13 +11,13 @@ import lightning as L
 from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
-from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli.runs.changes import DATA, Change, in_words, newest_config, read_config, record_changes
 from pfl_lightning.cli.runs.folders import of_a_run
 from pfl_lightning.cli.runs.slurm import SlurmCommand
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.checkpoints.export import export_clients
 from pfl_lightning.state.files import make_folder, replace_file
@@ -125,8 +125,8 @@ def _other_data(federation: Any) -> list[Change]:
     return [] if before is None else [Change(DATA, before, now)]
 
 
-def _loop(trainer: L.Trainer) -> FederatedLoop:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+def _loop(trainer: L.Trainer) -> RoundLoop:
+    return next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))  # type: ignore[attr-defined]
 
 
 class SaveConfig(SaveConfigCallback):

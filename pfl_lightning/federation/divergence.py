@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.federation import Federation
 from pfl_lightning.state.snapshot import Growth
+
+if TYPE_CHECKING:
+    from pfl_lightning.federation.base import Federation
 
 __all__ = ["DivergenceGuard"]
 

@@ -11,7 +11,7 @@ from _helpers.project import run_project
 from _helpers.toy import CLASSES, CLIENTS, GivenCohorts, Toy, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine
-from pfl_lightning.callbacks.divergence import DivergenceGuard, has_dead_features
+from pfl_lightning.federation.divergence import DivergenceGuard, has_dead_features
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedPAC
 from pfl_lightning.metrics import EvalMetrics
@@ -91,7 +91,7 @@ def fall(samples, losses):
     guard, of = DivergenceGuard(), federation()
     of.evaluation = Evaluation(validation_scores=judged(samples))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfl_lightning.callbacks.divergence.has_dead_features", lambda federation: False)
+        patch.setattr("pfl_lightning.federation.divergence.has_dead_features", lambda federation: False)
         for accuracy, loss in zip((0.55, 0.2, 0.2, 0.2), losses, strict=True):
             what = guard.falls({"accuracy/mean": accuracy}, of, loss)
     return what, guard, of
@@ -118,7 +118,7 @@ def test_the_accuracy_falls_to_that_of_guessing():
     falls = [guard.falls({"accuracy/mean": accuracy}, of) for accuracy in (0.3, 0.7, 0.2, 0.2, 0.6, 0.22, 0.21)]
     assert falls == [None] * 7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfl_lightning.callbacks.divergence.has_dead_features", lambda federation: False)
+        patch.setattr("pfl_lightning.federation.divergence.has_dead_features", lambda federation: False)
         found = guard.falls({"test_accuracy/mean": 0.2}, of)
     assert found == "the mean accuracy is 0.2, that of guessing, in 3 rounds; it was 0.7"
     assert guard.falls({"accuracy/mean": math.nan}, of) is None

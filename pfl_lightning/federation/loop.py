@@ -1,0 +1,345 @@
+"""The callback that drives the rounds of a federation."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import lightning as L
+
+from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
+from pfl_lightning.engines import FitResult
+from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from pfl_lightning.federation import resume
+from pfl_lightning.federation.cohorts import draw_clients, number_of_clients
+from pfl_lightning.federation.curves import purge_curves
+from pfl_lightning.federation.divergence import MOST_GROWTH, DivergenceGuard
+from pfl_lightning.federation.rounds import FederationRounds
+from pfl_lightning.older_package import also_older
+from pfl_lightning.round import Round, Traffic
+from pfl_lightning.seeding import Purpose, derive_seed
+from pfl_lightning.state.update_norms import UpdateGuard
+
+if TYPE_CHECKING:
+    from pfl_lightning.federation.base import Federation
+
+__all__ = ["RoundLoop"]
+
+MAX_ROLLBACKS = 3
+"""Rounds in a row that may have to be undone; then the run fails."""
+
+
+class RoundLoop(L.Callback):
+    """Samples the cohort of every round, sends and collects the messages, and lets the server aggregate.
+
+    An epoch of the Trainer is a round. The server aggregates after the last client of the round, before the validation.
+
+    Args:
+        cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
+            Novel clients of the data module are not counted: they never take part.
+        full_participation_in_last_round: Whether all clients take part in the last round (round ``max_epochs``).
+        min_clients: A round in which fewer updates than this can be aggregated is undone; a first one ends the run.
+        eval_cohort: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
+            random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
+        stop_on_divergence: Whether the run ends after a round in which the training diverges; see
+            :class:`~pfl_lightning.federation.divergence.DivergenceGuard`, which warns in any case.
+        max_update_ratio: An update that lies farther from what the server sent than so many times the median of the
+            round so far and of the last one is left out; ``None`` takes all. See
+            :class:`~pfl_lightning.state.update_norms.UpdateGuard`.
+        on_client_error: What an exception of a client's own code or data in a local fit does: ``"skip"`` costs the
+            client its round, with the traceback in the log; ``"raise"`` ends the run, as any does before a first good
+            round.
+    """
+
+    def __init__(
+        self,
+        cohort: int | float = 1.0,
+        full_participation_in_last_round: bool = False,
+        min_clients: int = 1,
+        eval_cohort: int | float = 1.0,
+        stop_on_divergence: bool = False,
+        max_update_ratio: float | None = 1000.0,
+        on_client_error: str = "skip",
+    ) -> None:
+        also_older(self)
+        check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
+        check_number_of_clients(
+            "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"
+        )
+        check_at_least("min_clients", min_clients, 1)
+        check_choice("full_participation_in_last_round", full_participation_in_last_round, (True, False))
+        check_choice("stop_on_divergence", stop_on_divergence, (True, False))
+        check_choice("on_client_error", on_client_error, ("skip", "raise"))
+        self.cohort, self.eval_cohort, self.on_client_error = cohort, eval_cohort, on_client_error
+        self.full_participation_in_last_round, self.min_clients = full_participation_in_last_round, min_clients
+        self.stop_on_divergence, self.max_update_ratio = stop_on_divergence, max_update_ratio
+        self.begin()
+
+    @property
+    def state_key(self) -> str:
+        """Name in checkpoints: that of the class with which users choose their options."""
+        return "FederatedLoop" if type(self) is RoundLoop else super().state_key
+
+    def begin(self) -> None:
+        """Count from the first round."""
+        self.traffic, self.guard, self.updates = Traffic(), DivergenceGuard(), UpdateGuard(self.max_update_ratio)
+        self._before_round: tuple[dict[str, int], dict[str, int]] = {}, {}
+        self.rounds, self.seconds = 0, 0.0
+        self.loss = math.nan  # mean training loss of the last round
+        self.undone = 0  # rounds in a row
+        self._sound = False  # the last round, as far as can be told before the next
+        self._start = 0.0
+        self._in_round, self.aggregated, self._goes_on = False, True, True
+        self._round: Round | None = None
+        self._ignored: Any = None  # Lightning's remark on batches, as a filter of warnings, during a fit
+        self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
+        self._eval_cohort_before = self.eval_cohort
+        self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
+
+    # ------------------------------------------------------------------ the cohort
+
+    def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
+        """The clients of a round, ascending; a pure function of its arguments."""
+        last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
+        size = num_clients if last else number_of_clients("cohort", self.cohort, num_clients)
+        return draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
+
+    def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
+        """The clients that are evaluated after every round, ascending; a pure function of its arguments.
+
+        Raises:
+            ConfigurationError: More clients than there are.
+        """
+        size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
+        return draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
+        if not _is_federation(pl_module):
+            name = type(pl_module).__name__
+            raise ConfigurationError(
+                f"FederatedLoop drives a Federation, got {name}: with FederatedLoop(method=FedPer, num_clients=10) it "
+                f"makes the federation of {name} and the Trainer's data itself; else use pfl_lightning.federate"
+            )
+        self._goes_on = stage == "fit"
+        if not self._goes_on:
+            return
+        if self.rounds and not resume.has_begun(trainer):
+            self.begin()  # those were another Trainer's fit's; a checkpoint's are loaded after this
+        data: Any = pl_module.data
+        clients = data.participating
+        size = number_of_clients("cohort", self.cohort, len(clients))
+        if self.min_clients > size:
+            raise ConfigurationError(
+                f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
+            )
+
+        def cohort(round: int) -> list[int]:
+            places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
+            if places and not 0 <= min(places) <= max(places) < len(clients):
+                raise ConfigurationError(
+                    f"round {round + 1}: sample_cohort returned {places}, expected places among the {len(clients)} "
+                    "participating clients, from 0, which need not be their numbers where some clients are novel"
+                )
+            return [clients[place] for place in places]
+
+        data.cohort = cohort
+        data.eval_clients = [clients[place] for place in self.sample_eval_clients(len(clients), pl_module.seed)]
+        # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
+        options: Any = trainer
+        if self._every_before is None:
+            self._every_before = options.reload_dataloaders_every_n_epochs
+        options.reload_dataloaders_every_n_epochs = 1
+        # It would be said again with each round's loader, of clients; every round is logged.
+        warnings.filterwarnings(
+            "ignore",
+            r"The number of training batches \(\d+\) is smaller than the logging interval",
+            module=r"(lightning\.pytorch|pytorch_lightning)\.",
+        )
+        self._ignored = warnings.filters[0]
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Go on where a checkpoint or an error left off; rounds that are played again leave TensorBoard.
+
+        Raises:
+            ConfigurationError: The checkpoint has more rounds than the run is to have.
+        """
+        resume.check_planned(trainer, self.rounds)
+        if self.rounds:
+            purge_curves(trainer.loggers, self.rounds)
+            resume.count_round(trainer, self.rounds)
+            if trainer.ckpt_path:
+                resume.stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say if the run so far evaluated others."""
+        if self.eval_cohort != self._eval_cohort_before:
+            warnings.warn(
+                f"the checkpoint's run evaluated {self._eval_cohort_before!r} of the clients, this one evaluates "
+                f"{self.eval_cohort!r}: figures of rounds before and after are of different clients, and the best "
+                "round is chosen among both",
+                stacklevel=2,
+            )
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """From now on all clients are evaluated."""
+        self._give_back(trainer)
+
+    def _give_back(self, trainer: Any) -> None:
+        if self._of_the_fit is not None:
+            self._load(self._of_the_fit)
+            self._of_the_fit = None
+        if self._every_before is not None:
+            trainer.reload_dataloaders_every_n_epochs, self._every_before = self._every_before, None
+        if self._ignored in warnings.filters:  # a plain Trainer may come next
+            warnings.filters.remove(self._ignored)  # type: ignore[attr-defined]
+        self._evaluate_all(trainer)
+
+    @staticmethod
+    def _evaluate_all(trainer: L.Trainer) -> None:
+        data: Any = getattr(trainer, "datamodule", None)
+        if hasattr(data, "eval_clients"):
+            data.eval_clients = None
+
+    # ------------------------------------------------------------------ a round
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin a round."""
+        assert _is_federation(pl_module)
+        self._start = time.perf_counter()
+        self._before_round = dict(self.traffic.up), dict(self.traffic.down)
+        self._in_round, self.aggregated = True, False
+        self._round = pl_module.begin_round(self.traffic, self.updates, self.on_client_error)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Close the round after its last client: let the server aggregate, count the round and log its metrics."""
+        assert self._round is not None
+        if not (trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches):
+            return
+        growth = self._round.close(self.min_clients)
+        self.undone = 0 if growth.fault is None else self.undone + 1
+        self._sound = growth.fault is None and growth.factor <= MOST_GROWTH
+        if growth.fault is None:
+            resume.previous_checkpoints(trainer).tried()
+        if self.undone >= MAX_ROLLBACKS:
+            raise FederationError(
+                f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
+                f"{growth.fault}. Look at these clients; lower the learning rate, or clip the gradient, where updates "
+                "have become very large"
+            )
+        # Without an optimizer `trainer.global_step` would stay 0, and ModelCheckpoint saves nothing while it does not
+        # move: it counts rounds.
+        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
+        self.rounds += 1
+        self.seconds += time.perf_counter() - self._start
+        self.aggregated = True
+        metrics = self._round.metrics()
+        self.loss = metrics.get("train/loss", math.nan)
+        shown = {name for result in self._round.results for name in result.shown}
+        for name, value in metrics.items():
+            pl_module.log(name, value, name in shown, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
+        if (exceeded or growth.factor > MOST_GROWTH) and _is_federation(pl_module):
+            self._report(trainer, pl_module, self.guard.exceeded(metrics, growth, pl_module))
+        metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
+        metrics |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.current_epoch)
+
+    def _report(self, trainer: L.Trainer, federation: Federation, what: str | None) -> None:
+        if what is not None:
+            self.guard.report(what, trainer.current_epoch, federation)
+            trainer.should_stop = trainer.should_stop or self.stop_on_divergence
+            self.guard.stopped = self.rounds if self.stop_on_divergence else 0
+
+    @property
+    def closed_traffic(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes up and down of the rounds that are over, by kind, without those of one that was interrupted."""
+        return (self.traffic.up, self.traffic.down) if self.aggregated else self._before_round
+
+    @property
+    def results(self) -> list[FitResult]:
+        """Losses, times and errors of the clients of the round so far, without updates and personal states."""
+        return [] if self._round is None else list(self._round.results)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Stop the engine: Lightning calls no ``teardown`` after an error."""
+        self._give_back(trainer)
+        failed = self.undone or (self.results and all(result.error is not None for result in self.results))
+        if isinstance(exception, FederationError) and failed and not self.aggregated:
+            resume.name_previous(trainer, exception)
+        if _is_federation(pl_module):
+            pl_module.stop_engine()
+
+    # From a checkpoint between the last client and the end of the validation Lightning does not go on as if nothing had
+    # happened: it skips the rest, and the start of the next round. Until then the round counts as unfinished.
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The round is over, evaluated or not."""
+        self._in_round = self._in_round and not self.aggregated
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A finished run keeps its last checkpoint alone, unless the last round may have spoiled it."""
+        if self._sound:
+            resume.previous_checkpoints(trainer).tried()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log what the validation found against the round, which is over."""
+        self._in_round = self._in_round and not self.aggregated
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            assert _is_federation(pl_module)
+            summary = pl_module.evaluation.summary
+            for logger in trainer.loggers:
+                logger.log_metrics(summary, step=trainer.current_epoch)
+            self._report(trainer, pl_module, self.guard.falls(summary, pl_module, self.loss))
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, for the checkpoint."""
+        return {
+            "in_round": self._in_round,
+            "eval_cohort": self.eval_cohort,
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+            "undone": self.undone,
+            "sound": self._sound,
+            "guard": self.guard.state_dict(),
+            "updates": self.updates.state_dict(),
+            "up": dict(self.traffic.up),
+            "down": dict(self.traffic.down),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the counters.
+
+        Raises:
+            CheckpointError: The checkpoint was written in the middle of a round.
+        """
+        if not self._goes_on and self.rounds and self._of_the_fit is None:
+            self._of_the_fit = self.state_dict()  # the evaluation is of another round, and the fit may go on
+        if state_dict["in_round"] and self._goes_on:  # it can be evaluated
+            raise CheckpointError(
+                f"the checkpoint was written in the middle of a round, after {state_dict['rounds']} rounds: not all of "
+                "its clients had trained, or the new models were not all validated; resume from one that was written "
+                "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
+            )
+        self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
+        self.undone, self._sound = state_dict.get("undone", 0), state_dict.get("sound", False)
+        if "guard" in state_dict:
+            self.guard.load_state_dict(state_dict["guard"])
+        self.updates.load_state_dict(state_dict.get("updates", {}))
+        self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
+        self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
+
+
+def _is_federation(module: L.LightningModule) -> TypeGuard[Federation]:
+    return isinstance(module, FederationRounds)
