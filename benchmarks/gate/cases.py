@@ -216,7 +216,7 @@ def callback_form(method: str, folder: Path) -> Values:
 
 def drop_in() -> Iterator[Case]:
     """Users' modules."""
-    for method in ("FedAvg", "FedPer", "FedPAC", "Ditto", "FedProto", "FedRep", "FedRoD", "Local"):
+    for method in ("FedAvg", "FedPer", "FedPAC", "Ditto", "FedProto", "FedRep", "FedRoD", "FedProx"):
         for engine in ("SequentialEngine", "TrainerEngine"):
             for scheduled in (False, True):
                 name = f"{method}-{engine}{'-changing' if scheduled else ''}"
