@@ -107,7 +107,7 @@ study() {
     options+=(--data "$images")
   fi
   if [[ -n ${ENGINE:-} ]]; then options+=(--engine "$ENGINE"); fi
-  step "$name" "$most" "$python" -m pfl_lightning.cli "${words[@]}" --no-estimate "${options[@]}" || code=$?
+  step "$name" "$most" "$python" -m pfl_lightning.cli "${words[@]}" "${options[@]}" || code=$?
   if ((code != 0)) && [[ -d $folder ]]; then
     timeout 120 "$python" -m pfl_lightning.cli "${words[@]}" --report-only "${options[@]}" \
       > "$output/logs/$name-report.log" 2>&1 < /dev/null || true

@@ -101,7 +101,7 @@ def command(words: list[str]) -> None:
 def words_of(action: str, config: str, folder: Path, **options: Any) -> list[str]:
     """The arguments of a small run of a config."""
     left_out = ["model.encoder"] if config.startswith(OWN_ENCODERS) else []
-    left_out += [] if "num_clients" in Path(f"configs/{config}.yaml").read_text() else [OF_CLIENTS]
+    left_out += [OF_CLIENTS] if "base:" in Path(f"configs/{config}.yaml").read_text() else []
     small = {name: value for name, value in SMALL.items() if not name.startswith(tuple(left_out))}
     chosen = {"config": f"configs/{config}.yaml", "run_dir": folder / "runs", **small, "trainer.max_epochs": 2}
     chosen |= {name.replace("__", "."): value for name, value in options.items()}

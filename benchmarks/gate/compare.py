@@ -29,6 +29,9 @@ __all__ = ["compare_folders", "differences"]
 RENAMED: dict[str, str] = {}
 """Names of values in the earlier checkout, or parts of these, and what they are called in the later one."""
 
+DROPPED = ("pfl_lightning_contents",)
+"""What names of values contain that the later checkout leaves out on purpose."""
+
 HERE = Path(__file__).parent
 
 
@@ -42,6 +45,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], close: bool = False
     """
     for old, new in RENAMED.items():
         before = {name.replace(old, new): value for name, value in before.items()}
+    before = {name: value for name, value in before.items() if not any(word in name for word in DROPPED)}
     found = [f"only before: {name}" for name in before.keys() - now.keys()]
     found += [f"only now: {name}" for name in now.keys() - before.keys()]
     for name, value in before.items():

@@ -96,8 +96,8 @@ def _options_of_studies() -> dict[str, argparse.ArgumentParser]:
     from pfl_lightning.study.reproduce import shipped_studies
 
     found = {
-        "study": study_parser("study", "FILE", "", estimate=False),
-        "reproduce": study_parser("reproduce", "NAME", "", estimate=True),
+        "study": study_parser("study", "FILE", ""),
+        "reproduce": study_parser("reproduce", "NAME", ""),
     }
     for name, parser in found.items():
         actions = {action.dest: action for action in parser._actions}

@@ -42,7 +42,6 @@ class StudyArguments:
         restart: Whether runs of another config are moved aside.
         check: Whether only the plan is printed.
         report_only: Whether only the tables are written.
-        estimate: Whether rounds are timed before the study starts.
         ray: Address of a Ray cluster; "" for this machine.
         gpus: GPUs of each run on a Ray cluster.
         seeds: Seeds that are run now, divided by commas; "" for all.
@@ -60,7 +59,6 @@ class StudyArguments:
     restart: bool
     check: bool
     report_only: bool
-    estimate: bool
     ray: str
     gpus: float
     seeds: str
@@ -69,14 +67,13 @@ class StudyArguments:
     words: tuple[tuple[str, str], ...]
 
 
-def study_parser(command: str, what: str, description: str, *, estimate: bool) -> argparse.ArgumentParser:
+def study_parser(command: str, what: str, description: str) -> argparse.ArgumentParser:
     """The parser of a command's own options.
 
     Args:
         command: Name of the command.
         what: Name of what it takes: a file, or a name.
         description: What the command does.
-        estimate: Whether rounds are timed unless it is said otherwise.
     """
     parser = WordParser(
         f"pfl {command}",
@@ -100,12 +97,6 @@ def study_parser(command: str, what: str, description: str, *, estimate: bool) -
     parser.add_argument("--restart", action="store_true", help="move runs of changed options aside and run them again")
     parser.add_argument("--check", action="store_true", help="check every config and print the plan")
     parser.add_argument("--report-only", action="store_true", help="write the tables of what is done")
-    parser.add_argument(
-        "--estimate",
-        action=argparse.BooleanOptionalAction,
-        default=estimate,
-        help=f"time one round of each row first, to say how long the study takes ({'yes' if estimate else 'no'})",
-    )
     parser.add_argument("--ray", default="", metavar="ADDRESS", help="run on a Ray cluster: auto, local or an address")
     parser.add_argument("--gpus-per-run", type=float, default=0.0, dest="gpus", help="of a Ray cluster (0)")
     return parser
@@ -115,8 +106,13 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> St
     """Parse the words of a command; options that are not the command's go to every run.
 
     Raises:
-        UsageError: An option is neither.
+        UsageError: An option is neither, or was one of earlier versions.
     """
+    if gone := sorted({"--estimate", "--no-estimate"} & set(words)):
+        raise UsageError(
+            f"{gone[0]}: no rounds are timed before a study starts; the time left is shown from its first rounds on. "
+            "Leave the option out"
+        )
     own, others = _divide(parser, words)
     found = vars(parser.parse_args(own))
     return StudyArguments(**found, words=tuple(parse_words(others)))

@@ -27,7 +27,7 @@ def study(args: list[str]) -> None:
     Args:
         args: The words behind ``pfl study``.
     """
-    parser = study_parser("study", "FILE", DESCRIPTION, estimate=False)
+    parser = study_parser("study", "FILE", DESCRIPTION)
     if not args:
         parser.print_help()
         return

@@ -27,8 +27,7 @@ from pfl_lightning.study.selection.agenda import Agenda
 from pfl_lightning.study.selection.changed import counted, move_aside, refusal
 from pfl_lightning.study.signals import StoppedError, stopping_signals
 from pfl_lightning.study.tables import print_tables
-from pfl_lightning.study.timing.estimate import probe
-from pfl_lightning.study.timing.times import Times, duration
+from pfl_lightning.study.timing import Rate
 
 __all__ = ["Conductor"]
 
@@ -105,31 +104,17 @@ class Conductor:
         outcome = self._search()
         self._say_plan()
         open_runs = self.agenda.open_runs()
-        if open_runs and self.arguments.estimate and outcome.stopped is None:
-            outcome = self._estimate(open_runs)
         if open_runs and outcome.stopped is None:
-            outcome = self._play(open_runs, self._times())
+            outcome = self._play(open_runs)
         if outcome.stopped is not None:
             return self._stopped(outcome.stopped)
         self.report(outcome.reasons)
         return self._exit_code(outcome)
 
-    def _times(self) -> Times:
-        """What is known of how long runs take."""
-        times = Times.load(self.output / "times.json")
-        times.learn_all(self.agenda.runs)
-        times.leave_out(self._shared.repeated(self.agenda.open_runs()))
-        return times
-
     @property
     def _shared(self) -> SharedTraining:
         """Which runs train alike."""
         return SharedTraining(self.agenda.all_runs)
-
-    @property
-    def probe_folder(self) -> Path:
-        """Where rounds are timed."""
-        return self.output / "probe"
 
     def _stopped(self, number: signal.Signals) -> int:
         self._say(f"pfl: stopped by {number.name}. Go on with:\npfl {shlex.join(self.words)}")
@@ -161,14 +146,10 @@ class Conductor:
                 "since the search or the options have changed. Run them again with --restart, which keeps the old "
                 "ones in another folder, or give another --output"
             )
-        estimated = ""
-        if self.arguments.estimate:
-            outcome, estimated = self._estimate_search()
-        if outcome.stopped is None:
-            names = ", ".join(cell.name for cell in self.agenda.to_search)
-            self._say(f"searching options of {names}: {self._trials()}{estimated}")
-            self.agenda.search(self._search_cell)
-            self._handle_changed()
+        names = ", ".join(cell.name for cell in self.agenda.to_search)
+        self._say(f"searching options of {names}: {self._trials()}")
+        self.agenda.search(self._search_cell)
+        self._handle_changed()
         return outcome
 
     def _trials(self) -> str:
@@ -176,20 +157,6 @@ class Conductor:
         rounds = dict.fromkeys(str(option_of(cell.config, "trainer.max_epochs", "?")) for cell in self.agenda.to_search)
         number = len(self.agenda.to_search) * self.study.search.trials if self.study.search is not None else 0
         return f"{number} trials of {' or '.join(rounds)} rounds each come first"
-
-    def _estimate_search(self) -> tuple[Outcome, str]:
-        """Time a round of every row, those with options to search included; how long search and runs take."""
-        tried, others, times = self.agenda.tried_runs(), self.agenda.open_runs(), self._times()
-        outcome = self._probe(others, times, self.probe_folder)
-        slowest = Times()  # of the values that most often take longest, which may have changed since the last time
-        if outcome.stopped is None:
-            outcome = self._probe(tried, slowest, self.probe_folder / "search")
-        trials = self.study.search.trials if self.study.search is not None else 0
-        firsts = {id(run.cell): run for run in tried}.values()
-        search = slowest.left([run for run in firsts for _ in range(trials)], self._search_processes)
-        after = times.left(others, self.processes) + slowest.left(tried, self.processes)
-        runs = f"the {len(others) + len(tried)} runs behind them about {duration(after)}"
-        return outcome, f" and take about {duration(search)} at most; {runs}"
 
     def _search_cell(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
         from pfl_lightning.study.search.tuner import search_options
@@ -231,27 +198,11 @@ class Conductor:
         aside = move_aside(self.output, [run for run, _ in changed])
         self._say(f"moved {counted(len(changed), 'run')} made with different options to {aside}")
 
-    def _estimate(self, runs: Sequence[Run]) -> Outcome:
-        """Say how long runs will take."""
-        times = self._times()
-        outcome = self._probe(runs, times, self.probe_folder)
-        if outcome.stopped is None:
-            done = len(self.agenda.runs) - len(runs)
-            time = duration(times.left(runs, self.processes))
-            self._say(f"{counted(len(runs), 'run')} will take about {time}" + (f"; {done} are done" if done else ""))
-        return outcome
-
-    def _probe(self, runs: Sequence[Run], times: Times, folder: Path) -> Outcome:
-        """Time a round of each row whose time is not known."""
-        unknown = {str(run.cell.path) for run in runs} - set(times.before)
-        if unknown:
-            self._say(f"timing one round of {counted(len(unknown), 'row')} (--no-estimate skips this)")
-        return probe(runs, folder, times, self.starter, processes=self.processes, threads=self.arguments.threads)
-
-    def _play(self, runs: Sequence[Run], times: Times) -> Outcome:
+    def _play(self, runs: Sequence[Run]) -> Outcome:
         open_names = {run.name for run in runs}
         done = {run.name for run in self.agenda.runs if run.name not in open_names}
-        with Display(self.agenda.runs, done, times, self.processes, self.console) as display:
+        rate = Rate(self.agenda.runs, self._shared.repeated(runs))
+        with Display(self.agenda.runs, done, rate, self.console) as display:
             runner = Runner(
                 self.starter,
                 display,

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pfl_lightning.study.definition.plan import Cell, Run
+from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.runs.progress import Progress, read_progress
 from pfl_lightning.study.runs.runner import how_it_ended
-from pfl_lightning.study.timing.times import Times, duration
+from pfl_lightning.study.timing import Rate, duration
 
 __all__ = ["Display"]
 
@@ -36,8 +36,7 @@ class Display:
     Attributes:
         runs: All runs of the study.
         done: Those that are done.
-        times: What is known of how long runs take.
-        processes: How many are played at once.
+        rate: How fast rounds are played.
         console: Where it is shown.
         active: Runs that are being played, by name.
         broken: Names of runs that failed.
@@ -45,8 +44,7 @@ class Display:
 
     runs: Sequence[Run]
     done: set[str]
-    times: Times
-    processes: int
+    rate: Rate
     console: Console = field(default_factory=lambda: Console(soft_wrap=True))
     active: dict[str, Run] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
@@ -73,7 +71,7 @@ class Display:
         """Say that a run was started, or goes on, and after whose training."""
         self.active[run.name] = run
         progress = read_progress(run.progress_file) if resumed else None
-        self.times.start(run, progress.round if progress is not None else 0)
+        self.rate.start(run, progress.round if progress is not None else 0)
         after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
         whose = f" of {trained.name}, which trains alike" if trained is not None else ""
         self._say(f"{run.name}{after}{whose}")
@@ -84,14 +82,12 @@ class Display:
         self.done.add(run.name)
         progress = read_progress(run.progress_file)
         if progress is not None:
-            self.times.learn(run, progress, done=True)
-            self.times.save()
+            self.rate.learn(run, progress.round)
         self._say(f"{run.name} done{_scored(progress)} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Say why a run failed."""
         self.active.pop(run.name, None)
-        self.times.stop(run)
         if not again:
             self.broken.add(run.name)
         if lines and lines in self._said:
@@ -115,7 +111,7 @@ class Display:
         for run in self.active.values():
             progress = read_progress(run.progress_file)
             if progress is not None:
-                self.times.learn(run, progress)
+                self.rate.learn(run, progress.round)
         if self._live is not None:
             self._live.update(self.table(), refresh=True)
         elif self.active and time.monotonic() - self._line >= LINE_EVERY:
@@ -129,7 +125,7 @@ class Display:
 
     def summary(self) -> str:
         """How many runs are done, and how long the others will take."""
-        left = self.times.left([run for run in self.runs if self._is_open(run)], self.processes)
+        left = self.rate.left(run for run in self.runs if self._is_open(run))
         counts = f"{len(self.done)} of {len(self.runs)} done"
         counts += f", {len(self.active)} running" if self.active else ""
         counts += f", {len(self.broken)} failed" if self.broken else ""
@@ -150,28 +146,26 @@ class Display:
         settings = any(run.cell.setting for run in self.runs)
         for column in (*(("setting",) if settings else ()), "row"):
             table.add_column(column)
-        for column in ("seeds done", "running", "accuracy so far", "left"):
+        for column in ("seeds done", "running", "accuracy so far"):
             table.add_column(column, justify="right")
         for group in groups:
             cell = group[0].cell
             names = (cell.setting, cell.label) if settings else (cell.label,)
-            table.add_row(*map(Text, names), *self._figures(cell, group))  # brackets in a name are no markup
+            table.add_row(*map(Text, names), *self._figures(group))  # brackets in a name are no markup
         return table
 
-    def _figures(self, cell: Cell, runs: Sequence[Run]) -> tuple[str, ...]:
+    def _figures(self, runs: Sequence[Run]) -> tuple[str, ...]:
         done = [run for run in runs if run.name in self.done]
         playing = [run for run in runs if run.name in self.active]
         failed = sum(run.name in self.broken for run in runs)
         progress = {run.name: read_progress(run.progress_file) for run in playing or done}
         found = [accuracy for one in progress.values() if (accuracy := _accuracy(one)) is not None]
-        left = self.times.left([run for run in runs if self._is_open(run)], self.processes)
         kinds = {kind for one in progress.values() if (kind := _score(one)) != "accuracy"}
         note = f" ({', '.join(sorted(kinds))})" if kinds else ""
         return (
             f"{len(done)}/{len(runs)}" + (f", {failed} failed" if failed else ""),
             "\n".join(_round(run, progress[run.name]) for run in playing),
             f"{_percent(sum(found) / len(found))}{note}" if found else "",
-            duration(left) if left else "",
         )
 
 

@@ -41,7 +41,7 @@ def reproduce(args: list[str]) -> None:
     Args:
         args: The words behind ``pfl reproduce``.
     """
-    parser = study_parser("reproduce", "NAME", DESCRIPTION, estimate=True)
+    parser = study_parser("reproduce", "NAME", DESCRIPTION)
     arguments = parse_arguments(parser, args)
     studies = shipped_studies()
     if not arguments.study:

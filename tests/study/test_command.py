@@ -24,9 +24,7 @@ from pfl_lightning.study import conduct, reproduce
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.child import _end_with_parent
 from pfl_lightning.study.runs.processes import Command, LocalProcess, environment, last_lines
-from pfl_lightning.study.runs.progress import Progress
 from pfl_lightning.study.search.searches import NoTrialError
-from pfl_lightning.study.timing import estimate
 from pfl_lightning.study.unwritable import explain_unwritable
 
 
@@ -335,13 +333,10 @@ def test_reproduce_takes_the_reduced_scale_and_a_folder_of_data(shipped, monkeyp
         main(["reproduce", "tiny", "--data", "images"])
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert "timing one round of 2 rows (--no-estimate skips this)" in said
-    assert "2 runs will take about " in said
-    assert len(pretended.commands) == 4  # a round of each, then the runs
+    assert "2 of 2 done" in said
+    assert len(pretended.commands) == 2
     run = yaml.safe_load(Path("runs/studies/tiny-reduced/runs/all/FedPer/seed_5/run.yaml").read_text())
     assert run["data"]["init_args"]["root"] == "images"
-    probe = yaml.safe_load(Path("runs/studies/tiny-reduced/probe/all/FedPer/run.yaml").read_text())
-    assert probe["trainer"]["max_epochs"] == 1
 
 
 def test_the_smoke_scale_has_the_digits_whatever_data_is_given(tmp_path, capsys):
@@ -351,13 +346,11 @@ def test_the_smoke_scale_has_the_digits_whatever_data_is_given(tmp_path, capsys)
     assert "FedPAC, seed 0" in said
 
 
-def test_reproduce_says_once_that_the_first_round_fails(shipped, monkeypatch):
-    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
-    pretended = PretendedStarter({"all": [1, 1]})  # the probe's folder is OUTPUT/probe/all/ROW
-    monkeypatch.setattr(conduct, "LocalStarter", lambda: pretended)
-    with pytest.raises(SystemExit, match=r"pfl: FedAvg fails in its first round: exit 1 was asked for \(log: "):
-        main(["reproduce", "tiny", "--processes", "1"])
-    assert len(pretended.commands) == 1
+@pytest.mark.parametrize("option", ["--estimate", "--no-estimate"])
+def test_the_option_of_earlier_versions_is_refused(shipped, option, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["reproduce", "tiny", option])
+    assert f"{option}: no rounds are timed before a study starts" in capsys.readouterr().err
 
 
 def test_reproduce_of_an_unknown_name(shipped, capsys):
@@ -464,26 +457,6 @@ def test_a_row_of_the_grid_and_a_setting_are_parts(tmp_path, play):
     code, commands = play(path, "--methods", "FedAvg, lr=0.2, FedPer", "--settings", "many,all")
     assert (code, len(commands)) == (0, 3)
     assert all("/many-all/" in str(command) for command in commands)
-
-
-def test_the_time_of_a_search_is_in_the_estimate(tmp_path, play, monkeypatch, capsys):
-    found = {"model.method.init_args.lr": 0.05}
-    monkeypatch.setattr("pfl_lightning.study.search.tuner.search_options", lambda *args, **options: found)
-    space = {"model.method.init_args.lr": {"low": 0.01, "high": 0.1}}
-    space |= {"model.method.init_args.epochs": {"choices": [1, 5]}}
-    path = write_study(tmp_path, search={"trials": 3, "space": space, "methods": ["FedPer"]})
-    monkeypatch.setattr(estimate, "read_progress", lambda path: Progress(1, 2, 600.0))
-    code, commands = play(path, "--estimate", "--processes", "1")
-    assert code == 0
-    said = capsys.readouterr().out
-    assert said.count("timing one round of 1 row ") == 3  # FedAvg, FedPer to be searched, FedPer as it was chosen
-    assert (
-        "searching options of FedPer: 3 trials of 2 rounds each come first and take about 1 h 0 min at most; " in said
-    )
-    assert "the 2 runs behind them about 40 min\n" in said
-    slowest = yaml.safe_load((tmp_path / "runs/studies/tiny/probe/search/all/FedPer/run.yaml").read_text())
-    assert slowest["model"]["method"]["init_args"]["epochs"] == 5
-    assert len(commands) == 3 + 2
 
 
 def test_methods_may_have_searches_of_their_own(tmp_path, play, monkeypatch):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pfl_lightning.study.search.report import TriedOptions, option_text
-from pfl_lightning.study.timing.times import duration
+from pfl_lightning.study.timing import duration
 
 __all__ = ["EVERY", "Narrator", "Say"]
 

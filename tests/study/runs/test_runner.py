@@ -18,8 +18,6 @@ from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.runner import Runner, run_command
 from pfl_lightning.study.runs.state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
 from pfl_lightning.study.selection.changed import changes
-from pfl_lightning.study.timing.estimate import probe
-from pfl_lightning.study.timing.times import Times
 
 
 @pytest.fixture(autouse=True)
@@ -209,15 +207,6 @@ def test_a_run_that_another_command_made_with_other_options_is_not_gone_on_with(
         Runner(starter, Notes()).play(runs[:1])
     assert starter.commands == []
     RunLock(runs[0].folder).release()  # the lock is free
-
-
-def test_rounds_are_timed_again_with_other_options(runs, tmp_path):
-    for epochs in (1, 2):
-        run = replace(runs[0], config=with_option(runs[0].config, "model.method.epochs", epochs))
-        starter = PretendedStarter()
-        probe([run], tmp_path / "out", Times(), starter, processes=1, threads=1)
-        assert len(starter.commands) == 1
-        assert "--ckpt_path" not in starter.commands[0]
 
 
 def test_the_command_of_a_run_has_its_folder_whatever_its_name(tmp_path):
