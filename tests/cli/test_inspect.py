@@ -36,7 +36,7 @@ def test_true_turns_all_on(tmp_path):
     assert set(found.Tags()["images"]) == ALL
     assert {"clients/test_accuracy", "clients/train_alignment"} <= set(found.Tags()["histograms"])
     run = tmp_path / "runs" / "version_0"
-    assert (run / "projector" / "features" / "sprite.png").is_file()
+    assert list(run.glob("*/features/sprite.png"))
     assert not (run / "inspection").exists()
     [event] = found.Tensors("config/text_summary")
     text = event.tensor_proto.string_val[0].decode()
@@ -57,8 +57,11 @@ def test_settings_on_the_command_line(tmp_path):
     main(["fit", "--config", config(tmp_path, {}), *words])
     found = events(tmp_path / "runs")
     assert rounds(found, "combination_weights") == [0, 1, 2]
-    rows = (tmp_path / "runs" / "version_0" / "projector" / "features" / "metadata.tsv").read_text().splitlines()[1:]
-    assert len({row.split("\t")[1] for row in rows}) == 2
+    tables = sorted((tmp_path / "runs" / "version_0").glob("*/features/metadata.tsv"))
+    assert len(tables) == 3  # one for each drawn round
+    for table in tables:
+        rows = table.read_text().splitlines()[1:]
+        assert len({row.split("\t")[1] for row in rows}) == 2
 
 
 def test_settings_in_a_config_and_callbacks_of_ones_own(tmp_path):

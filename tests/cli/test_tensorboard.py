@@ -110,7 +110,8 @@ def test_the_projector_is_served(server):
     url = f"{server}/data/plugin/projector"
     assert json.loads(fetch(f"{url}/runs")) == ["version_0"]
     embeddings = json.loads(fetch(f"{url}/info?run=version_0"))["embeddings"]
-    assert [(one["tensorName"], one["tensorShape"][1]) for one in embeddings] == [("features", 64)]
+    found = [(one["tensorName"], one["tensorShape"][1]) for one in embeddings]
+    assert found == [("features:00000", 64), ("features:00001", 64)]
 
 
 # What the page says, the text inside of shadow roots included.

@@ -23,6 +23,7 @@ from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.methods import FedAvg, FedClassAvg, FedPAC, FedPer, FedProx
 from pfl_lightning.phases import Personalization
 
@@ -282,7 +283,7 @@ def test_a_federation_is_no_module_of_its_own():
     with pytest.raises(ConfigurationError, match=r"no federation yet, got pfl_lightning.*ModuleFederation"):
         federate(federation, data, FedAvg)
     assert not list(federation.parameters())
-    assert isinstance(federation.loop, FederatedLoop)
+    assert isinstance(federation.loop, RoundLoop)
 
 
 @pytest.mark.parametrize(("labels", "example"), [("topic", "item['topic']"), (1, "item[1]"), ([0, 1], "item['label']")])
