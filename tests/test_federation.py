@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
 from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.methods import Ditto, FedAvg, FedBABU, FedPAC, FedRep, LocalOnly
 
 FIT = partial(FedAvg, lr=0.05, epochs=1)
@@ -182,7 +183,7 @@ def test_two_fits_in_a_row_go_on():
 
 
 def loops(trainer):
-    return [callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)]
+    return [callback for callback in trainer.callbacks if isinstance(callback, RoundLoop)]
 
 
 def test_a_trainer_without_a_loop_gets_one():
@@ -294,11 +295,11 @@ def test_a_fit_without_a_loop_gets_one_and_an_evaluation_needs_none():
     federation, data = Federation(partial(FedAvg, epochs=1), tiny_encoder), Toy()
     trainer = quiet_trainer(1)
     trainer.fit(federation, datamodule=data)
-    assert [type(callback).__name__ for callback in trainer.callbacks].count("FederatedLoop") == 1
+    assert [type(callback).__name__ for callback in trainer.callbacks].count("RoundLoop") == 1
     assert federation.round == 0
     other = quiet_trainer(1)
     other.test(federation, datamodule=data, verbose=False)
-    assert not any(isinstance(callback, FederatedLoop) for callback in other.callbacks)
+    assert not any(isinstance(callback, RoundLoop) for callback in other.callbacks)
 
 
 @pytest.mark.parametrize("method", [Ditto, FedPAC])

@@ -56,11 +56,12 @@ class DomainFolders(CachedImages):
         partition: Partitioner,
         batch_size: int = 50,
         *,
+        root: str,
         domains: list[str] | None = None,
         classes: list[str] | str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partition, batch_size, **kwargs)
+        super().__init__(partition, batch_size, root=root, **kwargs)
         _check_names("domains", domains)
         self.domains = domains
         self.classes = _class_list(classes)

@@ -15,8 +15,6 @@ from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.runner import Runner
 from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, settle
 from pfl_lightning.study.runs.state import finished_folder
-from pfl_lightning.study.timing.times import Times
-from pfl_lightning.study.timing.times_file import CellTime
 
 FEDAVG = {"model": {"method": {"class_path": "FedAvg"}}}
 ROWS = {
@@ -146,13 +144,6 @@ def test_a_row_that_cannot_go_on_trains_itself(tmp_path, pretended):
         ("resumed", "all, seed 0", "head, seed 0"),
         ("started", "all, seed 0"),
     ]
-
-
-def test_the_time_left_has_the_rounds_of_one(tmp_path):
-    runs = planned(tmp_path)
-    times = Times({str(run.cell.path): CellTime(10.0, 1.0) for run in runs})
-    times.leave_out(SharedTraining(runs).repeated(runs))
-    assert times.left(runs, 1) == 2 * (1.0 + 2 * 10.0) + 2 * 1.0
 
 
 def results_of(run):
