@@ -19,6 +19,7 @@ from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.progress import RoundProgress
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.callbacks.results_table import results_table
+from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.round import Traffic
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "PartitionPicture",
     "RepresentationMeasures",
     "ResultsWriter",
+    "RoundLoop",
     "RoundProgress",
     "RunSettings",
     "Traffic",

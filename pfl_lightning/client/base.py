@@ -321,8 +321,6 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
 
-    # ------------------------------------------------------------------ logged values
-
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log as in any LightningModule; a local fit without an inner Trainer averages the value over its steps."""
         if self._recorder is None:

@@ -37,20 +37,13 @@ class RoundLoop(L.Callback):
     An epoch of the Trainer is a round. The server aggregates after the last client of the round, before the validation.
 
     Args:
-        cohort: How many clients take part in a round: a share of all (a float in (0, 1], rounded up) or a number.
-            Novel clients of the data module are not counted: they never take part.
-        full_participation_in_last_round: Whether all clients take part in the last round (round ``max_epochs``).
-        min_clients: A round in which fewer updates than this can be aggregated is undone; a first one ends the run.
-        eval_cohort: How many clients are evaluated after a round of a fit, a share or a number as for ``cohort``: a
-            random sample, the same in all rounds and after a resume. ``validate`` and ``test`` evaluate all clients.
-        stop_on_divergence: Whether the run ends after a round in which the training diverges; see
-            :class:`~pfl_lightning.federation.divergence.DivergenceGuard`, which warns in any case.
-        max_update_ratio: An update that lies farther from what the server sent than so many times the median of the
-            round so far and of the last one is left out; ``None`` takes all. See
-            :class:`~pfl_lightning.state.update_norms.UpdateGuard`.
-        on_client_error: What an exception of a client's own code or data in a local fit does: ``"skip"`` costs the
-            client its round, with the traceback in the log; ``"raise"`` ends the run, as any does before a first good
-            round.
+        cohort: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
+        full_participation_in_last_round: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
+        min_clients: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
+        eval_cohort: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
+        stop_on_divergence: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
+        max_update_ratio: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
+        on_client_error: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
     """
 
     def __init__(
@@ -161,7 +154,7 @@ class RoundLoop(L.Callback):
         self._ignored = warnings.filters[0]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on where a checkpoint or an error left off; rounds that are played again leave TensorBoard.
+        """Go on where a checkpoint or an error left off; the curves of rounds that are repeated leave TensorBoard.
 
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.

@@ -36,7 +36,7 @@ class Display:
     Attributes:
         runs: All runs of the study.
         done: Those that are done.
-        rate: How fast rounds are played.
+        rate: How many rounds end in a second.
         console: Where it is shown.
         active: Runs that are being played, by name.
         broken: Names of runs that failed.

@@ -37,7 +37,7 @@ Runs, studies and their files
     finished            Folders of finished runs, written by hand.
     results             Schemas of results, and the kept results of studies.
     events              TensorBoard's event files, read back.
-    studies             Small studies, and runs that are played.
+    studies             Small studies, and their runs.
     pretended_study     ``pfl study`` whose runs only pretend.
     fuzz                Configs with one mistake each.
 """

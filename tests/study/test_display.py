@@ -108,7 +108,7 @@ def test_brackets_in_names_of_a_live_table(tmp_path):
 
 
 def test_the_time_left_is_by_the_rate_of_rounds(runs, clock):
-    """Four runs of two rounds, two at once: what is played at once counts together."""
+    """Four runs of two rounds, two at once: rounds of both count together."""
     rate = Rate(runs)
     assert rate.left(runs) == 0.0  # nothing is known
     rate.start(runs[0], 0)

@@ -275,7 +275,7 @@ def warn_of_other_items(
 def _items_now(datamodule: LightningDataModule, trainer: Any) -> list[int]:
     """Numbers of items of the training loaders that a plain fit would get now; none where they cannot be asked for.
 
-    A shallow copy is asked: the data module goes on with the Datasets that the clients have.
+    A shallow copy is asked: the data module keeps the Datasets that the clients have.
     """
     own = copy.copy(datamodule)
     own.trainer = trainer
