@@ -156,7 +156,7 @@ def test_features_are_computed_once():
 
     federation = run(partial(FedAvg, lr=0.05, epochs=1), 1, encoder=encoder)
     rows.clear()
-    personalize(federation, Personalization(epochs=10, batch_size=4))
+    personalize(federation, Personalization(epochs=10, batch_size=4), SequentialEngine(threads=1))
     sizes = [len(own) for own in Toy().labels]
     looks = sum(3 * min(16, size) for size in sizes)  # whether the encoder is as in evaluation mode
     assert sum(rows) == sum(sizes) + looks + 8 * CLIENTS  # training samples once, test samples once

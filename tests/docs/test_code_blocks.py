@@ -76,7 +76,7 @@ def test_command(parser, words, monkeypatch):
             sys.exit(main(list(words)) or 0)
         return
     if name in ("study", "reproduce"):
-        assert parse_arguments(study_parser(name, "FILE", "", estimate=False), options).study or not options
+        assert parse_arguments(study_parser(name, "FILE", ""), options).study or not options
         return
     if name in OTHER_COMMANDS:
         if "--config" not in options:
