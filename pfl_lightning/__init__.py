@@ -11,10 +11,9 @@ What a method is made of
 ``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them
 ``phases``, ``options``, ``learner``     phases of a local fit; options of all methods; networks that a server trains
 ``functional``, ``self_supervised``      losses, statistics and solvers; self-supervised objectives
-``public``                               public samples of a round
 What a run is made of
 ``federation``, ``round``, ``facts``     the LightningModule; one round; what is known before the first
-``data``, ``fit_data``                   what clients have; what a local fit reads
+``data``, ``fit``                        what clients have; what a local fit is given, and what it gives
 ``state``, ``seeding``, ``metrics``      states and checkpoints; seeds by purpose; accuracies of clients
 Throughout
 ``errors``, ``checks``                   errors with client and round; checks of arguments

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
-from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.functional import RunningAverage, server_step
@@ -20,6 +19,9 @@ from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
 from pfl_lightning.state.unsaved import UnsavedState
+
+if TYPE_CHECKING:
+    from pfl_lightning.client import FederatedClient
 
 __all__ = ["AggregationWeights", "Aggregator", "AveragingAggregator"]
 

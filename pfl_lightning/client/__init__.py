@@ -4,13 +4,12 @@
 ``base``            ``FederatedClient``: what a method overrides, Lightning's hooks
 ``declarations``    names that are shared, personal or fixed; names of loss terms
 ``features``        what methods ask of features and classes
-``context``         what a local fit knows of its client, its round and its run
 ``fits``            how engines train, evaluate and copy a client
 ==================  ==============================================================
 """
 
 from pfl_lightning.client.base import FederatedClient
-from pfl_lightning.client.context import Batch, Citation, FitContext
+from pfl_lightning.fit.context import Batch, Citation, FitContext
 from pfl_lightning.phases import Phase
 
 __all__ = ["Batch", "Citation", "FederatedClient", "FitContext", "Phase"]

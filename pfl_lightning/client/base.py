@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +12,17 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
-from pfl_lightning.client.context import Batch, Citation, FitContext
 from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.client.fits import FitAccess
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import Batch, Citation, FitContext
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.options import BatchNorm, Schedule
 from pfl_lightning.phases import Personalization, Phase
+from pfl_lightning.server import Aggregator, AveragingAggregator
 from pfl_lightning.state.tensors import load_state, select_state
-
-if TYPE_CHECKING:
-    from pfl_lightning.server import Aggregator
 
 __all__ = ["FederatedClient"]
 
@@ -88,8 +86,8 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     """Names of buffers that are yet to be set, and hold no finite numbers until then: they stay on the client."""
 
     public_samples: int = 0
-    """Public samples that a round uses, the same for all clients (:class:`~pfl_lightning.public.PublicSamples`); 0 for
-    a method that needs none."""
+    """Public samples that a round uses (:class:`~pfl_lightning.fit.public.PublicSamples`), the same for all clients; 0
+    for a method that needs none."""
 
     needs_public: ClassVar[bool] = False
     """Whether clients learn from public samples, as the method usually does, so that the data module must have some."""
@@ -158,8 +156,6 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
 
     def configure_aggregator(self, num_clients: int) -> Aggregator:
         """The server's side of the method; by default the mean of the shared state, weighted by samples."""
-        from pfl_lightning.server import AveragingAggregator
-
         return AveragingAggregator(self, num_clients)
 
     def phases(self) -> tuple[Phase, ...]:

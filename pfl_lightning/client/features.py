@@ -9,11 +9,11 @@ import lightning as L
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.state.closures import copy_module
 
 if TYPE_CHECKING:
-    from pfl_lightning.client.context import FitContext
+    from pfl_lightning.fit.context import FitContext
 
 __all__ = ["FeatureAccess"]
 

@@ -9,16 +9,17 @@ import lightning as L
 import torch
 from torch import nn
 
-from pfl_lightning.client.context import FitContext
 from pfl_lightning.data import SplitSource
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.context import FitContext
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.scoring import score_neighbors, score_part
+from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.options import Schedule
 from pfl_lightning.state.closures import copy_module
 
 if TYPE_CHECKING:
     from pfl_lightning.client.base import FederatedClient
-    from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 
 __all__ = ["FitAccess"]
 
@@ -68,10 +69,8 @@ class FitAccess(L.LightningModule):
             environment: Device and precision.
             make_trainer: Makes an inner Trainer, in engines that have one; not used here.
         """
-        from pfl_lightning.engines.evaluation import score_neighbors, score_part
-
         if self.uses_knn_evaluation():
-            return score_neighbors(cast("FederatedClient", self), part, data, environment)
+            return score_neighbors(self.encoder, part, data, environment)
         return score_part(self, part, data.eval_batch_size, environment)
 
     def fit_under_trainer(

@@ -18,12 +18,13 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, SplitSource
 from pfl_lightning.engines.advice import explained
-from pfl_lightning.engines.evaluation import SplitMetrics, load_own_state
+from pfl_lightning.engines.evaluation import SplitMetrics, forget_preparation, load_own_state
 from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, failure, local_fit, phase_data, trains
 from pfl_lightning.engines.notices import naming_clients
-from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.engines.schedules import handed_on
-from pfl_lightning.engines.tasks import (
+from pfl_lightning.engines.threads import HeldThreads, is_set_by_user, step_work, threads_for_work
+from pfl_lightning.errors import ClientError
+from pfl_lightning.fit.tasks import (
     EvaluationResult,
     EvaluationTask,
     FitEnvironment,
@@ -31,8 +32,6 @@ from pfl_lightning.engines.tasks import (
     FitTask,
     PhaseResult,
 )
-from pfl_lightning.engines.threads import HeldThreads, is_set_by_user, step_work, threads_for_work
-from pfl_lightning.errors import ClientError
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
 

@@ -1,68 +1,31 @@
-"""Evaluation of one client's model on a part of the client's data."""
+"""A module brought to the model that a client is evaluated with, and back."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import SplitSource
-from pfl_lightning.engines.preparation import prepare_evaluation, prepares_evaluation, remember_before
-from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
-from pfl_lightning.fit_data import FitData
-from pfl_lightning.functional import nearest_neighbor_accuracy
-from pfl_lightning.functional.numerics import hits
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.engines.lifecycle import local_fit
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.tensors import load_state
 
-__all__ = ["SplitMetrics", "load_own_state", "score_neighbors", "score_part"]
+__all__ = ["SplitMetrics", "forget_preparation", "load_own_state"]
 
 SplitMetrics = tuple[EvalMetrics | None, EvalMetrics | None]
 """Metrics of the validation and the test part; ``None`` where there is none."""
 
+Buffers = dict[str, dict[str, Tensor | None]]
+"""Non-persistent buffers by the name of their module, and by their own."""
 
-def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment: FitEnvironment) -> EvalMetrics:
-    """Accuracy and mean cross entropy, without gradients.
-
-    Args:
-        model: From inputs to class scores (N, C), in evaluation mode.
-        part: The samples; at least one.
-        batch_size: Samples at a time.
-        environment: Device and precision.
-    """
-    right = torch.zeros((), dtype=torch.int64, device=environment.device)
-    loss = torch.zeros((), dtype=torch.float32, device=environment.device)  # whatever the default type is
-    for piece in part.split(batch_size):
-        x, y = piece.loader(batch_size, device=environment.device).tensors()
-        with environment.precision.forward_context():
-            scores = model(environment.precision.convert_input(x))
-        right += hits(scores, y).sum()
-        loss += F.cross_entropy(scores.float(), y, reduction="sum")
-    return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part))
-
-
-def score_neighbors(
-    client: FederatedClient, part: SplitSource, data: FitData, environment: FitEnvironment
-) -> EvalMetrics:
-    """Accuracy of the nearest of the client's training samples, in the space of the features; there is no loss (NaN).
-
-    Args:
-        client: The model, in evaluation mode.
-        part: The samples; at least one.
-        data: The client's own training data.
-        environment: Device and precision.
-    """
-    known, classes = data.features(client.encoder)
-    right = 0.0
-    for piece in part.split(data.eval_batch_size):
-        inputs, targets = piece.loader(data.eval_batch_size, device=environment.device).tensors()
-        with environment.precision.forward_context():
-            features = client.encoder(environment.precision.convert_input(inputs))
-        right += len(piece) * float(nearest_neighbor_accuracy(known.float(), classes, features.float(), targets))
-    return EvalMetrics(right / len(part), math.nan, len(part))
+_before: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
+"""Buffers of the modules that are prepared, as they were before the broadcast."""
 
 
 def load_own_state(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> None:
@@ -71,9 +34,9 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
     It is the client's personal state under what the server would send now; or, for a method that evaluates the trained
     models, the client's model after its last local fit. Then comes the method's own ``before_evaluation``.
     """
-    prepares = prepares_evaluation(client)
+    prepares = _prepares(client)
     if prepares:
-        remember_before(client)
+        _remember_buffers(client)
     if client.buffers_change:
         client.restore_buffers()
     if not task.trained:
@@ -83,4 +46,74 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
     if task.trained:
         load_state(client, task.stored)  # over the received weights; what else was received stays
     if prepares:
-        prepare_evaluation(client, task.context, environment)
+        _prepare(client, task.context, environment)
+
+
+def _prepares(client: FederatedClient) -> bool:
+    """Return whether the method computes anything before an evaluation: it overrides ``before_evaluation``."""
+    return type(client).before_evaluation is not FederatedClient.before_evaluation
+
+
+def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
+    """Call the client's ``before_evaluation`` on the model that the module holds, in evaluation mode.
+
+    Draws of torch's, Python's and NumPy's own generators derive from (seed, round, client), and are the same in every
+    evaluation of a round.
+
+    Raises:
+        ConfigurationError: It wrote into a non-persistent buffer, which may be a broadcast's tensor.
+    """
+    found = _buffers(client)
+    versions = [(name, tensor, tensor._version) for name, tensor in _tensors(found)]
+    client.eval()
+    seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, context.round, context.client)
+    try:
+        with torch.no_grad(), local_fit(environment), torch_seed(seed, python=True):
+            client.before_evaluation(context)
+    except Exception as error:
+        error.add_note(f"before the evaluation of client {context.client}, round {context.round + 1}")
+        raise
+    client.eval()
+    for name, tensor, version in versions:
+        if tensor._version != version:
+            raise ConfigurationError(
+                f"{type(client).__name__}.before_evaluation writes into the buffer {name!r}, which would outlast the "
+                "evaluation: replace it by assign of a TensorDict, or by setting the attribute to a new tensor"
+            )
+
+
+def _remember_buffers(client: FederatedClient) -> None:
+    """Note the non-persistent buffers that :func:`forget_preparation` gives back; called before anything is received.
+
+    So nothing of a broadcast, such as a bank of models, outlasts the evaluation.
+    """
+    forget_preparation(client)  # of the client before
+    _before[client] = _buffers(client)
+
+
+def forget_preparation(client: FederatedClient) -> None:
+    """Give the module back the buffers that it had; parameters and values are loaded before they are next used."""
+    if client.buffers_change:
+        client.restore_buffers()
+    before = _before.pop(client, None)
+    if before is None:
+        return
+    for prefix, module in client.named_modules():
+        for key in list(module._non_persistent_buffers_set):
+            delattr(module, key)
+        for key, tensor in before[prefix].items():
+            module.register_buffer(key, tensor, persistent=False)
+
+
+def _buffers(client: FederatedClient) -> Buffers:
+    return {
+        prefix: {key: module._buffers[key] for key in module._buffers if key in module._non_persistent_buffers_set}
+        for prefix, module in client.named_modules()
+    }
+
+
+def _tensors(buffers: Buffers) -> Iterator[tuple[str, Tensor]]:
+    for prefix, own in buffers.items():
+        for key, tensor in own.items():
+            if tensor is not None:
+                yield f"{prefix}.{key}" if prefix else key, tensor

@@ -18,12 +18,12 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines.received import attributes, check_attributes, check_names, check_set, mark_shared
 from pfl_lightning.engines.schedules import earlier_fits
-from pfl_lightning.engines.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.public import public_for
+from pfl_lightning.fit.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.messages import ClientUpdate, State, magnitude
-from pfl_lightning.public import public_for
 from pfl_lightning.state.carried import split_attributes
 from pfl_lightning.state.tensors import load_state
 from pfl_lightning.state.unsaved import UnsavedState

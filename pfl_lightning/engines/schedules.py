@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.tasks import FitTask
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.tasks import FitTask
 
 __all__ = ["Scheduler", "StepCount", "advance", "earlier_fits", "handed_on", "unpack_optimizers"]
 

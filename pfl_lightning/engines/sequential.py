@@ -20,8 +20,8 @@ from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.feature_cache import is_as_in_evaluation
 from pfl_lightning.engines.lifecycle import check_finite_losses, means, trains
 from pfl_lightning.engines.schedules import StepCount, advance, unpack_optimizers
-from pfl_lightning.engines.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["SequentialEngine"]

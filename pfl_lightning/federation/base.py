@@ -29,8 +29,8 @@ from pfl_lightning.federation.outer_callbacks import (
 )
 from pfl_lightning.federation.saved_state import SavedState
 from pfl_lightning.federation.single_items import check_single_items
+from pfl_lightning.fit.public import check_public
 from pfl_lightning.import_paths import method_named
-from pfl_lightning.public import check_public
 from pfl_lightning.seeding import Purpose, derive_seed, global_seed, torch_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import (

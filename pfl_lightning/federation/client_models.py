@@ -10,9 +10,8 @@ import torch
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines import EvaluationTask
-from pfl_lightning.engines.evaluation import load_own_state
+from pfl_lightning.engines.evaluation import forget_preparation, load_own_state
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.engines.preparation import forget_preparation
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation.evaluation import warn_if_not_finetuned
 from pfl_lightning.federation.personalization import PersonalizationStage

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines import EvaluationTask, FitEnvironment
-from pfl_lightning.engines.evaluation import load_own_state
-from pfl_lightning.engines.preparation import forget_preparation
+from pfl_lightning.engines.evaluation import forget_preparation, load_own_state
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed

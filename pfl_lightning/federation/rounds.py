@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, FitEnvironment
-from pfl_lightning.engines.tasks import Clock
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.facts import RunFacts
 from pfl_lightning.federation.progress_bar import name_round
+from pfl_lightning.fit.tasks import Clock
 from pfl_lightning.lightning_private import has_trainer
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.server import Aggregator

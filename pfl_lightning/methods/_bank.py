@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.messages import Broadcast, State, statistics_field, weight_field
 
 __all__ = ["BankBroadcast", "mean_loss", "row_of", "stacked"]

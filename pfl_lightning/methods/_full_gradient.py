@@ -8,7 +8,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import State
 

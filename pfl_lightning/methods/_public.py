@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import Batch, FederatedClient, FitContext, Phase
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.state.tensors import TensorDict, select_state

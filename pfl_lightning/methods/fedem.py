@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.methods._starts import check_starts, reset_layers, take_weights
 from pfl_lightning.options import ClientOptions, Unpack

@@ -15,7 +15,7 @@ from pfl_lightning.functional.numerics import at_least_single, without_autocast
 
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
-    from pfl_lightning.fit_data import FitData
+    from pfl_lightning.fit.data import FitData
 
 __all__ = [
     "Objective",

@@ -15,8 +15,8 @@ from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter, results_table
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.engines import SequentialEngine
-from pfl_lightning.engines.tasks import EvaluationResult
 from pfl_lightning.errors import CheckpointError
+from pfl_lightning.fit.tasks import EvaluationResult
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.metrics import EvalMetrics
 

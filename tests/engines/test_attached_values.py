@@ -15,7 +15,7 @@ from pfl_lightning.client import Phase
 from pfl_lightning.datamodules import Augmentation
 from pfl_lightning.engines.vectorized.computation.eager import StepInputs
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import FedAvg
 
 COHORTS = [[0, 2, 3], [1, 2, 4]]

@@ -7,7 +7,7 @@ import torch
 from _helpers.toy import CLASSES, INPUTS, Toy, dropout_encoder, normed_encoder, tiny_encoder
 from torch import nn
 
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.methods._bank import BankBroadcast, mean_loss, row_of, stacked
 

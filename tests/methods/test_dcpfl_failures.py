@@ -9,7 +9,7 @@ from _helpers.toy import Toy, assert_same, run, tiny_encoder
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.errors import ClientError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import DCPFL
 
 ROUND = 3

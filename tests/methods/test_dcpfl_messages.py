@@ -9,7 +9,7 @@ from _helpers.toy import FEATURES, GivenCohorts, Toy, assert_same, normed_encode
 
 from pfl_lightning.client import FitContext
 from pfl_lightning.errors import InvalidMessageError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import DCPFL, dcpfl
 
 ROUND = 3

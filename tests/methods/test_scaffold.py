@@ -13,7 +13,7 @@ from pfl_lightning import SequentialEngine
 from pfl_lightning.client import Phase
 from pfl_lightning.errors import ConfigurationError, InvalidMessageError
 from pfl_lightning.facts import RunFacts
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import SCAFFOLD, FedAvg
 from pfl_lightning.methods._full_gradient import full_gradient
 from pfl_lightning.methods._sgd_steps import steps_in_gradients

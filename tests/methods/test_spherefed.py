@@ -27,7 +27,7 @@ from torch import nn
 from pfl_lightning import TrainerEngine, VectorizedEngine
 from pfl_lightning.client import FitContext
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import SphereFed
 from pfl_lightning.seeding import derive_seed
 

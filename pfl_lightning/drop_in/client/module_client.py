@@ -27,8 +27,8 @@ from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.drop_in.fits.own_data import OwnData, own_values
-from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written
 from pfl_lightning.options import BatchNorm

@@ -19,7 +19,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.engines.notices import naming_clients, silence
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 
 __all__ = ["Trace", "in_parametrization", "trace_batch"]
 

@@ -17,7 +17,7 @@ from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.features.capture import FeatureCapture
 from pfl_lightning.drop_in.features.passes import FeaturePass
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 
 __all__ = ["ModuleEncoder", "Remaking"]

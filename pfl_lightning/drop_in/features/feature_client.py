@@ -19,9 +19,9 @@ from pfl_lightning.drop_in.features.feature_parts import FeatureParts
 from pfl_lightning.drop_in.features.passes import FeaturePass
 from pfl_lightning.drop_in.features.views import hooks_on_each_view, say_if_equal, unstacked
 from pfl_lightning.drop_in.fits.module_calls import flat_objects, patched
-from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.metrics import EvalMetrics
 
 __all__ = ["FeatureModuleClient"]

@@ -19,7 +19,7 @@ from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder, Remaking
 from pfl_lightning.drop_in.features.passes import FeaturePass
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 
 __all__ = ["FeatureParts"]
 

@@ -18,7 +18,7 @@ from pfl_lightning.drop_in.fits.module_calls import call_step, patched
 from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.lightning_private import attached
 
 __all__ = ["FeaturePass"]

@@ -18,9 +18,9 @@ from pfl_lightning.drop_in.features.encoder import ModuleEncoder
 from pfl_lightning.drop_in.features.feature_client import FeatureModuleClient
 from pfl_lightning.drop_in.features.watched_values import refuse_watched, warn_of_monitor, what_to_watch
 from pfl_lightning.drop_in.fits.module_calls import flat_objects
-from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.messages import Broadcast

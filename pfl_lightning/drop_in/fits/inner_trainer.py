@@ -18,8 +18,8 @@ from pfl_lightning.drop_in.fits.added_layers import KeepsAdded
 from pfl_lightning.drop_in.fits.counters import names_in_code
 from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.drop_in.outer.handed_in import copies, sees_evaluations
-from pfl_lightning.engines.tasks import MakeTrainer
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.tasks import MakeTrainer
 from pfl_lightning.lightning_private import with_own_metrics
 
 __all__ = [

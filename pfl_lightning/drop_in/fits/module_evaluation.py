@@ -22,8 +22,8 @@ from pfl_lightning.drop_in.fits.module_calls import call_step, patched
 from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
-from pfl_lightning.engines.tasks import FitEnvironment, MakeTrainer
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.functional.numerics import hits
 from pfl_lightning.lightning_private import combining_mode
 from pfl_lightning.metrics import EvalMetrics

@@ -30,7 +30,7 @@ from pfl_lightning.drop_in.fits.own_data import OwnData
 from pfl_lightning.drop_in.fits.validation import LocalValidation
 from pfl_lightning.drop_in.forms.given_data import is_of_module
 from pfl_lightning.engines.notices import silence
-from pfl_lightning.engines.tasks import MakeTrainer
+from pfl_lightning.fit.tasks import MakeTrainer
 
 __all__ = ["fit_module", "run_steps_under_trainer", "standing_in"]
 

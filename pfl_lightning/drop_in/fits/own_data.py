@@ -15,7 +15,7 @@ from pfl_lightning.datamodules.adapters.items import OwnItems, own_items
 from pfl_lightning.datamodules.adapters.loading.plain_values import nested_datasets, plain_values, set_values
 from pfl_lightning.datamodules.adapters.loading.stages import brings
 from pfl_lightning.drop_in.fits.continuity import Course
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 
 __all__ = ["OwnData", "own_values"]
 

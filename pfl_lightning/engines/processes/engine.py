@@ -8,10 +8,10 @@ import sys
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.processes.host import ProcessHost
-from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.workers.engine import WorkerEngine
 from pfl_lightning.engines.workers.host import WorkerHost
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.tasks import FitEnvironment
 
 __all__ = ["ProcessEngine"]
 

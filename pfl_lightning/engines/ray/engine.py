@@ -9,9 +9,9 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.ray.cluster import Cluster, require_ray
 from pfl_lightning.engines.ray.host import RayHost
-from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.workers.engine import WorkerEngine
 from pfl_lightning.engines.workers.host import WorkerHost
+from pfl_lightning.fit.tasks import FitEnvironment
 
 __all__ = ["RayEngine"]
 

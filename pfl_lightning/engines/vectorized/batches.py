@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.lifecycle import phase_data
-from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.stack import Member
+from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["Batches", "StackedBatches", "Stream"]

@@ -17,14 +17,6 @@ from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, loca
 from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
-from pfl_lightning.engines.tasks import (
-    EvaluationResult,
-    EvaluationTask,
-    FitEnvironment,
-    FitResult,
-    FitTask,
-    PhaseResult,
-)
 from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import StackedEvaluation
 from pfl_lightning.engines.vectorized.groups import Groups, PerModule
@@ -32,6 +24,14 @@ from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarde
 from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.errors import FederationError
+from pfl_lightning.fit.tasks import (
+    EvaluationResult,
+    EvaluationTask,
+    FitEnvironment,
+    FitResult,
+    FitTask,
+    PhaseResult,
+)
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, stack_purpose, torch_seed
 
 __all__ = ["VectorizedEngine"]

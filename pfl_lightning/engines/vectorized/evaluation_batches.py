@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.data import SplitSource
-from pfl_lightning.engines.tasks import EvaluationTask
+from pfl_lightning.fit.tasks import EvaluationTask
 
 __all__ = ["Piece", "PieceBatch", "gather", "groups_of", "pieces_of"]
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.tasks import EvaluationResult, EvaluationTask, FitResult, FitTask
+from pfl_lightning.fit.tasks import EvaluationResult, EvaluationTask, FitResult, FitTask
 
 __all__ = ["Groups", "PerModule"]
 

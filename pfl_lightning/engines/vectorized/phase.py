@@ -11,7 +11,6 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.lifecycle import check_finite_losses
 from pfl_lightning.engines.sequential import new_scaler, passed_through
-from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
 from pfl_lightning.engines.vectorized.gradients import LossScaling, clip_per_client
@@ -20,6 +19,7 @@ from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_s
 from pfl_lightning.engines.vectorized.stack import Member, Stack
 from pfl_lightning.engines.vectorized.step import StackedStep
 from pfl_lightning.errors import NonFiniteLossError
+from pfl_lightning.fit.tasks import FitEnvironment
 
 __all__ = ["Clipping", "run_stacked_phase"]
 

@@ -17,10 +17,10 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.evaluation import SplitMetrics
 from pfl_lightning.engines.generators import device_generators, host_generators
 from pfl_lightning.engines.lifecycle import local_fit
-from pfl_lightning.engines.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.engines.vectorized.evaluation_batches import Piece, PieceBatch, gather, groups_of, pieces_of
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
 from pfl_lightning.engines.vectorized.stack import Member, Stack, places_of
+from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.functional.numerics import hits
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import torch_seed

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.batches import Batches
 from pfl_lightning.engines.vectorized.computation.eager import (
     Computation,
@@ -25,6 +24,7 @@ from pfl_lightning.engines.vectorized.limits import (
     python_state,
     refuse_changes,
 )
+from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.state.tensors import norm_names
 
 __all__ = ["StackedStep"]

@@ -17,7 +17,13 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.notices import shown_before
 from pfl_lightning.engines.sequential import SequentialEngine
-from pfl_lightning.engines.tasks import (
+from pfl_lightning.engines.workers.host import WorkerHost
+from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
+from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
+from pfl_lightning.engines.workers.pool import InWorkerError, Job, WorkerPool
+from pfl_lightning.engines.workers.worker import ClientWork, Reply, Setup, TorchSwitches
+from pfl_lightning.errors import ClientCodeError, ConfigurationError, FederationError
+from pfl_lightning.fit.tasks import (
     EvaluationResult,
     EvaluationTask,
     FitEnvironment,
@@ -25,12 +31,6 @@ from pfl_lightning.engines.tasks import (
     FitTask,
     PhaseResult,
 )
-from pfl_lightning.engines.workers.host import WorkerHost
-from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
-from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
-from pfl_lightning.engines.workers.pool import InWorkerError, Job, WorkerPool
-from pfl_lightning.engines.workers.worker import ClientWork, Reply, Setup, TorchSwitches
-from pfl_lightning.errors import ClientCodeError, ConfigurationError, FederationError
 from pfl_lightning.messages import ClientUpdate
 
 __all__ = ["WorkerEngine"]

@@ -13,9 +13,9 @@ from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.datamodules import IID, ClientSplit, FederatedDataModule, ImageFolder, Samples
 from pfl_lightning.datamodules.clients.public import with_public
 from pfl_lightning.engines.vectorized.batches import StackedBatches
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.public import HELD, PublicSamples, _inputs, public_positions
 from pfl_lightning.methods import KTpFL
-from pfl_lightning.public import HELD, PublicSamples, _inputs, public_positions
 
 
 class Pictures(FederatedDataModule):

@@ -11,7 +11,7 @@ from torch import nn
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.datamodules import Augmentation
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import DualFed, FedAvg, FedClassAvg, FedPAC
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError
 from pfl_lightning.engines.vectorized.stack import places_of
+from pfl_lightning.fit.tasks import FitEnvironment
 
 __all__ = ["Computation", "EagerComputation", "StepInputs", "StepOutputs", "Tensors", "Terms", "mean_terms"]
 

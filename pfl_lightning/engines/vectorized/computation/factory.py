@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.engines.tasks import FitEnvironment
 from pfl_lightning.engines.vectorized.computation.compiled import CompiledComputation, CompiledSteps
 from pfl_lightning.engines.vectorized.computation.cuda_graph import CudaGraph, GraphedComputation, Recorder
 from pfl_lightning.engines.vectorized.computation.eager import Computation, EagerComputation
 from pfl_lightning.engines.vectorized.groups import PerModule
 from pfl_lightning.engines.vectorized.limits import equal_attributes, python_state, uses_batch_index
+from pfl_lightning.fit.tasks import FitEnvironment
 
 __all__ = ["ComputationFactory"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pfl_lightning.data import BatchSource, FederatedData, SplitSource
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit_data import FitData
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.seeding import Purpose, seeded_generator
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def public_positions(count: int, size: int, seed: int, round: int) -> Tensor:
         round: Number of the round, from 0.
 
     Example:
-        >>> from pfl_lightning.public import public_positions
+        >>> from pfl_lightning.fit.public import public_positions
         >>> public_positions(100, 4, seed=0, round=2).tolist() == public_positions(100, 4, seed=0, round=2).tolist()
         True
     """
@@ -70,7 +70,7 @@ class PublicSamples:
     def of_round(self, round: int) -> FitData:
         """Samples S_r of a round, in the order in which they were drawn; the same object whenever it is asked for.
 
-        So that what :meth:`~pfl_lightning.fit_data.FitData.attach` gives them in ``before_fit`` is there in the phases.
+        So that what :meth:`~pfl_lightning.fit.data.FitData.attach` gives them in ``before_fit`` is there in the phases.
         """
         if round not in self._drawn:
             positions = public_positions(len(self._part), self._size, self._seed, round)

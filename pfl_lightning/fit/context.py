@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from pfl_lightning.facts import RunFacts
-from pfl_lightning.fit_data import FitData
-from pfl_lightning.public import PublicSamples
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.public import PublicSamples
 
 __all__ = ["Batch", "Citation", "FitContext"]
 
