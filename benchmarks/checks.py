@@ -34,7 +34,7 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromDatasets, ImageFolder
 from pfl_lightning.federation.divergence import DivergenceGuard
 from pfl_lightning.server import Aggregator
-from pfl_lightning.state.snapshot import Snapshot
+from pfl_lightning.state.image import Snapshot
 from pfl_lightning.state.update_norms import UpdateGuard
 
 SETTINGS = {"lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4}

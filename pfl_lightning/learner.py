@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import magnitude
-from pfl_lightning.state.snapshot import Snapshot
+from pfl_lightning.state.image import Snapshot
 
 __all__ = ["Learner", "Objective", "all_finite", "check_room", "warn_of_taken_back"]
 

@@ -20,7 +20,7 @@ from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, Message, ma
 from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.state.clients import Clients
-from pfl_lightning.state.snapshot import Growth, Snapshot
+from pfl_lightning.state.image import Growth, Snapshot
 from pfl_lightning.state.update_norms import Norms, UpdateGuard
 
 __all__ = ["Round", "Traffic"]

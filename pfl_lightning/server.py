@@ -17,8 +17,8 @@ from pfl_lightning.functional import RunningAverage, server_step
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate
 from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.state.client_states import ClientStates
+from pfl_lightning.state.image import UnsavedState
 from pfl_lightning.state.tensors import TensorDict, select_state
-from pfl_lightning.state.unsaved import UnsavedState
 
 if TYPE_CHECKING:
     from pfl_lightning.client import FederatedClient

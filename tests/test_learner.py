@@ -13,7 +13,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.learner import Learner, check_room
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.server import AveragingAggregator
-from pfl_lightning.state.snapshot import Snapshot
+from pfl_lightning.state.image import Snapshot
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 

@@ -142,8 +142,8 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         self._make_optimizer, self._make_scheduler, self.schedule = optimizer, lr_scheduler, schedule
         self.personalization: Personalization | None = None  # in the place of fine_tune, set from outside
         self._recorder: dict[str, list[Tensor]] | None = None
-        self.frozen_before: dict[torch.dtype, Any] = {}
-        """Samples of what is frozen, as it was when the current fit began."""
+        self.isolation: Any = None
+        """What engines note of the module, to see that no client begins with what is another's; not copied."""
         self.logged_metrics: dict[str, float] = {}
         """Values that a user's module logged in the current fit, apart from the terms of the loss."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from weakref import WeakKeyDictionary
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.engines.isolation_check import IsolationCheck
 from pfl_lightning.engines.lifecycle import local_fit
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment
@@ -21,12 +19,6 @@ __all__ = ["SplitMetrics", "forget_preparation", "load_own_state"]
 SplitMetrics = tuple[EvalMetrics | None, EvalMetrics | None]
 """Metrics of the validation and the test part; ``None`` where there is none."""
 
-Buffers = dict[str, dict[str, Tensor | None]]
-"""Non-persistent buffers by the name of their module, and by their own."""
-
-_before: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
-"""Buffers of the modules that are prepared, as they were before the broadcast."""
-
 
 def load_own_state(client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> None:
     """Put the model that a client is evaluated with into the module of its architecture, before any fine-tuning.
@@ -34,9 +26,10 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
     It is the client's personal state under what the server would send now; or, for a method that evaluates the trained
     models, the client's model after its last local fit. Then comes the method's own ``before_evaluation``.
     """
-    prepares = _prepares(client)
-    if prepares:
-        _remember_buffers(client)
+    prepares = type(client).before_evaluation is not FederatedClient.before_evaluation
+    if prepares:  # nothing of a broadcast, such as a bank of models, is to outlast the evaluation
+        forget_preparation(client)  # of the client before
+        IsolationCheck.of(client).buffers = _buffers(client)
     if client.buffers_change:
         client.restore_buffers()
     if not task.trained:
@@ -49,11 +42,6 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
         _prepare(client, task.context, environment)
 
 
-def _prepares(client: FederatedClient) -> bool:
-    """Return whether the method computes anything before an evaluation: it overrides ``before_evaluation``."""
-    return type(client).before_evaluation is not FederatedClient.before_evaluation
-
-
 def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
     """Call the client's ``before_evaluation`` on the model that the module holds, in evaluation mode.
 
@@ -63,8 +51,7 @@ def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvir
     Raises:
         ConfigurationError: It wrote into a non-persistent buffer, which may be a broadcast's tensor.
     """
-    found = _buffers(client)
-    versions = [(name, tensor, tensor._version) for name, tensor in _tensors(found)]
+    versions = [(name, tensor, tensor._version) for name, tensor in _buffers(client).items() if tensor is not None]
     client.eval()
     seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, context.round, context.client)
     try:
@@ -82,38 +69,27 @@ def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvir
             )
 
 
-def _remember_buffers(client: FederatedClient) -> None:
-    """Note the non-persistent buffers that :func:`forget_preparation` gives back; called before anything is received.
-
-    So nothing of a broadcast, such as a bank of models, outlasts the evaluation.
-    """
-    forget_preparation(client)  # of the client before
-    _before[client] = _buffers(client)
-
-
 def forget_preparation(client: FederatedClient) -> None:
     """Give the module back the buffers that it had; parameters and values are loaded before they are next used."""
     if client.buffers_change:
         client.restore_buffers()
-    before = _before.pop(client, None)
+    isolation = IsolationCheck.of(client)
+    before, isolation.buffers = isolation.buffers, None
     if before is None:
         return
-    for prefix, module in client.named_modules():
+    for module in client.modules():
         for key in list(module._non_persistent_buffers_set):
             delattr(module, key)
-        for key, tensor in before[prefix].items():
-            module.register_buffer(key, tensor, persistent=False)
+    for place, tensor in before.items():
+        prefix, _, key = place.rpartition(".")
+        client.get_submodule(prefix).register_buffer(key, tensor, persistent=False)
 
 
-def _buffers(client: FederatedClient) -> Buffers:
+def _buffers(client: FederatedClient) -> dict[str, Tensor | None]:
+    """The non-persistent buffers."""
     return {
-        prefix: {key: module._buffers[key] for key in module._buffers if key in module._non_persistent_buffers_set}
+        f"{prefix}.{key}" if prefix else key: tensor
         for prefix, module in client.named_modules()
+        for key, tensor in module._buffers.items()
+        if key in module._non_persistent_buffers_set
     }
-
-
-def _tensors(buffers: Buffers) -> Iterator[tuple[str, Tensor]]:
-    for prefix, own in buffers.items():
-        for key, tensor in own.items():
-            if tensor is not None:
-                yield f"{prefix}.{key}" if prefix else key, tensor

@@ -9,16 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
-from pfl_lightning.engines.received import attributes, check_attributes, check_names, check_set, mark_shared
+from pfl_lightning.engines.isolation_check import IsolationCheck
 from pfl_lightning.engines.schedules import earlier_fits
-from pfl_lightning.engines.unchanged import check_unchanged, sampled
 from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import public_for
@@ -26,7 +24,6 @@ from pfl_lightning.fit.tasks import FitEnvironment, FitTask, Losses
 from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.state.carried import split_attributes
 from pfl_lightning.state.tensors import load_state
-from pfl_lightning.state.unsaved import UnsavedState
 
 __all__ = [
     "begin",
@@ -41,25 +38,7 @@ __all__ = [
     "trains",
 ]
 
-BEGUN = ("begun",)
-"""Key of a module's names at the beginning of its first fit."""
-
-MARKED = ("marked",)
-"""Key of the shared names that its first fit is to set."""
-
-# Matching the patterns of a method takes longer than a step of a small model, and their names do not change.
-_names: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Iterable[str]]] = WeakKeyDictionary()
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Attributes in which a module keeps what is called around its passes."""
-
 PACKAGE = Path(__file__).resolve().parents[1]
-
-_hooks: WeakKeyDictionary[nn.Module, dict[tuple[str, str], set[int]]] = WeakKeyDictionary()
-"""Keys of the hooks of a client's layers at the beginning of its first fit."""
-
-_attributes: WeakKeyDictionary[nn.Module, UnsavedState | None] = WeakKeyDictionary()
-"""Python attributes of modules at the beginning of their first fit, until it ends."""
 
 
 def make_context(
@@ -120,18 +99,15 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
         The context of the fit.
     """
     client.train()
-    known = _names.setdefault(client, {})
-    if BEGUN not in known:
-        _hooks[client] = {place: set(held) for place, held in _hooks_of(client).items()}
-        known[BEGUN], known[MARKED] = tuple(client.state_dict()), mark_shared(client)
-        _attributes[client] = attributes(client)
+    isolation = IsolationCheck.of(client)
+    isolation.begin(client)
     if client.buffers_change:
         client.restore_buffers()
     load_state(client, task.personal)
     # The client may keep tensors of the message, which belong where its model is.
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
     client.recall(split_attributes(task.carried or b"")[1])
-    client.frozen_before = sampled(client, client.frozen) if client.frozen else {}
+    isolation.sample_frozen(client)
     return replace(task.context, earlier_fits=earlier_fits(client, task))
 
 
@@ -152,17 +128,9 @@ def failure(error: Exception, client: FederatedClient, context: FitContext, envi
     if isinstance(error, FederationError) or of_package:
         raise error
     client.to(environment.device)
-    before = _hooks.get(client, {})
-    for place, held in _hooks_of(client).items():
-        for key in held.keys() - before.get(place, set()):
-            del held[key]
+    IsolationCheck.of(client).remove_hooks(client)
     reason = f"its own code or data ended in {type(error).__name__}: {error}"
     return ClientCodeError(context.client, context.round, reason, error, "".join(traceback.format_exception(error)))
-
-
-def _hooks_of(module: nn.Module) -> dict[tuple[str, str], dict[int, Any]]:
-    """What is called around the passes of a module and its layers, by layer and kind."""
-    return {(layer, kind): vars(own)[kind] for layer, own in module.named_modules() for kind in HOOKS}
 
 
 def enter_phase(client: FederatedClient, phase: Phase) -> None:
@@ -174,19 +142,10 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
     """
     client.phase = phase
     parameters = dict(client.named_parameters())
-    known = _names.setdefault(client, {})
-    if MARKED in known:
-        check_set(client, tuple(known.pop(MARKED)))
+    isolation = IsolationCheck.of(client)
+    isolation.check_set(client)
     key = ("trained", phase.name, *phase.train, None, *(phase.losses or ()), None, *parameters)
-    if key not in known:
-        client.check_phase(phase)
-        known[key] = client.trained_names(phase)
-        if not known[key]:
-            raise ConfigurationError(
-                f"phase {phase.name!r} of {type(client).__name__} has nothing to train: all that {phase.train} names "
-                "is frozen (requires_grad=False); let some of it train, or use a method without this phase"
-            )
-    trained = known[key]
+    trained = isolation.matched(key, lambda: _trained_names(client, phase))
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in trained)
         parameter.grad = None
@@ -194,6 +153,17 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
     # Frozen means frozen: running statistics of a part that does not train are used, not updated.
     for layer in client.frozen_norms():
         layer.eval()
+
+
+def _trained_names(client: FederatedClient, phase: Phase) -> set[str]:
+    client.check_phase(phase)
+    trained = client.trained_names(phase)
+    if not trained:
+        raise ConfigurationError(
+            f"phase {phase.name!r} of {type(client).__name__} has nothing to train: all that {phase.train} names "
+            "is frozen (requires_grad=False); let some of it train, or use a method without this phase"
+        )
+    return trained
 
 
 def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple[ClientUpdate, State]:
@@ -207,19 +177,18 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
         ClientError: The personal state is not finite.
         ConfigurationError: The fit has changed what is frozen, or has added a parameter or buffer.
     """
-    if client.frozen_before:
-        check_unchanged(client, context)
+    isolation = IsolationCheck.of(client)
+    isolation.check_frozen(client, context)
     if client.buffers_change:
         client.restore_buffers()
     update = client.make_update(context, before)
     state = client.state_dict()
-    known = _names.setdefault(client, {})
-    key = ("kept", *state)
-    if key not in known:
-        check_names(client, known.get(BEGUN, state))
-        check_attributes(client, _attributes.pop(client, None))
-        known[key] = client.kept_names()
-    personal = {name: state[name] for name in known[key]}
+
+    def kept_names() -> Iterable[str]:
+        isolation.check_added(client)
+        return client.kept_names()
+
+    personal = {name: state[name] for name in isolation.matched(("kept", *state), kept_names)}
     for name, tensor in personal.items():
         if name in client.unset or not tensor.is_floating_point():
             continue

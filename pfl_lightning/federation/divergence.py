@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.state.snapshot import Growth
+from pfl_lightning.state.image import Growth
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.base import Federation

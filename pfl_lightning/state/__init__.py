@@ -11,9 +11,8 @@
 ``checkpoints``                          checkpoints of a federation, and clients' models as plain files
 ``equality``                             ``same``: whether two values hold the same
 ``files``, ``run_lock``                  files written as a whole or not at all; the lock of a run's folder
-``snapshot``                             what a server held before a round, to which it can return
+``image``                                what a server or client held before: has it changed, and putting it back
 ``update_norms``                         ``UpdateGuard``: how far updates lie from what was sent, and from others
-``unsaved``                              ``UnsavedState``: content of a server that no checkpoint saves
 =======================================  ==========================================================================
 
 Stores larger than ``client_state_memory_gb`` go to files in ``spill_dir`` (``spill_to_disk``).

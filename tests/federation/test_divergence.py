@@ -15,7 +15,7 @@ from pfl_lightning.federation.divergence import DivergenceGuard, has_dead_featur
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedPAC
 from pfl_lightning.metrics import EvalMetrics
-from pfl_lightning.state.snapshot import Growth
+from pfl_lightning.state.image import Growth
 
 STILL = Growth(None, 1.0, "")
 

@@ -14,7 +14,7 @@ from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods import FedAMP, FedAvg, LocalOnly
 from pfl_lightning.methods.fedamp import cosine_attention, gaussian_attention
 from pfl_lightning.server import AveragingAggregator
-from pfl_lightning.state.snapshot import Snapshot
+from pfl_lightning.state.image import Snapshot
 
 LR, EPOCHS, PROXIMAL = 0.05, 2, 0.7
 COHORTS = [[3, 0, 2], [1, 2], [0, 3]]

@@ -26,7 +26,7 @@ from pfl_lightning.learner import Learner
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods import FedAvg, PFedHN
 from pfl_lightning.seeding import derive_seed
-from pfl_lightning.state.snapshot import Snapshot
+from pfl_lightning.state.image import Snapshot
 
 LR, EPOCHS, SERVER_LR, CLIP = 0.05, 2, 0.2, 0.3
 COHORTS = [[3, 0, 2], [1, 2], [0, 3]]

@@ -11,8 +11,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.client.network_parts import NETWORKS, bare_name
 from pfl_lightning.messages import State
+from pfl_lightning.state.image import content_hash
 from pfl_lightning.state.tensors import norm_names
-from pfl_lightning.state.unsaved import content_hash
 
 __all__ = ["AveragedBuffers", "outline", "say_what_travels", "what_travels"]
 

@@ -38,7 +38,7 @@ __all__ = [
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 # Attributes of modules that the engines and torch itself set.
 ENGINES_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "phase", "_recorder"}
-ENGINES_OWN |= {"frozen_before"}
+ENGINES_OWN |= {"isolation"}
 FOREIGN = tuple(str(Path(module.__file__).parent) for module in (torch, lightning) if module.__file__)
 ENGINE = str(Path(__file__).parent.parent)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.state.client_states import ClientStates
-from pfl_lightning.state.snapshot import COPIES, Snapshot
+from pfl_lightning.state.image import Snapshot
 from pfl_lightning.state.tensors import TensorDict
 
 
@@ -110,12 +110,12 @@ def test_copies_of_what_has_not_changed_are_used_again():
 def test_copies_that_nobody_holds_are_gone():
     server = Everything()
     first = Snapshot(server)
-    held = len(COPIES)
+    held = len(Snapshot.newest)
     assert held >= len(first._tensors) > 0
     number = len(first._tensors)
     del first
     gc.collect()
-    assert len(COPIES) <= held - number
+    assert len(Snapshot.newest) <= held - number
 
 
 def test_tensors_of_inference_mode_are_copied_again():
