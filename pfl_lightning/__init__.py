@@ -16,7 +16,7 @@ What a run is made of
 ``data``, ``fit``                        what clients have; what a local fit is given, and what it gives
 ``state``, ``seeding``, ``metrics``      states and checkpoints; seeds by purpose; accuracies of clients
 Throughout
-``errors``, ``checks``                   errors with client and round; checks of arguments
+``errors``, ``checks``, ``text``         errors with client and round; checks of arguments; names that were meant
 ``import_paths``, ``older_package``      classes by name; projects that import ``pytorch_lightning``
 ``lightning_private``                    private names of Lightning that are used
 =======================================  ==========================================================================

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.text import did_you_mean
 
 __all__ = [
     "as_mistaken_data",
@@ -42,8 +42,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
         pfl_lightning.errors.ConfigurationError: norm must be one of ('mse', 'l2'), got 'l1'
     """
     if value not in choices:
-        near = difflib.get_close_matches(str(value).lower(), map(str, choices), n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(value), map(str, choices))
         raise ConfigurationError(f"{name} must be one of {choices}, got {value!r}{hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 import sysconfig
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.text import did_you_mean
 
 __all__ = ["is_own_code", "method_named", "stands_for"]
 
@@ -29,9 +29,7 @@ def method_named(given: str) -> Any:
     except (ImportError, ValueError) as error:
         raise ConfigurationError(f"method {given!r} cannot be found ({error}): {_METHOD}") from error
     if not hasattr(module, name):
-        near = difflib.get_close_matches(name.lower(), {one.lower(): one for one in dir(module)}, 1)
-        meant = next((f"; did you mean {one!r}?" for one in dir(module) if near and one.lower() == near[0]), "")
-        raise ConfigurationError(f"method {given!r} cannot be found: {_METHOD}{meant}")
+        raise ConfigurationError(f"method {given!r} cannot be found: {_METHOD}{did_you_mean(name, dir(module))}")
     return getattr(module, name)
 
 

@@ -251,7 +251,7 @@ def test_other_data_than_before():
 def test_encoders():
     with pytest.raises(ConfigurationError, match="Sequential has no integer attribute out_features"):
         run(FIT, encoder=lambda shape: torch.nn.Sequential(torch.nn.Linear(6, 4)))
-    with pytest.raises(ValueError, match=r"unknown encoder 'mpl', did you mean 'mlp'\?"):
+    with pytest.raises(ValueError, match=r"unknown encoder 'mpl'; did you mean 'mlp'\?"):
         run(FIT, encoder="mpl")
     assert run(FIT, encoder="mlp").models[0].encoder.out_features == 64
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import logging
 import os
@@ -17,6 +16,7 @@ from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.cli.warning_format import log_warnings_plainly
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
 from pfl_lightning.state.files import explain_output
+from pfl_lightning.text import nearest
 
 __all__ = ["main"]
 
@@ -58,8 +58,8 @@ def _answer(words: list[str]) -> bool:
     elif first.startswith("-") or first in TRAINER_COMMANDS or first in OTHER_COMMANDS:
         return False
     else:
-        near = difflib.get_close_matches(first, [*TRAINER_COMMANDS, *OTHER_COMMANDS], n=1, cutoff=NEAR)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join((*TRAINER_COMMANDS, *OTHER_COMMANDS))}"
+        near = nearest(first, [*TRAINER_COMMANDS, *OTHER_COMMANDS], NEAR)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join((*TRAINER_COMMANDS, *OTHER_COMMANDS))}"
         sys.stderr.write(f"pfl: there is no subcommand {first!r}\n{hint}\n(pfl --help describes them)\n")
         sys.exit(2)
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from pfl_lightning.import_paths import stands_for
+from pfl_lightning.text import did_you_mean
 
 EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 
@@ -136,7 +136,7 @@ def _find(name: str) -> _Entry:
     entry = _ENCODERS.get(name) if found is None else _Entry(found)
     if entry is None:
         raise ValueError(
-            f"unknown encoder {name!r}{_nearest(name, _ENCODERS)}; known: {', '.join(encoder_names())}; "
+            f"unknown encoder {name!r}{did_you_mean(name, _ENCODERS)}; known: {', '.join(encoder_names())}; "
             "or an import path such as package.module.Class"
         )
     return entry
@@ -154,7 +154,7 @@ def _imported(path: str) -> Any:
         found = getattr(there, name, None)
     except Exception as error:  # whatever a module does when it is imported
         raise ValueError(f"the encoder {path!r} cannot be imported: {error}") from error
-    if found is None and (meant := _nearest(name, (one for one in vars(there) if not one.startswith("_")))):
+    if found is None and (meant := did_you_mean(name, (one for one in vars(there) if not one.startswith("_")))):
         raise ValueError(f"the module {module!r} has no {name!r}{meant}")
     if found is not None and not stands_for(found, nn.Module):
         raise ValueError(
@@ -172,12 +172,6 @@ def _check_options(name: str, encoder_class: type[nn.Module], options: Iterable[
     for option in options:
         if option not in known:
             raise TypeError(
-                f"encoder {name!r} has no option {option!r}{_nearest(option, known)}; "
+                f"encoder {name!r} has no option {option!r}{did_you_mean(option, known)}; "
                 f"known: {', '.join(known) or 'none'}"
             )
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    names = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.lower(), names, n=1)
-    return f", did you mean {names[matches[0]]!r}?" if matches else ""

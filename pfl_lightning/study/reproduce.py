@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.study.arguments import parse_arguments, study_parser
 from pfl_lightning.study.command import conduct
 from pfl_lightning.study.definition.reader import read_study
+from pfl_lightning.text import nearest
 
 __all__ = ["reproduce", "shipped_studies"]
 
@@ -71,8 +71,8 @@ def _meant(name: str, studies: Sequence[str]) -> str:
     having = [study for study in studies if re.search(rf"(?<![a-z\d]){re.escape(name)}{whole}", study)]
     if len(having) > 1:
         return f"; these have it in their names: {', '.join(having)}"
-    near = having or difflib.get_close_matches(name, studies, n=1, cutoff=NEAR)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = having[0] if having else nearest(name, studies, NEAR)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _table(studies: dict[str, Path]) -> Table:

@@ -48,5 +48,5 @@ def test_a_name_with_options(monkeypatch):
     decorate(width=5)
     assert build_encoder("thin", (4,)).out_features == 5
     assert build_encoder("thin", (4,), width=6).out_features == 6
-    with pytest.raises(TypeError, match="has no option 'wdth', did you mean 'width'"):
+    with pytest.raises(TypeError, match="has no option 'wdth'; did you mean 'width'"):
         decorate(wdth=5)

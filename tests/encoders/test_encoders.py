@@ -99,11 +99,11 @@ def test_bad_shapes_and_widths(build, message):
 def test_names_are_listed_and_the_nearest_suggested():
     assert {"fedpac_cnn", "mlp", "small_cnn"} <= set(encoder_names())
     assert list(encoder_names()) == sorted(encoder_names())
-    with pytest.raises(ValueError, match=r"unknown encoder 'fedpac_cn', did you mean 'fedpac_cnn'\?; known: .*mlp"):
+    with pytest.raises(ValueError, match=r"unknown encoder 'fedpac_cn'; did you mean 'fedpac_cnn'\?; known: .*mlp"):
         build_encoder("fedpac_cn", (1, 28, 28))
     with pytest.raises(ValueError, match=r"unknown encoder 'zzz'; known: "):
         build_encoder("zzz", (1, 28, 28))
-    with pytest.raises(TypeError, match=r"'mlp' has no option 'hiden', did you mean 'hidden'\?; known: hidden"):
+    with pytest.raises(TypeError, match=r"'mlp' has no option 'hiden'; did you mean 'hidden'\?; known: hidden"):
         build_encoder("mlp", (4,), hiden=(3,))
 
 

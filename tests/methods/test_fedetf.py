@@ -208,7 +208,7 @@ def test_what_travels():
             r"by alternations \(alternations=20\) or by fine_tune \('head'\): give fine_tune together",
         ),
         ({"alternations": -1}, "alternations must be at least 0"),
-        ({"alternation_mode": "evaluate"}, "alternation_mode must be one of .*, did you mean 'evaluation'"),
+        ({"alternation_mode": "evaluate"}, "alternation_mode must be one of .*; did you mean 'evaluation'"),
     ],
 )
 def test_arguments_without_meaning_are_refused(options, message):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+
+from pfl_lightning.text import nearest
 
 __all__ = [
     "NEAR",
     "OF_CLASSES",
     "OTHER_NAMES",
-    "nearest",
     "nearest_argument",
     "nearest_flag",
     "nearest_options",
@@ -55,31 +55,8 @@ OF_CLASSES = (
 PERSONALIZATION = "personalize"
 """The subcommand whose options are those of the group of this name, rather than those of a fit."""
 
-BEGINNING = 6
-"""Letters from which a word may be the beginning of a name."""
-
 NEAR = 0.75
 """How alike an option is at least that is proposed, from 0 to 1."""
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """The name that is most like a word, in whatever case; empty if none is.
-
-    "Fed" and "pFed", with which most methods begin, make no two of them alike.
-
-    Example:
-        >>> nearest("fedpak", ["FedAvg", "FedPAC"]), nearest("xyz", ["FedAvg"]), nearest("FedNova", ["FedBN"])
-        ('FedPAC', '', '')
-        >>> nearest("Dirichlt", ["IID", "DirichletOverClasses"])
-        'DirichletOverClasses'
-    """
-    distinct = {re.sub(r"^p?fed", "", name.lower()): name for name in names}
-    meant = re.sub(r"^p?fed", "", word.lower())
-    found = difflib.get_close_matches(meant, distinct, n=1)
-    if not found and len(meant) >= BEGINNING:
-        beginnings = {name[: len(meant)]: name for name in reversed(distinct)}
-        found = [beginnings[name] for name in difflib.get_close_matches(meant, beginnings, n=1, cutoff=0.85)]
-    return distinct[found[0]] if found else ""
 
 
 def nearest_argument(word: str, names: Iterable[str], option: str = "") -> str:

@@ -15,9 +15,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
 from pfl_lightning.cli.options.messages import shorten
-from pfl_lightning.cli.options.nearest import nearest
 from pfl_lightning.cli.options.suggestions import hint, without_types
 from pfl_lightning.errors import UsageError
+from pfl_lightning.text import nearest
 
 __all__ = ["CLIParser", "all_options", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
 

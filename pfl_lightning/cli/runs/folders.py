@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.cli.options.nearest import nearest
 from pfl_lightning.cli.runs.changes import Distance, changes, distance, in_words, newest_config, read_config
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
 from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.text import did_you_mean
 
 __all__ = ["RunFolder", "of_a_run", "run_folder", "runs_below"]
 
@@ -67,8 +67,7 @@ class RunFolder:
         """
         if wanted not in ("last", "best"):
             if not Path(wanted).is_file():
-                near = nearest(wanted, ("last", "best"))
-                meant = f"; did you mean {near!r}?" if near else "; give a path, 'last' or 'best'"
+                meant = did_you_mean(wanted, ("last", "best")) or "; give a path, 'last' or 'best'"
                 raise UsageError(f"--ckpt_path: there is no file {wanted}{meant}")
             return Path(wanted)
         versions = self.versions()[::-1]

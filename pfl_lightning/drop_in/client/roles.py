@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -12,6 +11,7 @@ from torch import nn
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.tracing import Trace
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.text import did_you_mean
 
 __all__ = ["Roles", "check_layers", "find_roles", "fitting_names", "likely_head", "tied_across", "traced_head"]
 
@@ -110,8 +110,7 @@ def _hint(pattern: str, names: Sequence[str], not_saved: Sequence[str]) -> str:
     if scratch:
         return f" that is saved: {scratch[0]} is a non-persistent buffer, register it with persistent=True"
     parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
-    near = difflib.get_close_matches(pattern.rstrip("*."), sorted(parts), 1)
-    return f"{f'; did you mean {near[0]!r}?' if near else ''}; there are {list(names)}"
+    return f"{did_you_mean(pattern.rstrip('*.'), sorted(parts))}; there are {list(names)}"
 
 
 def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -25,6 +24,7 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.import_paths import method_named
 from pfl_lightning.older_package import as_older, has_older_base, written_class
 from pfl_lightning.state.checkpoints.writing import use_atomic_files
+from pfl_lightning.text import did_you_mean
 
 __all__ = ["CallbackForm"]
 
@@ -238,8 +238,7 @@ def _check_options(method: Any, options: Iterable[str]) -> None:
     known = own | set(_hyperparameters(client))
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {close[0]!r}?" if close else f", which has {', '.join(sorted(known))}"
+            meant = did_you_mean(name, sorted(known)) or f", which has {', '.join(sorted(known))}"
             raise ConfigurationError(f"FederatedLoop(method={client.__name__}) has no option {name!r}{meant}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import Any
 from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.yaml_file import read_yaml
+from pfl_lightning.text import did_you_mean
 
-__all__ = ["Entry", "meant"]
+__all__ = ["Entry"]
 
 
 _NUMBER_OR_SHARE = frozenset({"cohort", "eval_cohort", "novel_clients"})
@@ -58,7 +58,9 @@ class Entry:
             entries[str(key)] = self.at(str(key), value)
         for key in entries:
             if known is not None and key not in known:
-                raise UsageError(f"{self.place}: unknown key {key!r}{meant(key, known)} (known are {', '.join(known)})")
+                raise UsageError(
+                    f"{self.place}: unknown key {key!r}{did_you_mean(key, known)} (known are {', '.join(known)})"
+                )
         return entries
 
     def entries(self, expected: str) -> list[Entry]:
@@ -102,7 +104,7 @@ class Entry:
     def one_of(self, choices: tuple[str, ...]) -> str:
         """One of some words."""
         if self.value not in choices:
-            raise self.error(f"one of {', '.join(choices)}{meant(str(self.value), choices)}")
+            raise self.error(f"one of {', '.join(choices)}{did_you_mean(str(self.value), choices)}")
         return str(self.value)
 
     def names(self) -> tuple[str, ...]:
@@ -166,9 +168,3 @@ def _as_read(value: Any, clients: bool) -> str:
 
 def _of_method(name: str) -> str:
     return f"{{model: {{method: {{class_path: {name}}}}}}}"
-
-
-def meant(wrong: str, names: Iterable[str]) -> str:
-    """The question whether the nearest of some names was meant; "" where none is near."""
-    near = difflib.get_close_matches(wrong, list(names), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

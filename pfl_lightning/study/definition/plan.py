@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,6 +14,7 @@ from pfl_lightning.study.definition.grid import grid_points
 from pfl_lightning.study.definition.options import Config, has_value, merge, option_of, with_option, with_options
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.definition.words import SEED_OPTIONS, apply_words, check_words
+from pfl_lightning.text import did_you_mean
 
 __all__ = ["Cell", "Run", "check_figures", "in_folder", "plan_cells", "plan_runs", "seeded"]
 
@@ -218,8 +218,7 @@ def _check_published(study: Study, cells: Sequence[Cell]) -> None:
         labels = {cell.label for cell in cells if cell.setting == setting}
         for label in figures:
             if label not in labels:
-                near = difflib.get_close_matches(label, labels, n=1)
-                meant = f"; did you mean {near[0]!r}?" if near else ""
                 where = f"published.figures{f'.{setting}' if setting else ''}"
                 has = "; ".join(sorted(labels))
-                raise UsageError(f"{study.name}.yaml: {where}: the table has no row {label!r}{meant} (it has {has})")
+                near = did_you_mean(label, labels)
+                raise UsageError(f"{study.name}.yaml: {where}: the table has no row {label!r}{near} (it has {has})")

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.study.definition.entry import Entry, meant
+from pfl_lightning.study.definition.entry import Entry
 from pfl_lightning.study.definition.options import Config, short_path
 from pfl_lightning.study.definition.search_reader import read_search, refuse_same_option
 from pfl_lightning.study.definition.study import CHOICES, FIGURES, Published, Study
 from pfl_lightning.study.definition.yaml_file import read_yaml
+from pfl_lightning.text import did_you_mean
 
 __all__ = ["read_study"]
 
@@ -52,7 +53,7 @@ def read_study(path: str | Path, scale: str = "") -> Study:
         found = study
         _check(study, str(path))
     elif scale not in scales:
-        has = f"; it has {', '.join(scales)}{meant(scale, scales)}" if scales else ""
+        has = f"; it has {', '.join(scales)}{did_you_mean(scale, scales)}" if scales else ""
         raise UsageError(f"{path} has no scale {scale!r}{has}")
     return replace(found, scales=tuple(scales))
 
@@ -124,7 +125,7 @@ def _selected(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str
         configs = one.mapping() if isinstance(one.value, Mapping) else {one.text(): None}
         for name, config in configs.items():
             if name not in known:
-                raise entry.error(f"names of {', '.join(known)}{meant(name, known)}")
+                raise entry.error(f"names of {', '.join(known)}{did_you_mean(name, known)}")
             if name in found:
                 raise entry.error("different names")
             found[name] = known[name] + (config.configs() if config is not None else ())
@@ -168,7 +169,7 @@ def _check(study: Study, place: str) -> None:
     for key, names in named.items():
         for name in names:
             if name not in study.methods and not study.scale:  # a scale may leave methods out
-                raise UsageError(f"{place}: {key}: no method {name!r}{meant(name, study.methods)}")
+                raise UsageError(f"{place}: {key}: no method {name!r}{did_you_mean(name, study.methods)}")
     if study.scale:
         return
     for setting in study.published.figures:
@@ -178,4 +179,6 @@ def _check(study: Study, place: str) -> None:
                 f"{{{next(iter(study.settings))}: {{{next(iter(study.methods))}: 81.1}}}}, since the study has settings"
             )
         if setting not in study.settings:
-            raise UsageError(f"{place}: published.figures: no setting {setting!r}{meant(setting, study.settings)}")
+            raise UsageError(
+                f"{place}: published.figures: no setting {setting!r}{did_you_mean(setting, study.settings)}"
+            )

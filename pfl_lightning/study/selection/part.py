@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pfl_lightning.cli.options.nearest import nearest
 from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.plan import Cell, Run
 from pfl_lightning.study.definition.study import Study
+from pfl_lightning.text import did_you_mean
 
 __all__ = ["Part", "part_of"]
 
@@ -70,8 +70,7 @@ def _names(option: str, text: str, known: Sequence[str], what: str) -> tuple[str
         lengths = range(len(words), 0, -1)
         length = next((length for length in lengths if _spelled(",".join(words[:length])) in spelled), 0)
         if not length:
-            near = nearest(words[0], known)
-            meant = f"; did you mean {near!r}?" if near else ""
+            meant = did_you_mean(words[0], known)
             has = f"it has {'; '.join(known)}" if known else "it has none"
             raise UsageError(f"{option}: the study has no {what} {words[0]!r}{meant} ({has})")
         found.append(spelled[_spelled(",".join(words[:length]))])
