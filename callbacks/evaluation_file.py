@@ -13,7 +13,7 @@ from typing import Any, Literal
 import lightning as L
 
 from pfl_lightning.callbacks.result_rows import accuracies, as_text, summary_of
-from pfl_lightning.callbacks.run_facts import counts, evaluated, rounds_column, run_facts
+from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 
@@ -115,7 +115,7 @@ def _rows(federation: Federation, part: Part) -> str:
     writer = csv.writer(text)
     columns = [f"{part}_samples", f"{part}_accuracy", f"{part}_loss"]
     writer.writerow(["client", "novel", "train_samples", "rounds_trained", *columns, *logged])
-    rounds = rounds_column(federation)
+    rounds = federation.rounds_trained
     for client, score in scores.items():
         samples = len(federation.data.client_data(client).train)
         figures = (score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))

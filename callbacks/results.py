@@ -23,7 +23,7 @@ from pfl_lightning.callbacks.result_rows import (
     from_first_format,
     mean_of,
 )
-from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, rounds_column, run_facts
+from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
@@ -245,7 +245,7 @@ class ResultsWriter(L.Callback):
         writer = csv.writer(text)
         known = ["train_samples", "validation_samples", "test_samples", "rounds_trained"]
         writer.writerow(["client", *known, *columns])
-        rounds = rounds_column(federation)
+        rounds = federation.rounds_trained
         for client in range(federation.personal.num_clients):
             parts = federation.data.client_data(client)
             row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test), rounds[client]]

@@ -19,7 +19,7 @@ import torch
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 
-__all__ = ["as_json", "counts", "evaluated", "method_arguments", "rounds_column", "run_facts", "score_name"]
+__all__ = ["as_json", "counts", "evaluated", "method_arguments", "run_facts", "score_name"]
 
 FORMAT = 2
 """Number of the format of ``results.json``; see docs/results_format.md."""
@@ -77,11 +77,6 @@ def counts(loop: RoundLoop | None, federation: Federation, evaluated_clients: in
         "seconds": seconds,
         "seconds_per_round": seconds / rounds if rounds and seconds is not None else None,
     }
-
-
-def rounds_column(federation: Federation) -> list[int | None]:
-    """For each client, in how many rounds it trained, for a file of clients: of what is unknown, an empty field."""
-    return [*federation.rounds_trained] if federation.rounds_trained is not None else [None] * federation.num_clients
 
 
 def evaluated(federation: Federation, *, has_accuracy: bool = True) -> dict[str, str]:

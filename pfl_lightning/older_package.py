@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copyreg
 import importlib
-import sys
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -18,8 +17,6 @@ import lightning as L
 from torch import nn
 
 __all__ = [
-    "also_newer",
-    "also_older",
     "as_lightning",
     "as_older",
     "as_written",
@@ -89,18 +86,6 @@ def as_older(value: Any) -> None:
     """Make a module or data module of lightning one that a Trainer of pytorch_lightning takes, too."""
     _warn_of_another_version()
     object.__setattr__(value, "__class__", _in_order(type(value), False))
-
-
-def also_older(callback: L.Callback) -> None:
-    """Make a callback one of both packages where pytorch_lightning 2.5 is in use, whose Trainer refuses others."""
-    if getattr(sys.modules.get("pytorch_lightning"), "__version__", "").startswith("2.5."):
-        object.__setattr__(callback, "__class__", _in_order(type(callback), False))
-
-
-def also_newer(callback: L.Callback) -> None:
-    """Make a callback of pytorch_lightning one of both packages where lightning is 2.5, whose Trainer refuses it."""
-    if str(L.__version__).startswith("2.5.") and not isinstance(callback, L.Callback):
-        object.__setattr__(callback, "__class__", _in_order(type(callback), True))
 
 
 def _warn_of_another_version() -> None:

@@ -162,8 +162,7 @@ class Round:
     @property
     def _has_good_round(self) -> bool:
         """Whether the server has taken updates in an earlier round."""
-        counted = self.clients.rounds_trained
-        return counted is None or bool(counted.any())
+        return bool(self.clients.rounds_trained.any())
 
     def _spare(self, error: ClientCodeError) -> None:
         """Let an exception of a client's own cost that client its round; before a first good round it is raised."""

@@ -228,13 +228,3 @@ def test_another_version_is_warned_of(monkeypatch):
     monkeypatch.setattr(pl, "__version__", "1.9.5")
     with pytest.warns(UserWarning, match=r"of pytorch_lightning 1\.9, and lightning is .* Run pip install"):
         federate(Old(), OldData(), FedAvg, num_clients=2)
-
-
-def test_a_loop_of_one_s_own_is_alone_where_the_older_package_is_2_5(monkeypatch):
-    monkeypatch.setattr(pl, "__version__", "2.5.5")  # its Trainer takes no callback that is of the other package alone
-    with monkeypatch.context() as patch:
-        patch.setattr(L, "__version__", "2.5.5")
-        _, trainer = run_project(FedAvg, 2, module=Old(), data=OldData())
-    assert isinstance(trainer.callbacks[0], pl.Callback)
-    assert [type(callback).__name__ for callback in trainer.callbacks] == ["GivenCohorts"]
-    assert trainer.callbacks[0].rounds == 2

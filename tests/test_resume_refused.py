@@ -55,6 +55,15 @@ def test_a_checkpoint_of_a_larger_encoder_is_refused(tmp_path):
         play(tmp_path, 2, partial(FedAvg, epochs=1), ckpt_path=str(tmp_path / "last.ckpt"))
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
+    play(tmp_path, 1, partial(FedAvg, epochs=1))
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    del content["state_dict"]["_extra_state"]["rounds_trained"]
+    torch.save(content, tmp_path / "last.ckpt")
+    with pytest.raises(CheckpointError, match=r"earlier version of pfl_lightning: pfl-lightning==0\.3\.0 reads it"):
+        play(tmp_path, 2, partial(FedAvg, epochs=1), ckpt_path=str(tmp_path / "last.ckpt"))
+
+
 def test_a_checkpoint_of_an_ordinary_module_is_refused(tmp_path):
     play(tmp_path, 1, partial(FedAvg, epochs=1))
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)

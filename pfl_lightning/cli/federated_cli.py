@@ -166,7 +166,7 @@ class FederatedCLI(LightningCLI):
             )
         if self.subcommand != "fit":  # an evaluation needs no state of Communication
             warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
-        if "weights_only" in config and config.weights_only is None:  # Lightning 2.5 has no such option
+        if "weights_only" in config and config.weights_only is None:
             config.weights_only = True
         if self.subcommand in ("test", "validate"):
             config.verbose = False  # Lightning's table has the names of logged values; the CLI has its own

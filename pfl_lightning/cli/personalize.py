@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pfl_lightning.callbacks.evaluation_file import Part, rename_aside
 from pfl_lightning.callbacks.result_rows import as_text
-from pfl_lightning.callbacks.run_facts import evaluated, rounds_column, run_facts, score_name
+from pfl_lightning.callbacks.run_facts import evaluated, run_facts, score_name
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
@@ -120,7 +120,7 @@ def write_personalization(
         writer = csv.writer(file)
         columns = ["client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples"]
         writer.writerow([*columns, "test_accuracy", "test_loss"])
-        trained = rounds_column(federation)
+        trained = federation.rounds_trained
         for client, score in federation.test_scores.items():
             samples = len(federation.data.client_data(client).train)
             what = [int(client in novel), int(personalization.adapts and client not in failed)]

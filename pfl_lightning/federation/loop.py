@@ -17,7 +17,6 @@ from pfl_lightning.federation.cohorts import draw_clients, number_of_clients
 from pfl_lightning.federation.curves import purge_curves
 from pfl_lightning.federation.divergence import MOST_GROWTH, DivergenceGuard
 from pfl_lightning.federation.rounds import FederationRounds
-from pfl_lightning.older_package import also_older
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
 from pfl_lightning.state.update_norms import UpdateGuard
@@ -56,7 +55,6 @@ class RoundLoop(L.Callback):
         max_update_ratio: float | None = 1000.0,
         on_client_error: str = "skip",
     ) -> None:
-        also_older(self)
         check_number_of_clients("cohort", cohort, "an empty cohort has nothing to aggregate")
         check_number_of_clients(
             "eval_cohort", eval_cohort, "to evaluate nobody, set the Trainer's limit_val_batches to 0"

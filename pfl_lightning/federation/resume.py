@@ -87,6 +87,5 @@ def has_begun(trainer: Any) -> bool:
 
 
 def _has_stopped(early_stopping: Any) -> bool:
-    """Whether it has ended a run; Lightning 2.5 does not say so of the first epoch."""
-    reason = getattr(early_stopping, "stopping_reason", None)
-    return early_stopping.stopped_epoch > 0 or getattr(reason, "name", "NOT_STOPPED") != "NOT_STOPPED"
+    """Whether it has ended a run."""
+    return bool(early_stopping.stopped_epoch > 0 or early_stopping.stopping_reason.name != "NOT_STOPPED")

@@ -87,18 +87,15 @@ class FederationRounds(L.LightningModule):
         return self.clients.personal
 
     @property
-    def rounds_trained(self) -> list[int] | None:
-        """For each client, the rounds in which the server has taken an update of it; ``None`` where that is unknown.
-
-        It is unknown where a checkpoint of an earlier version, which did not count them, was loaded.
-        """
-        counted = self.clients.rounds_trained
-        return None if counted is None else counted.tolist()
+    def rounds_trained(self) -> list[int]:
+        """For each client, the rounds in which the server has taken an update of it."""
+        counted: list[int] = self.clients.rounds_trained.tolist()
+        return counted
 
     @property
     def never_trained(self) -> list[int]:
-        """Clients that could take part in rounds and trained in none; empty where unknown, or before any training."""
-        rounds = self.rounds_trained or []
+        """Clients that could take part in rounds and trained in none; empty before any training."""
+        rounds = self.rounds_trained
         return [client for client in self.data.participating if not rounds[client]] if any(rounds) else []
 
     @property

@@ -58,10 +58,10 @@ class SavedState(FederationRounds):
                 "schedule='restart' (and optimizer_state='reset' of federate) lets every local fit start again",
                 stacklevel=2,
             )
-        self._compare_schedule(state.get("schedule", "restart"))  # as it was before there was a choice
-        self._compare_data(state.get("data"))
+        self._compare_schedule(state["schedule"])
+        self._compare_data(state["data"])
         self.clients.load_state_dict(state)
-        self.round, self.has_trained = state["round"], state.get("has_trained", True)
+        self.round, self.has_trained = state["round"], state["has_trained"]
 
     @property
     def _schedule(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,8 +126,7 @@ class Clients:
 
     Attributes:
         carried: What local fits hand on to the client's next, beside its state; ``None`` where nothing is.
-        rounds_trained: For each client, the rounds in which the server has taken an update of it; ``None`` where the
-            rounds began in a version that did not count them.
+        rounds_trained: For each client, the rounds in which the server has taken an update of it.
     """
 
     carried: CarriedStates | None = None
@@ -138,12 +137,11 @@ class Clients:
         self.models, self.labels, self.architecture_of = list(models), list(labels), list(architecture_of)
         self.personal = GroupedStates([select_state(model, model.kept_names()) for model in models], architecture_of)
         self._fixed = [select_state(model, model.fixed_names()) for model in models]
-        self.rounds_trained: NDArray[np.int64] | None = np.zeros(len(self.architecture_of), dtype=np.int64)
+        self.rounds_trained: NDArray[np.int64] = np.zeros(len(self.architecture_of), dtype=np.int64)
 
     def count_round(self, clients: Iterable[int]) -> None:
         """Count a round in which these clients have trained."""
-        if self.rounds_trained is not None:
-            self.rounds_trained[list(clients)] += 1
+        self.rounds_trained[list(clients)] += 1
 
     @property
     def summaries(self) -> list[ArchitectureSummary]:
@@ -180,17 +178,10 @@ class Clients:
             "rounds_trained": self._counted(),
         }
 
-    def _counted(self) -> dict[str, Tensor] | None:
+    def _counted(self) -> dict[str, Tensor]:
         """The clients that have trained, and in how many rounds: a checkpoint of many clients needs no more."""
-        if self.rounds_trained is None:
-            return None
         (trained,) = self.rounds_trained.nonzero()
         return {"clients": torch.from_numpy(trained), "rounds": torch.from_numpy(self.rounds_trained[trained])}
-
-    def _count_as_before(self, counted: Mapping[str, Tensor] | None) -> None:
-        self.rounds_trained = None if counted is None else np.zeros(len(self.architecture_of), dtype=np.int64)
-        if self.rounds_trained is not None and counted is not None:
-            self.rounds_trained[counted["clients"].numpy()] = counted["rounds"].numpy()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -202,4 +193,6 @@ class Clients:
         self._fixed = [{name: tensor.clone() for name, tensor in fixed.items()} for fixed in state["fixed"]]
         if self.carried is not None:
             self.carried.load_state_dict(state.get("carried", {}))
-        self._count_as_before(state.get("rounds_trained"))
+        counted = state["rounds_trained"]
+        self.rounds_trained = np.zeros(len(self.architecture_of), dtype=np.int64)
+        self.rounds_trained[counted["clients"].numpy()] = counted["rounds"].numpy()

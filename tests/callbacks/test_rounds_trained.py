@@ -7,7 +7,6 @@ from collections import Counter
 from functools import partial
 
 import pytest
-import torch
 from _helpers import resume
 from _helpers.results import valid
 from _helpers.toy import CLIENTS, GivenCohorts, Toy, quiet_trainer, run, tiny_encoder
@@ -86,21 +85,6 @@ def test_a_resumed_run_has_the_counts_of_an_uninterrupted_one(tmp_path):
         if name.endswith("json"):
             one, another = json.loads(one)["rounds_trained"], json.loads(another)["rounds_trained"]
         assert one == another
-
-
-def test_a_checkpoint_of_a_version_that_did_not_count_leaves_them_unknown(tmp_path):
-    resume.play(tmp_path, 1, QUICK, cohort=2)
-    path = tmp_path / "last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["state_dict"]["_extra_state"]["rounds_trained"]
-    checkpoint = {key: value for key, value in checkpoint.items() if not key.startswith("pfl_lightning")}
-    old = tmp_path / "old.ckpt"
-    torch.save(checkpoint, old)
-    federation = resume.play(tmp_path / "on", 2, QUICK, cohort=2, ckpt_path=old)
-    assert (federation.rounds_trained, federation.never_trained) == (None, [])
-    assert valid(tmp_path / "on" / "results.json")["rounds_trained"] is None
-    assert column(tmp_path / "on" / "clients.csv") == [""] * CLIENTS
-    assert read_run(tmp_path / "on").never_trained == ()
 
 
 def text_of(table):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ class FederatedTrainer(L.Trainer):
             got = f"there is no client {unknown[0]}" if unknown else "no client is named"
             raise UsageError(f"--clients: {got}; clients are 0 to {datamodule.num_clients - 1}")
         self.limit_val_batches = 0  # the checkpoint is loaded, and nothing is evaluated
-        self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, **_safely(weights_only))
+        self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
         settings = self.exported
         with nullcontext() if settings is None else model.personalized(settings):
             written = export_clients(model, output, chosen)
@@ -110,13 +109,7 @@ class FederatedTrainer(L.Trainer):
             weights_only: Whether nothing but tensors and plain values is loaded.
         """
         with model.personalized(self.personalization):
-            self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, **_safely(weights_only))
-
-
-def _safely(weights_only: bool | None) -> dict[str, Any]:
-    """The option ``weights_only`` for a Trainer's methods, which Lightning 2.5 does not have."""
-    known = "weights_only" in inspect.signature(L.Trainer.test).parameters
-    return {"weights_only": weights_only} if known else {}
+            self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
 
 
 def _other_data(federation: Any) -> list[Change]:

@@ -13,7 +13,6 @@ import lightning as L
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options, lightning_kinds, refuse_callback
 from pfl_lightning.lightning_private import SECONDS_BETWEEN_VALIDATIONS, prunes_for_good, steps_between_checkpoints
-from pfl_lightning.older_package import also_newer
 
 __all__ = ["HandedOptions", "check_epochs", "check_local", "copies", "is_own", "sees_evaluations", "sort_callbacks"]
 
@@ -127,7 +126,6 @@ def copies(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
         other = copy.deepcopy(callback, {id(function): None for function in attached})
         for name in ("log", "log_dict"):
             vars(other).pop(name, None)
-        also_newer(other)
         made.append(other)
     return made
 

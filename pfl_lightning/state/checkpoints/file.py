@@ -16,7 +16,10 @@ from pfl_lightning.state.checkpoints.module import as_federation_wrote
 __all__ = ["content_fault", "damaged", "goes_on", "newest_good", "read_checkpoint"]
 
 EXTRA = ("encoders", "fixed", "method", "partition", "personal", "round", "seed")
-"""What a federation saves beside tensors, since the first version."""
+"""What a federation saves beside tensors."""
+
+AFTER_0_3_0 = ("has_trained", "rounds_trained", "schedule")
+"""What it saves since, and checkpoints of version 0.3.0 and earlier do not have."""
 
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
@@ -71,6 +74,8 @@ def content_fault(checkpoint: Mapping[str, Any]) -> str | None:
     if not isinstance(state, Mapping) or not isinstance(state.get("_extra_state"), Mapping):
         return "is not of a Federation: it has no clients' states"
     missing = [f"state_dict/_extra_state/{name}" for name in EXTRA if name not in state["_extra_state"]]
+    if not missing and any(name not in state["_extra_state"] for name in AFTER_0_3_0):
+        return "is of an earlier version of pfl_lightning: pfl-lightning==0.3.0 reads it"
     missing += [] if "loops" in checkpoint else ["loops"]  # without which Lightning would begin at round 1
     return f"is incomplete: {missing[0]} is missing" if missing else None
 

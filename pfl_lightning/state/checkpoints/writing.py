@@ -143,8 +143,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         where: Any = map_location or "cpu"
         if not _is_local(path) or not Path(path).exists():
-            told = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 knows no such option
-            return super().load_checkpoint(path, where, **told)
+            return super().load_checkpoint(path, where, weights_only)
         found = read_checkpoint(path, where, weights_only)
         self.previous.loaded(Path(path))
         return found
