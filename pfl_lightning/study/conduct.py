@@ -13,19 +13,19 @@ from typing import Any
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.jobs.local import LocalStarter, cores
+from pfl_lightning.jobs.supervision import Starter, StoppedError, stopping_signals
 from pfl_lightning.study.arguments import StudyArguments
 from pfl_lightning.study.definition.options import Config, option_of
 from pfl_lightning.study.definition.plan import Run, check_figures
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.display import Display
-from pfl_lightning.study.runs.processes import LocalStarter, Starter, cores, has_gpu
 from pfl_lightning.study.runs.runner import Outcome, Runner
 from pfl_lightning.study.runs.shared_training import SharedTraining
 from pfl_lightning.study.search.report import bound_notes
-from pfl_lightning.study.search.searches import NoTrialError, search_folder
+from pfl_lightning.study.search.searches import NoTrialError, check_searched, search_folder
 from pfl_lightning.study.selection.agenda import Agenda
 from pfl_lightning.study.selection.changed import counted, move_aside, refusal
-from pfl_lightning.study.signals import StoppedError, stopping_signals
 from pfl_lightning.study.tables import print_tables
 from pfl_lightning.study.timing import Rate
 
@@ -81,11 +81,8 @@ class Conductor:
         """Check every config, and print the plan."""
         tried = self.agenda.tried_runs()
         self._check_configs([*self.agenda.runs, *tried])
-        if tried:
-            from pfl_lightning.study.search.tuner import check_searched
-
-            for run in tried:
-                check_searched(run.cell.config)
+        for run in tried:
+            check_searched(run.cell.config)
         self._say_plan()
         for line in self.agenda.lines():
             self._say(line)
@@ -101,14 +98,13 @@ class Conductor:
     def _run(self) -> int:
         self._check_new()
         self._handle_changed()
-        outcome = self._search()
+        self._search()
         self._say_plan()
         open_runs = self.agenda.open_runs()
-        if open_runs and outcome.stopped is None:
-            outcome = self._play(open_runs)
+        outcome = self._play(open_runs) if open_runs else Outcome()
         if outcome.stopped is not None:
             return self._stopped(outcome.stopped)
-        self.report(outcome.reasons)
+        self.report(outcome.failed)
         return self._exit_code(outcome)
 
     @property
@@ -135,11 +131,10 @@ class Conductor:
 
             check_configs(runs)
 
-    def _search(self) -> Outcome:
+    def _search(self) -> None:
         """Search options of the cells that need it."""
-        outcome = Outcome()
         if not self.agenda.to_search:
-            return outcome
+            return
         if (before := self.agenda.searched_before()) and not self.arguments.restart:
             raise ConfigurationError(
                 f"{self.output} has {counted(len(before), 'finished run')} of rows that would be searched again, "
@@ -150,7 +145,6 @@ class Conductor:
         self._say(f"searching options of {names}: {self._trials()}")
         self.agenda.search(self._search_cell)
         self._handle_changed()
-        return outcome
 
     def _trials(self) -> str:
         """How much a search is."""
@@ -216,11 +210,11 @@ class Conductor:
     def _exit_code(self, outcome: Outcome) -> int:
         if not outcome.failed:
             return 1 if self._failed_searches else 0
-        names = "; ".join(run.name for run in outcome.failed)
+        names = "; ".join(outcome.failed)
         one = len(outcome.failed) == 1
-        hint = ". Fewer --processes need less memory" * any("memory" in why for why in outcome.reasons.values())
+        hint = ". Fewer --processes need less memory" * any("memory" in why for why in outcome.failed.values())
         hint += ". Exit code 2 means that a run refuses its options: correct these first" * any(
-            why.endswith("exit code 2") for why in outcome.reasons.values()
+            why.endswith("exit code 2") for why in outcome.failed.values()
         )
         self._say(
             f"pfl: {counted(len(outcome.failed), 'run')} failed and {'is' if one else 'are'} missing in the table: "
@@ -235,7 +229,7 @@ class Conductor:
         """Starts the runs."""
         if not self.arguments.ray:
             return LocalStarter()
-        from pfl_lightning.study.runs.ray_processes import RayStarter
+        from pfl_lightning.jobs.ray import RayStarter
 
         return RayStarter(self.arguments.ray, self.arguments.threads, self.arguments.gpus)
 
@@ -247,7 +241,7 @@ class Conductor:
         found = max(getattr(self.starter, "cores", cores()) // self.arguments.threads, 1)
         if self.arguments.ray or all(option_of(run.config, "trainer.accelerator") == "cpu" for run in self.agenda.runs):
             return found
-        return min(found, RUNS_OF_A_GPU) if found > RUNS_OF_A_GPU and has_gpu() else found
+        return min(found, RUNS_OF_A_GPU) if found > RUNS_OF_A_GPU and _has_gpu() else found
 
     # ------------------------------------------------------------------ words
 
@@ -262,3 +256,10 @@ class Conductor:
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
+
+
+def _has_gpu() -> bool:
+    """Whether this machine has an accelerator that runs would share."""
+    import torch
+
+    return torch.cuda.is_available()

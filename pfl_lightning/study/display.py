@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pfl_lightning.jobs.supervision import how_it_ended
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.runs.progress import Progress, read_progress
-from pfl_lightning.study.runs.runner import how_it_ended
 from pfl_lightning.study.timing import Rate, duration
 
 __all__ = ["Display"]

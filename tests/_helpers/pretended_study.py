@@ -14,10 +14,10 @@ from pathlib import Path
 import yaml
 
 from pfl_lightning.cli.runs.folders import RunFolder
+from pfl_lightning.jobs.local import end_with_parent
+from pfl_lightning.jobs.supervision import Job
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.state.run_lock import RunLock
-from pfl_lightning.study.runs.child import _end_with_parent
-from pfl_lightning.study.runs.processes import Command
 
 
 def study() -> None:
@@ -30,13 +30,13 @@ def study() -> None:
     plain_report.figures = lambda run, choice: json.loads((run / "results.json").read_text())
     check.check_configs = lambda runs: None
     arguments = property(lambda self: [sys.executable, "-m", "_helpers.pretended_study", *self.words])
-    Command.arguments = arguments  # type: ignore[method-assign, assignment]
+    Job.arguments = arguments  # type: ignore[method-assign, assignment]
     main()
 
 
 def run(words: list[str]) -> None:
     """A run: its state is a number that each round changes."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     config = yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())
     runs = RunFolder(Path(config["run_dir"]))
     checkpoint = Path(words[words.index("--ckpt_path") + 1]) if "--ckpt_path" in words else None

@@ -34,6 +34,7 @@ FORBIDDEN = {
     "callbacks": {"cli", "methods"},
     "drop_in": {"cli", "methods"},
     "report": {"federation", "methods", "engines", "study", *TOP},
+    "jobs": {"federation", "methods", "engines", "study", "report", "callbacks", "datamodules", "drop_in"},
     "study": {"methods", "engines", "datamodules", "drop_in"},
     "cli": {"study"},
 }

@@ -18,20 +18,17 @@ from _helpers.studies import METHODS, PretendedStarter, StarterHere, write_study
 
 import pfl_lightning
 from pfl_lightning.cli import main
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.jobs import supervision
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import conduct, reproduce
 from pfl_lightning.study.runs import runner
-from pfl_lightning.study.runs.child import _end_with_parent
-from pfl_lightning.study.runs.processes import Command, LocalProcess, environment, last_lines
 from pfl_lightning.study.search.searches import NoTrialError
-from pfl_lightning.study.unwritable import explain_unwritable
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
     """No waiting, a plain report, and the working directory."""
-    monkeypatch.setattr(runner, "POLL", 0.01)
+    monkeypatch.setattr(supervision, "POLL", 0.01)
     monkeypatch.setitem(sys.modules, "pfl_lightning.report", sys.modules.get("pfl_lightning.report"))
     before = vars(pfl_lightning).get("report")
     plain_report.install()
@@ -359,31 +356,6 @@ def test_reproduce_of_an_unknown_name(shipped, capsys):
     assert "no study 'tny' ships; did you mean tiny?" in capsys.readouterr().err
 
 
-def test_a_child_ends_when_its_parent_has_gone(monkeypatch):
-    sent = []
-    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    reads, writes = os.pipe()
-    os.close(writes)
-    _end_with_parent(reads)
-    os.close(reads)
-    assert sent == [(os.getpid(), signal.SIGTERM), (os.getpid(), signal.SIGKILL)]
-
-
-def test_the_environment_of_a_run():
-    found = environment(2, {"SLURM_JOB_ID": "17", "HOME": "/home"})
-    assert found == {"HOME": "/home", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
-
-
-def test_the_last_lines_of_a_log(tmp_path):
-    log = tmp_path / "log.txt"
-    log.write_text("--- 2026-11-22 pfl fit\npfl: old\n--- 2026-11-22 pfl fit\nwords\n\npfl: new\n(PFL_DEBUG=1)\n")
-    assert last_lines(log) == "pfl: new\n(PFL_DEBUG=1)"
-    log.write_text("--- 2026-11-22 pfl fit\n" + "\n".join(f"line {n}" for n in range(20)))
-    assert last_lines(log, 2) == "line 18\nline 19"
-    assert Command(("fit",), log).arguments[1:] == ["-m", "pfl_lightning.study.runs.child", "fit"]
-
-
 SEARCH = {"trials": 3, "space": {"model.method.init_args.lr": {"low": 0.01, "high": 0.1}}, "methods": ["FedPer"]}
 
 
@@ -519,14 +491,6 @@ def test_a_folder_that_cannot_be_written(tmp_path, play):
     assert commands == []
 
 
-def test_a_log_that_leads_elsewhere_is_not_written(tmp_path):
-    (tmp_path / "elsewhere").write_text("kept")
-    (tmp_path / "log.txt").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigurationError, match=r"cannot be written \(.*log\.txt\)"), explain_unwritable(tmp_path):
-        LocalProcess(Command(("fit",), tmp_path / "log.txt"))
-    assert (tmp_path / "elsewhere").read_text() == "kept"
-
-
 def test_a_disk_that_is_full_in_the_middle_of_a_study(tmp_path, play, monkeypatch):
     """The runs that are being played are ended in order, and the command says what to do."""
 
@@ -619,7 +583,7 @@ def test_a_search_says_first_how_much_it_is_and_uses_local_cores(tmp_path, play,
         "pfl_lightning.study.search.tuner.search_options", lambda *args, **options: asked.append(options) or {}
     )
     monkeypatch.setattr(conduct, "cores", lambda: 2)
-    monkeypatch.setattr("pfl_lightning.study.runs.ray_processes.RayStarter", lambda *args: PretendedStarter())
+    monkeypatch.setattr("pfl_lightning.jobs.ray.RayStarter", lambda *args: PretendedStarter())
     play(write_study(tmp_path, search=SEARCH), "--ray", "auto", "--processes", "64")
     assert "searching options of FedPer: 3 trials of 2 rounds each come first\n" in capsys.readouterr().out
     assert asked[0]["processes"] == 2

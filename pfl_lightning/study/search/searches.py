@@ -9,13 +9,21 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report.runs.options import same_options
-from pfl_lightning.study.definition.options import Config, with_option, with_options
+from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.definition.plan import Cell, seeded
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.definition.yaml_file import as_read, read_yaml, write_yaml
 from pfl_lightning.study.runs.state import flat_options
 
-__all__ = ["NoTrialError", "has_answer", "search_folder", "search_of", "searched_cells", "with_some_values"]
+__all__ = [
+    "NoTrialError",
+    "check_searched",
+    "has_answer",
+    "search_folder",
+    "search_of",
+    "searched_cells",
+    "with_some_values",
+]
 
 BEST = "best.yaml"
 """The options that the newest search of a cell has found, with what was searched."""
@@ -144,6 +152,30 @@ def with_some_values(search: Search | None, cell: Cell, *, longest: bool = False
             value = int(tried.high if longest else tried.low) if tried.integer else tried.low
         config = with_option(config, path, value)
     return replace(cell, config=config)
+
+
+def check_searched(config: Config) -> None:
+    """Refuse a search that has nothing to choose by.
+
+    Args:
+        config: Of the row.
+
+    Raises:
+        ConfigurationError: There are no validation parts, no rounds, or no optuna.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise ConfigurationError(
+            "a search needs optuna: pip install 'pfl-lightning[search]', or leave search out of the study"
+        ) from None
+    if option_of(config, "data.validation_share", 0.1) == 0:
+        raise ConfigurationError(
+            "a search chooses by validation accuracy, and data.init_args.validation_share is 0: give the clients "
+            "validation parts, such as 0.1"
+        )
+    if option_of(config, "trainer.max_epochs", 1) == 0:
+        raise ConfigurationError("a search compares accuracies of the training, and trainer.max_epochs is 0")
 
 
 def _plain_search(search: Search) -> Any:

@@ -1,40 +1,42 @@
-"""Search for options by validation accuracy, with optuna: trials in processes of their own, and what they found."""
+"""Search for options by validation accuracy, with optuna: which trials are run, when they end, and what they found."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import shutil
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl_lightning.errors import ConfigurationError, RunLockedError
+from pfl_lightning.jobs.local import LocalStarter, last_lines
+from pfl_lightning.jobs.supervision import Job, Jobs, StoppedError
 from pfl_lightning.state.run_lock import RunLock, wait_for_lock
-from pfl_lightning.study.definition.options import Config, option_of, with_options
-from pfl_lightning.study.definition.study import Search
-from pfl_lightning.study.runs.processes import last_lines
-from pfl_lightning.study.search.narrator import Narrator, Say
-from pfl_lightning.study.search.processes import TrialStarter, without_tests
-from pfl_lightning.study.search.report import TriedOptions, write_json, write_table
-from pfl_lightning.study.search.searches import NoTrialError
-from pfl_lightning.study.search.space import digest, distribution, drawn_options
-from pfl_lightning.study.search.trials import run_trial
+from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
+from pfl_lightning.study.definition.study import Dimension, Search
+from pfl_lightning.study.runs.runner import claim
+from pfl_lightning.study.runs.state import flat_options
+from pfl_lightning.study.search.report import TriedOptions, option_text, write_json, write_table
+from pfl_lightning.study.search.searches import NoTrialError, check_searched
+from pfl_lightning.study.search.trials import accuracy_of, evaluated_round, trial_job, trial_run
+from pfl_lightning.study.timing import duration
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["check_searched", "search_options"]
+    from pfl_lightning.study.definition.plan import Run
+
+__all__ = ["digest", "search_options", "without_tests"]
 
 STARTUP_TRIALS = 4
 """Trials that are never ended early: the median of fewer says little."""
 
-WAIT = 1.0
-"""Seconds between looks for a trial while others run the last ones."""
+LINE_EVERY = 60.0
+"""Seconds between two lines about trials that run."""
 
 
 def search_options(
@@ -45,7 +47,7 @@ def search_options(
     choice: str = "last",
     processes: int = 1,
     threads: int = 1,
-    say: Say | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The options with the highest mean validation accuracy (``accuracy/mean``); test parts are never evaluated.
 
@@ -74,173 +76,223 @@ def search_options(
     return searcher.report()
 
 
-def check_searched(config: Config) -> None:
-    """Refuse a search that has nothing to choose by.
+def without_tests(config: Config) -> dict[str, Any]:
+    """A config without what a search must not do: evaluate test parts, or personalize, which does so, too."""
+    kept = {key: value for key, value in config.items() if key != "personalize"}
+    callback = {"class_path": "pfl_lightning.study.search.validation_only.ValidationOnly"}
+    return with_option(kept, "trainer.callbacks+", callback)
 
-    Args:
-        config: Of the row.
 
-    Raises:
-        ConfigurationError: There are no validation parts, no rounds, or no optuna.
+def digest(search: Search, config: Config, choice: str) -> str:
+    """What tells searches apart that lie in one folder; more trials, or data elsewhere, are the same search."""
+    space = {path: vars(one) for path, one in search.space.items()}
+    asked = [space, search.seed, search.prune, flat_options(config), choice == "last"]
+    text = json.dumps(asked, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass
+class _Trial:
+    """A trial that is being run.
+
+    Attributes:
+        asked: The trial, as optuna knows it.
+        run: Its run.
+        lock: What keeps other searches from it.
+        reported: Rounds whose accuracies optuna knows.
+        seen: The last evaluated round.
+        pruned: Whether it was ended early.
     """
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            "a search needs optuna: pip install 'pfl-lightning[search]', or leave search out of the study"
-        ) from None
-    if option_of(config, "data.validation_share", 0.1) == 0:
-        raise ConfigurationError(
-            "a search chooses by validation accuracy, and data.init_args.validation_share is 0: give the clients "
-            "validation parts, such as 0.1"
-        )
-    if option_of(config, "trainer.max_epochs", 1) == 0:
-        raise ConfigurationError("a search compares accuracies of the training, and trainer.max_epochs is 0")
+
+    asked: optuna.trial.Trial
+    run: Run
+    lock: RunLock
+    reported: set[int]
+    seen: int = 0
+    pruned: bool = False
 
 
 class _Searcher:
     """A search of one cell."""
 
     def __init__(
-        self, search: Search, config: Config, folder: Path, choice: str, threads: int, processes: int, say: Say
+        self,
+        search: Search,
+        config: Config,
+        folder: Path,
+        choice: str,
+        threads: int,
+        processes: int,
+        say: Callable[[str], None],
     ) -> None:
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.search, self.choice, self.threads, self.processes = search, choice, threads, processes
+        self.search, self.choice, self.threads, self.say = search, choice, threads, say
         self.config = without_tests(config)
         self.folder = folder
         self.name = digest(search, self.config, choice)
-        self.starter = TrialStarter()
+        self.jobs = Jobs(LocalStarter(), processes)
+        self.rounds = int(option_of(config, "trainer.max_epochs", 1000) or 1000)
+        self._active: dict[Job, _Trial] = {}
+        self._began = self._said = time.monotonic()
+        self._ended = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()  # of drawing a trial
-        self._own: set[int] = set()  # trials that this process runs
-        rounds = int(option_of(config, "trainer.max_epochs", 1000) or 1000)
-        self.narrator = Narrator(search.trials, rounds, processes, say)
         self.study: optuna.Study = optuna.create_study(
             study_name=self.name,
             storage=JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
             direction="maximize",
             load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(STARTUP_TRIALS, n_warmup_steps=max(rounds // 4, 1))
+            pruner=optuna.pruners.MedianPruner(STARTUP_TRIALS, n_warmup_steps=max(self.rounds // 4, 1))
             if search.prune
             else optuna.pruners.NopPruner(),
         )
-        failed = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.FAIL,))
-        self._failed_before = len(failed)  # earlier calls' failures are made up for
+        self._failed_before = len(self._trials("FAIL"))  # earlier calls' failures are made up for
 
     def run(self) -> None:
-        """Run all trials that are left."""
-        with ThreadPoolExecutor(self.processes) as pool:
-            workers = [pool.submit(self._work) for _ in range(self.processes)]
-            try:
-                done, _ = wait(workers, return_when=FIRST_EXCEPTION)
-            finally:  # of an interrupt or an error, too: trials save themselves, and go on next time
-                self.starter.stop()
-        for worker in done:
-            worker.result()
+        """Run all trials that are left.
 
-    def _work(self) -> None:
-        from optuna.trial import TrialState
-
-        while not self.starter.stopped:
-            with self._claimed() as trial:
-                if trial is not None:
-                    self._run(trial)
-                    continue
-            if not self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                return
-            time.sleep(WAIT)  # others run the last ones, and may be killed
+        Raises:
+            StoppedError: A signal has come; trials have saved themselves, and go on next time.
+        """
+        try:
+            with closing(self.jobs.run(self._jobs())) as events:
+                for ended in events:
+                    if ended is None:
+                        self._look()
+                    else:
+                        self._end(self._active.pop(ended.job))
+        finally:
+            for trial in self._active.values():
+                trial.lock.release()
+        if self.jobs.stopped is not None:
+            raise StoppedError(self.jobs.stopped)
 
     # ------------------------------------------------------------------ which trial
 
-    @contextmanager
-    def _claimed(self) -> Iterator[optuna.trial.Trial | None]:
-        """A trial that nobody else runs: one that was interrupted, or a new one; ``None`` if there is none."""
-        with self._lock, wait_for_lock(self.folder):  # two processes must not take the same trial, or one too many
-            found = self._interrupted() or self._new()
-            if found is not None:
-                self._own.add(found[0].number)
-        if found is None:
-            yield None
-            return
-        trial, lock = found
+    def _jobs(self) -> Iterator[Job | None]:
+        """The jobs of trials that nobody else runs; ``None`` while others run the last ones, and may be killed."""
+        while True:
+            with wait_for_lock(self.folder):  # two processes must not take the same trial, or one too many
+                trial = self._interrupted() or self._new()
+            if trial is not None:
+                yield from self._begin(trial)
+            elif self._trials("RUNNING"):
+                yield None
+            else:
+                return
+
+    def _begin(self, trial: _Trial) -> Iterator[Job]:
         try:
-            with lock:
-                yield trial
-        finally:
-            self._own.discard(trial.number)
+            job = trial_job(trial.run, self.threads)
+        except BaseException:
+            trial.lock.release()
+            raise
+        if job is None:
+            self._end(trial)
+        else:
+            self._active[job] = trial
+            yield job
 
-    def _interrupted(self) -> tuple[optuna.trial.Trial, RunLock] | None:
-        from optuna.trial import Trial, TrialState
+    def _interrupted(self) -> _Trial | None:
+        from optuna.trial import Trial
 
-        for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if frozen.number in self._own:
+        own = {trial.asked.number for trial in self._active.values()}
+        for frozen in self._trials("RUNNING"):
+            found = None if frozen.number in own else self._claimed(Trial(self.study, frozen._trial_id))
+            if found is None:
                 continue
-            try:
-                lock = RunLock(self._folder_of(frozen.number))
-            except RunLockedError:  # somebody runs it
-                continue
-            if not self._trial(frozen.number).state.is_finished():
-                return Trial(self.study, frozen._trial_id), lock
-            lock.release()
+            if frozen.number in {one.number for one in self._trials("RUNNING")}:
+                return found
+            found.lock.release()
         return None
 
-    def _new(self) -> tuple[optuna.trial.Trial, RunLock] | None:
+    def _new(self) -> _Trial | None:
         import optuna
 
-        number = len(self.study.get_trials(deepcopy=False))
+        number = len(self._trials())
         if number - self._failed_before >= self.search.trials:
             return None
         # A sampler for each trial: one that went on from its seed would draw the first trials again after a resume.
         seed = int(hashlib.sha256(f"{self.search.seed} {number}".encode()).hexdigest()[:8], 16)
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, self.search.trials // 2))
-        trial = self.study.ask({path: distribution(one) for path, one in self.search.space.items()})
-        return trial, RunLock(self._folder_of(trial.number))
+        return self._claimed(self.study.ask({path: _distribution(one) for path, one in self.search.space.items()}))
 
-    def _trial(self, number: int) -> optuna.trial.FrozenTrial:
-        return self.study.get_trials(deepcopy=False)[number]
+    def _claimed(self, asked: optuna.trial.Trial) -> _Trial | None:
+        """A trial, if nobody else runs it."""
+        config = with_options(self.config, _drawn(asked.params, self.search.space).items())
+        run = trial_run(config, self._folder_of(asked.number))
+        lock = claim(run)
+        reported = set(self._trials()[asked.number].intermediate_values)
+        return None if lock is None else _Trial(asked, run, lock, reported)
 
-    def _folder_of(self, number: int) -> Path:
-        folder = self.folder / f"trials_{self.name}" / str(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    # ------------------------------------------------------------------ a trial
-
-    def _run(self, trial: optuna.trial.Trial) -> None:
+    def _trials(self, *states: str) -> list[optuna.trial.FrozenTrial]:
+        """Trials so far, or those of some states."""
         from optuna.trial import TrialState
 
-        options = drawn_options(trial.params, self.search.space)
-        config = with_options(self.config, options.items())
-        folder, pruned = self._folder_of(trial.number), False
-        seen, began = set(self._trial(trial.number).intermediate_values), time.monotonic()
+        return self.study.get_trials(deepcopy=False, states=[TrialState[state] for state in states] or None)
 
-        def on_round(number: int, accuracy: float) -> bool:
-            nonlocal pruned
-            if number not in seen:  # rounds that were played again after a resume
-                trial.report(accuracy, number)
-            self.narrator.round(trial.number, number, accuracy)
-            pruned = trial.should_prune()
-            return pruned
+    def _folder_of(self, number: int) -> Path:
+        return self.folder / f"trials_{self.name}" / str(number)
 
-        accuracy = run_trial(
-            config, folder, choice=self.choice, on_round=on_round, threads=self.threads, starter=self.starter
-        )
-        if accuracy is None and self.starter.stopped:
-            return  # it stays as it is, to be gone on with
-        if pruned:
-            self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
-        elif accuracy is None or not math.isfinite(accuracy):
-            self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-        else:
-            self.study.tell(trial, accuracy, skip_if_finished=True)
-        rows = self._rows()
-        self.narrator.ended(rows[trial.number], rows, time.monotonic() - began)
-        for checkpoints in folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
+    # ------------------------------------------------------------------ trials that run
+
+    def _look(self) -> None:
+        """Report the rounds that trials have evaluated, and end those that fall behind."""
+        for job, trial in self._active.items():
+            progress = None if trial.pruned else evaluated_round(trial.run, trial.seen)
+            if progress is None or progress.validation is None:
+                continue
+            trial.seen = progress.round
+            if trial.seen not in trial.reported:  # rounds that were played again after a resume
+                trial.asked.report(progress.validation, trial.seen)
+            if time.monotonic() - self._said >= LINE_EVERY:
+                far = f"round {trial.seen}/{self.rounds}, validation {100 * progress.validation:.2f} %"
+                self._tell(f"trial {trial.asked.number}: {far}")
+            if trial.asked.should_prune():
+                trial.pruned = True
+                self.jobs.end(job)
+
+    def _end(self, trial: _Trial) -> None:
+        """Take note of a trial whose process has ended."""
+        from optuna.trial import TrialState
+
+        with trial.lock:
+            accuracy = accuracy_of(trial.run, self.choice)
+            if trial.pruned:
+                self.study.tell(trial.asked, state=TrialState.PRUNED, skip_if_finished=True)
+            elif accuracy is None or not math.isfinite(accuracy):
+                self.study.tell(trial.asked, state=TrialState.FAIL, skip_if_finished=True)
+            else:
+                self.study.tell(trial.asked, accuracy, skip_if_finished=True)
+        self._ended += 1
+        self._tell(self._outcome(trial.asked.number))
+        for checkpoints in trial.run.folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
             shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def _outcome(self, number: int) -> str:
+        """How a trial has ended, how far the search is, the best trial, and how long the others will take."""
+        rows = self._rows()
+        row, done = rows[number], [one for one in rows if one.state in ("complete", "pruned")]
+        outcome = "failed"
+        if row.state == "pruned":
+            outcome = f"ended early after round {row.rounds}"
+        elif row.state == "complete":
+            outcome = f"done, validation {100 * (row.accuracy or 0.0):.2f} %,"
+        options = ", ".join(f"{path.rpartition('.')[2]}={option_text(value)}" for path, value in row.options.items())
+        far = f"{len(done)} of {self.search.trials} done"
+        with suppress(ValueError):  # none is complete
+            best = _best(done)
+            far += f", best {100 * (best.accuracy or 0.0):.2f} % by trial {best.number}"
+        if (left := self.search.trials - len(done)) > 0:
+            far += f", about {duration((time.monotonic() - self._began) / self._ended * left)} left"
+        return f"trial {number} {outcome} with {options} ({far})"
+
+    def _tell(self, text: str) -> None:
+        self._said = time.monotonic()
+        self.say(text)
 
     # ------------------------------------------------------------------ what was found
 
@@ -248,8 +300,8 @@ class _Searcher:
         """All trials so far."""
         space = self.search.space
         return [
-            TriedOptions(one.number, one.state.name.lower(), one.value, drawn_options(one.params, space), _rounds(one))
-            for one in self.study.get_trials(deepcopy=False)
+            TriedOptions(one.number, one.state.name.lower(), one.value, _drawn(one.params, space), _rounds(one))
+            for one in self._trials()
         ]
 
     def report(self) -> dict[str, Any]:
@@ -257,15 +309,14 @@ class _Searcher:
         rows = self._rows()
         # As many as are asked for, where more were tried before.
         counted = [row for row in rows if row.state in ("complete", "pruned")][: self.search.trials]
-        complete = [row for row in counted if row.accuracy is not None and row.state == "complete"]
-        if not complete:
+        if not any(row.state == "complete" for row in counted):
             newest = max((row.number for row in rows if row.state == "fail"), default=0)
             log = self._folder_of(newest) / "log.txt"
             raise NoTrialError(
                 f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nMend the cause and give the same "
                 "command again"
             )
-        best = max(complete, key=lambda row: (row.accuracy or 0.0, -row.number))
+        best = _best(counted)
         write_json(self.folder / "search.json", best, rows)
         write_table(self.folder / "search.md", best, rows, self.search.space)
         return dict(best.options)
@@ -273,3 +324,29 @@ class _Searcher:
 
 def _rounds(trial: optuna.trial.FrozenTrial) -> int:
     return max(trial.intermediate_values, default=0)
+
+
+def _best(rows: Sequence[TriedOptions]) -> TriedOptions:
+    """The complete trial of the highest accuracy, the first of several.
+
+    Raises:
+        ValueError: None is complete.
+    """
+    complete = [row for row in rows if row.state == "complete" and row.accuracy is not None]
+    return max(complete, key=lambda row: (row.accuracy or 0.0, -row.number))
+
+
+def _drawn(params: Mapping[str, Any], space: Mapping[str, Dimension]) -> dict[str, Any]:
+    """The options that optuna has drawn; it knows choices by their numbers."""
+    return {path: space[path].choices[value] if space[path].choices else value for path, value in params.items()}
+
+
+def _distribution(dimension: Dimension) -> Any:
+    """Optuna's distribution of an option."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.choices:  # by number: a choice may be a list or a class with its arguments
+        return CategoricalDistribution(range(len(dimension.choices)))
+    if dimension.integer:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)

@@ -10,20 +10,20 @@ from _helpers.studies import Notes, PretendedStarter, finish, write_study
 from jsonargparse import ArgumentParser
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.jobs import supervision
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
 from pfl_lightning.study.definition.yaml_file import write_yaml
-from pfl_lightning.study.runs import runner
-from pfl_lightning.study.runs.runner import Runner, run_command
+from pfl_lightning.study.runs.runner import Runner, run_job
 from pfl_lightning.study.runs.state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
 from pfl_lightning.study.selection.changed import changes
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(runner, "POLL", 0.01)
-    monkeypatch.setattr(runner, "LOCKED", 0.02)
+    monkeypatch.setattr(supervision, "POLL", 0.01)
+    monkeypatch.setattr(supervision, "AGAIN", 0.02)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def runs(tmp_path):
 def test_all_runs_are_played_two_at_a_time_the_first_seeds_first(runs):
     starter, notes = PretendedStarter(), Notes()
     outcome = Runner(starter, notes, processes=2).play(runs)
-    assert outcome.failed == []
+    assert outcome.failed == {}
     assert [name for event, name in notes.events if event == "started"] == [
         *("FedAvg, seed 0", "FedPer, seed 0", "FedAvg, seed 1", "FedPer, seed 1")
     ]
@@ -48,7 +48,7 @@ def test_all_runs_are_played_two_at_a_time_the_first_seeds_first(runs):
 def test_a_run_that_fails_does_not_end_the_others(runs):
     notes = Notes()
     outcome = Runner(PretendedStarter({"FedAvg": [1, 1]}), notes).play(runs)
-    assert [run.name for run in outcome.failed] == ["FedAvg, seed 0", "FedAvg, seed 1"]
+    assert list(outcome.failed) == ["FedAvg, seed 0", "FedAvg, seed 1"]
     assert ("failed", "FedAvg, seed 0", "pfl: exit 1 was asked for") in notes.events
     assert ("finished", "FedPer, seed 1") in notes.events
 
@@ -56,21 +56,21 @@ def test_a_run_that_fails_does_not_end_the_others(runs):
 def test_a_run_that_fails_is_tried_again(runs):
     notes = Notes()
     outcome = Runner(PretendedStarter({"FedAvg": [1, 3]}), notes, retry=2).play(runs[:1])
-    assert outcome.failed == []
+    assert outcome.failed == {}
     assert [event[0] for event in notes.events] == ["started", "again", "started", "again", "started", "finished"]
 
 
 def test_a_run_whose_options_are_refused_is_not_tried_again(runs):
     notes = Notes()
     outcome = Runner(PretendedStarter({"FedAvg": [2, 0]}), notes, retry=2).play(runs[:1])
-    assert [run.name for run in outcome.failed] == ["FedAvg, seed 0"]
+    assert list(outcome.failed) == ["FedAvg, seed 0"]
     assert [event[0] for event in notes.events] == ["started", "failed"]
 
 
 def test_a_process_that_ends_well_without_results_has_failed(runs, monkeypatch):
     monkeypatch.setattr("_helpers.studies.finish", lambda folder: None)
     outcome = Runner(PretendedStarter(), Notes()).play(runs[:1])
-    assert [run.name for run in outcome.failed] == ["FedAvg, seed 0"]
+    assert list(outcome.failed) == ["FedAvg, seed 0"]
 
 
 def test_a_run_goes_on_from_its_checkpoint_or_starts_over_where_there_is_none(runs):
@@ -123,13 +123,13 @@ def test_a_signal_stops_all_processes(runs, number, monkeypatch):
     finally:
         signal.signal(number, before)
     assert outcome.stopped is number
-    assert outcome.failed == []
+    assert outcome.failed == {}
     assert [process.stopped for process in starter.processes] == [True, True]
     assert {event[0] for event in notes.events} == {"started"}
 
 
 def test_processes_that_do_not_end_are_killed(runs, monkeypatch):
-    monkeypatch.setattr(runner.end_all, "__defaults__", (0.05,))
+    monkeypatch.setattr(supervision, "GRACE", 0.05)
     monkeypatch.setattr("_helpers.studies.PretendedProcess.stop", lambda process: None)
     notes, starter = Notes(), PretendedStarter(endless=True)
 
@@ -213,7 +213,7 @@ def test_the_command_of_a_run_has_its_folder_whatever_its_name(tmp_path):
     study = read_study(write_study(tmp_path))
     for name in ("one: two", "{1} #, [x]"):
         run = plan_runs(study, plan_cells(study), tmp_path / name)[0]
-        words = [word for word in run_command(run, 1).words if "callbacks" in word]
+        words = [word for word in run_job(run, 1).words if "callbacks" in word]
         parser = ArgumentParser()  # as that of the command line
         parser.add_argument("--trainer.callbacks", type=list[L.Callback])
         assert parser.parse_args(words).trainer.callbacks[0].init_args.path == str(run.progress_file)

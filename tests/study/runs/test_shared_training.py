@@ -8,10 +8,10 @@ from _helpers import studies
 from _helpers.studies import Notes, PretendedStarter, StarterHere, finish, write_study
 
 from pfl_lightning.cli import main
+from pfl_lightning.jobs import supervision
 from pfl_lightning.report.runs.reading import read_run
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
-from pfl_lightning.study.runs import runner
 from pfl_lightning.study.runs.runner import Runner
 from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, settle
 from pfl_lightning.study.runs.state import finished_folder
@@ -27,8 +27,8 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(runner, "POLL", 0.01)
-    monkeypatch.setattr(runner, "LOCKED", 0.02)
+    monkeypatch.setattr(supervision, "POLL", 0.01)
+    monkeypatch.setattr(supervision, "AGAIN", 0.02)
 
 
 def planned(folder, seeds=(0,)):
@@ -66,7 +66,7 @@ def test_runs_train_alike_whose_configs_differ_in_the_personalization_alone(tmp_
 def test_one_of_them_trains_and_the_others_wait_for_it(tmp_path, pretended):
     runs, notes, starter = planned(tmp_path, seeds=[0, 1]), Notes(), PretendedStarter()
     outcome = Runner(starter, notes, processes=4, shared=SharedTraining(runs)).play(runs)
-    assert outcome.failed == []
+    assert outcome.failed == {}
     started = [(kind, *found) for kind, *found in notes.events if kind != "finished"]
     assert sorted(started) == [
         *(("resumed", f"{row}, seed {seed}", f"head, seed {seed}") for row in ("all", "as trained") for seed in (0, 1)),
@@ -81,7 +81,7 @@ def test_one_of_them_trains_and_the_others_wait_for_it(tmp_path, pretended):
 def test_where_it_fails_another_one_trains(tmp_path, pretended):
     runs, notes = planned(tmp_path)[:3], Notes()
     outcome = Runner(PretendedStarter({"head": [1]}), notes, shared=SharedTraining(runs)).play(runs)
-    assert names(outcome.failed) == ["head, seed 0"]
+    assert list(outcome.failed) == ["head, seed 0"]
     assert [event for event in notes.events if event[0] in ("started", "resumed")] == [
         *(("started", "head, seed 0"), ("started", "all, seed 0"), ("resumed", "as trained, seed 0", "all, seed 0"))
     ]
@@ -158,9 +158,9 @@ def results_of(run):
 
 def test_the_results_are_those_of_runs_that_all_train(tmp_path):
     alone, shared = planned(tmp_path / "alone")[:3], planned(tmp_path / "shared")[:3]
-    assert Runner(StarterHere(), Notes()).play(alone).failed == []
+    assert Runner(StarterHere(), Notes()).play(alone).failed == {}
     notes, starter = Notes(), StarterHere()
-    assert Runner(starter, notes, shared=SharedTraining(shared)).play(shared).failed == []
+    assert Runner(starter, notes, shared=SharedTraining(shared)).play(shared).failed == {}
     assert [event[0] for event in notes.events if event[0] != "finished"] == ["started", "resumed", "resumed"]
     for one, other in zip(alone, shared, strict=True):
         assert results_of(one) == results_of(other)

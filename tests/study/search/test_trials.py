@@ -6,22 +6,23 @@ from types import SimpleNamespace
 import pytest
 from _helpers.studies import PretendedStarter, write_study
 
+from pfl_lightning.jobs import supervision
 from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.study import plan_cells, read_study, run_trial
 from pfl_lightning.study.definition.options import option_of, with_option
 from pfl_lightning.study.definition.study import Dimension, Search
 from pfl_lightning.study.runs.progress import read_progress
 from pfl_lightning.study.runs.progress_file import ProgressFile
-from pfl_lightning.study.search import trials
 from pfl_lightning.study.search.searches import NoTrialError, searched_cells
-from pfl_lightning.study.search.space import digest
+from pfl_lightning.study.search.tuner import digest
 
 CONFIG = {"trainer": {"max_epochs": 2}}
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(trials, "POLL", 0.01)
+    monkeypatch.setattr(supervision, "POLL", 0.01)
+    monkeypatch.setattr(supervision, "AGAIN", 0.01)
 
 
 class Starter(PretendedStarter):

@@ -1,6 +1,6 @@
 """The search for options: trials by validation accuracy, resumed, shared and ended early; test parts are left alone.
 
-Trials are stood in for by a function of their options; one test plays real ones.
+Trials pretend to be trained, with accuracies that are a function of their options; one test plays real ones.
 """
 
 import json
@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 import yaml
 from _helpers.configs import digits_config
+from _helpers.studies import finish
 
 pytest.importorskip("optuna")
 
 from pfl_lightning.cli import main
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.jobs import supervision
 from pfl_lightning.study.definition.options import option_of
 from pfl_lightning.study.definition.study import Dimension, Search
 from pfl_lightning.study.search import tuner as module
-from pfl_lightning.study.search.processes import without_tests
-from pfl_lightning.study.search.tuner import search_options
+from pfl_lightning.study.search.tuner import search_options, without_tests
 
 LR, ENCODER = "model.method.init_args.lr", "model.encoder"
 SPACE = {LR: Dimension(low=1e-4, high=1.0, log=True), ENCODER: Dimension(choices=("mlp", ["mlp", "small_cnn"]))}
@@ -31,32 +32,55 @@ def config_of(tmp_path, **changes):
     return yaml.safe_load(Path(digits_config(tmp_path, {"trainer.max_epochs": 8, **changes})).read_text())
 
 
+class Process:
+    """Evaluates a round at each look, of eight."""
+
+    def __init__(self, folder, accuracy):
+        self.folder, self.accuracy, self.round = folder, accuracy, 0
+
+    def poll(self):
+        if self.accuracy is None or self.round == 8:
+            return 0
+        self.round += 1
+        progress = {"round": self.round, "rounds": 8, "seconds_per_round": 1.0, "validation": self.accuracy}
+        (self.folder / "progress.json").write_text(json.dumps(progress))
+        if self.round == 8:
+            finish(self.folder)
+        return None
+
+    def stop(self):
+        self.round = 8
+
+    kill = stop
+
+
 class Trials:
-    """Stands in for ``run_trial``: best at a learning rate of 0.1 with both encoders."""
+    """Starts trials that only pretend: best at a learning rate of 0.1 with both encoders."""
 
-    def __init__(self, monkeypatch, interrupt_at=None):
-        self.played, self.interrupt_at = [], interrupt_at
-        monkeypatch.setattr(module, "run_trial", self)
+    def __init__(self, monkeypatch, interrupt_at=None, fail=False):
+        self.played, self.interrupt_at, self.fail = [], interrupt_at, fail
+        monkeypatch.setattr(module, "LocalStarter", lambda: self)
+        monkeypatch.setattr(supervision, "POLL", 0)
+        monkeypatch.setattr(supervision, "AGAIN", 0.01)
 
-    def __call__(self, config, folder, *, on_round, **options):
+    def start(self, job):
+        folder = job.log.parent
+        config = yaml.safe_load((folder / "run.yaml").read_text())
         self.played.append((folder.name, option_of(config, LR), option_of(config, ENCODER)))
         if len(self.played) == self.interrupt_at:
             raise KeyboardInterrupt
         accuracy = 1 - abs(option_of(config, LR) - 0.1) - 0.05 * (option_of(config, ENCODER) == "mlp")
-        for number in range(1, 9):
-            if on_round(number, accuracy):
-                return None
-        return accuracy
+        return Process(folder, None if self.fail else accuracy)
 
 
 def test_the_best_options_are_found_and_written_down(tmp_path, monkeypatch):
     Trials(monkeypatch)
-    best = search_options(Search(30, SPACE, prune=False), config_of(tmp_path), tmp_path / "search")
+    best = search_options(Search(20, SPACE, prune=False), config_of(tmp_path), tmp_path / "search")
     assert best[ENCODER] == ["mlp", "small_cnn"]
     assert best[LR] == pytest.approx(0.1, abs=0.06)
     found = json.loads((tmp_path / "search" / "search.json").read_text())
     assert found["best"]["options"] == best
-    assert len(found["trials"]) == 30
+    assert len(found["trials"]) == 20
     table = (tmp_path / "search" / "search.md").read_text()
     assert f"| {found['best']['number']} |" in table.splitlines()[4]
     assert table.count("chosen |") == 1
@@ -134,7 +158,7 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_a_search_of_which_every_trial_failed_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "run_trial", lambda *args, **options: None)
+    Trials(monkeypatch, fail=True)
     with pytest.raises(ConfigurationError, match="no trial of the search succeeded"):
         search_options(Search(2, SPACE), config_of(tmp_path), tmp_path / "search")
 
@@ -172,7 +196,7 @@ def test_real_trials(tmp_path):
 
 def test_a_search_whose_trials_all_failed_is_repeated(tmp_path, monkeypatch):
     config, search = config_of(tmp_path), Search(2, SPACE)
-    monkeypatch.setattr(module, "run_trial", lambda *args, **options: None)
+    Trials(monkeypatch, fail=True)
     with pytest.raises(ConfigurationError, match=r"1/log\.txt\)\nMend the cause and give the same command again"):
         search_options(search, config, tmp_path / "search")
     trials = Trials(monkeypatch)

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: each is a task, whose files lie in a folder that all machines share."""
+"""Jobs as tasks of a Ray cluster, whose machines share the folders of their files."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.study.runs.processes import Command, LocalProcess
+from pfl_lightning.jobs.local import LocalProcess
+from pfl_lightning.jobs.supervision import Job
 
 __all__ = ["RayStarter"]
 
 
 class RayStarter:
-    """Starts runs as tasks of a Ray cluster.
+    """Starts jobs as tasks of a Ray cluster.
 
     Args:
         address: The cluster's address, ``auto`` for the one that this machine belongs to, ``local`` for one that lasts
-            as long as the study.
-        threads: Cores that each run takes.
-        gpus: GPUs that each run takes, such as 0.25.
+            as long as the command.
+        threads: Cores that each job takes.
+        gpus: GPUs that each job takes, such as 0.25.
 
     Raises:
         ConfigurationError: Ray is not installed, or there is no such cluster.
@@ -33,7 +34,7 @@ class RayStarter:
             raise ConfigurationError("--ray needs Ray: pip install 'pfl-lightning[ray]'") from error
         here: AbstractContextManager[None] = nullcontext()
         if address == "local":
-            from pfl_lightning.engines.ray.cluster import listening_here_alone  # torch, which other studies do without
+            from pfl_lightning.engines.ray.cluster import listening_here_alone  # torch, which others do without
 
             here = listening_here_alone()
         try:
@@ -42,7 +43,7 @@ class RayStarter:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"--ray {address}: there is no such cluster ({error})") from error
         self._ray = ray
-        # A run that is lost with its machine is left to the study, which goes on from the last checkpoint.
+        # A job that is lost with its machine is left to the command, which goes on from the last checkpoint.
         self._task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_play)
 
     @property
@@ -50,13 +51,13 @@ class RayStarter:
         """Cores of the cluster."""
         return int(self._ray.cluster_resources().get("CPU", 1))
 
-    def start(self, command: Command) -> RayProcess:
-        """Start a command; it waits until the cluster has room."""
-        return RayProcess(self._ray, self._task.remote(command.words, str(command.log), command.threads, os.getcwd()))
+    def start(self, job: Job) -> RayProcess:
+        """Start a job; it waits until the cluster has room."""
+        return RayProcess(self._ray, self._task.remote(job.words, str(job.log), job.threads, os.getcwd()))
 
 
 class RayProcess:
-    """A run that is a task of Ray.
+    """A job that is a task of Ray.
 
     Args:
         ray: The package.
@@ -87,6 +88,6 @@ class RayProcess:
 
 
 def _play(words: tuple[str, ...], log: str, threads: int, folder: str) -> int:
-    """What a worker does: the command, in a process of its own."""
+    """What a worker does: the job, in a process of its own."""
     os.chdir(folder)
-    return LocalProcess(Command(words, Path(log), threads)).wait()
+    return LocalProcess(Job(words, Path(log), threads)).wait()

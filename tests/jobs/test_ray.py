@@ -15,10 +15,12 @@ import pytest
 from _helpers.studies import Notes, PretendedProcess, finish, write_study
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.jobs import ray as module
+from pfl_lightning.jobs import supervision
+from pfl_lightning.jobs.local import LocalProcess
+from pfl_lightning.jobs.ray import RayStarter
+from pfl_lightning.jobs.supervision import Job
 from pfl_lightning.study import plan_cells, plan_runs, read_study
-from pfl_lightning.study.runs import ray_processes, runner
-from pfl_lightning.study.runs.processes import Command, LocalProcess
-from pfl_lightning.study.runs.ray_processes import RayStarter
 from pfl_lightning.study.runs.runner import Runner
 
 
@@ -86,12 +88,12 @@ def test_runs_are_tasks(tmp_path, cluster, monkeypatch):
         process.wait = lambda: 0
         return process
 
-    monkeypatch.setattr(ray_processes, "LocalProcess", play)
-    monkeypatch.setattr(runner, "POLL", 0.01)
+    monkeypatch.setattr(module, "LocalProcess", play)
+    monkeypatch.setattr(supervision, "POLL", 0.01)
     starter, notes = RayStarter("auto", threads=2, gpus=0.25), Notes()
     assert starter.cores == 5
     outcome = Runner(starter, notes, processes=2, threads=2).play(planned(tmp_path))
-    assert outcome.failed == []
+    assert outcome.failed == {}
     assert [command.threads for command in played] == [2, 2]
     assert played[0].words[0] == "fit"
     assert ("finished", "FedPer, seed 0") in notes.events
@@ -99,7 +101,7 @@ def test_runs_are_tasks(tmp_path, cluster, monkeypatch):
 
 def test_a_task_that_is_lost_has_failed(tmp_path, cluster):
     starter = RayStarter("auto", threads=2, gpus=0.25)
-    process = starter.start(SimpleNamespace(words=("fit",), log=tmp_path / "log.txt", threads=2))
+    process = starter.start(Job(("fit",), tmp_path / "log.txt", 2))
     process.stop()
     assert cluster.tasks[0].canceled is False
     assert process.poll() == 1
@@ -110,8 +112,8 @@ def test_a_task_that_is_lost_has_failed(tmp_path, cluster):
 def test_a_task_that_is_canceled_ends_its_process_at_once(tmp_path, monkeypatch):
     """Ray interrupts it without a signal, from another thread."""
     sleeps = property(lambda self: [sys.executable, "-c", "import time; print(time.sleep(30))"])
-    monkeypatch.setattr(Command, "arguments", sleeps)
-    process, began = LocalProcess(Command(("fit",), tmp_path / "log.txt")), time.monotonic()
+    monkeypatch.setattr(Job, "arguments", sleeps)
+    process, began = LocalProcess(Job(("fit",), tmp_path / "log.txt")), time.monotonic()
     threading.Timer(0.2, _thread.interrupt_main).start()
     with pytest.raises(KeyboardInterrupt):
         process.wait()
@@ -129,7 +131,7 @@ def test_no_such_cluster_and_no_ray(cluster, monkeypatch):
 
 @pytest.mark.slow
 def test_a_study_on_a_real_ray_has_the_table_of_one_in_processes(tmp_path):
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     study, tables = write_study(tmp_path, seeds=[0, 1]), []
     for name, words in (("processes", ()), ("ray", ("--ray", "local"))):
         output = tmp_path / name
@@ -145,12 +147,12 @@ def test_a_study_on_a_real_ray_has_the_table_of_one_in_processes(tmp_path):
 @pytest.mark.slow
 def test_a_real_ray(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     try:
         notes, runs = Notes(), planned(tmp_path)
         outcome = Runner(RayStarter("local"), notes, processes=2).play(runs)
     finally:
         ray.shutdown()
-    assert outcome.failed == [], notes.events
+    assert outcome.failed == {}, notes.events
     results = json.loads((runs[0].folder / "version_0" / "results.json").read_text())
     assert results["finished"]

@@ -1,0 +1,206 @@
+"""Jobs that run at once, and what ends them: their own end, a signal, or the end of the command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from pfl_lightning.cli.runs.signals import handled_signals
+
+__all__ = ["Ended", "Job", "Jobs", "Process", "Starter", "StoppedError", "how_it_ended", "stopping_signals"]
+
+GRACE = 60.0
+"""Seconds that a job has to save itself and end."""
+
+POLL = 0.2
+"""Seconds between looks at the processes."""
+
+AGAIN = 1.0
+"""Seconds until jobs are asked for again when there was none that could be started, unless one ends before."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command of ``pfl`` with what its process needs.
+
+    Attributes:
+        words: What follows ``pfl``.
+        log: The file that gets what it prints; earlier content is kept.
+        threads: Threads of its tensor operations.
+    """
+
+    words: tuple[str, ...]
+    log: Path
+    threads: int = 1
+
+    @property
+    def arguments(self) -> list[str]:
+        """The process's program and arguments."""
+        return [sys.executable, "-m", "pfl_lightning.jobs.local", *self.words]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job whose process has ended.
+
+    Attributes:
+        job: The job.
+        code: Exit code; below 0 for the signal that ended it.
+    """
+
+    job: Job
+    code: int
+
+
+class Process(Protocol):
+    """A job that has been started."""
+
+    def poll(self) -> int | None:
+        """Exit code; ``None`` while it runs."""
+
+    def stop(self) -> None:
+        """Ask it to save itself and end."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Starter(Protocol):
+    """Starts jobs somewhere."""
+
+    def start(self, job: Job) -> Process:
+        """Start a job."""
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal has come that stops the command.
+
+    Args:
+        number: The signal.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+class Jobs:
+    """Supervises jobs until none is left or a signal comes, at which those that run save themselves and end.
+
+    Args:
+        starter: Starts their processes.
+        at_once: How many run at once.
+
+    Attributes:
+        stopped: The signal that has come, if any. A second one interrupts what is being done, and kills what runs.
+    """
+
+    def __init__(self, starter: Starter, at_once: int = 1) -> None:
+        self.starter = starter
+        self.at_once = at_once
+        self.stopped: signal.Signals | None = None
+        self._running: dict[Job, Process] = {}
+        self._deadlines: dict[Job, float] = {}  # of jobs that were asked to end
+        self._ask = 0.0  # when jobs are asked for again
+
+    def run(self, jobs: Iterator[Job | None]) -> Generator[Ended | None, None, None]:
+        """Run jobs; close this iterator to end those that run.
+
+        Args:
+            jobs: Gives the next job whenever there is room for one; ``None`` while none can be started.
+
+        Yields:
+            Each job that has ended, and ``None`` after each look at the processes.
+        """
+        with handled_signals(self._note_signal):
+            try:
+                while self.stopped is None and self._fill(jobs):
+                    yield from self._ended()
+                    yield None
+                    time.sleep(POLL)
+            finally:
+                self._end_all()
+
+    def end(self, job: Job) -> None:
+        """Ask a job to save itself and end; it is killed if it takes longer than its time of grace."""
+        self._running[job].stop()
+        self._deadlines[job] = time.monotonic() + GRACE
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped is not None:
+            raise StoppedError(signal.Signals(number))
+        self.stopped = signal.Signals(number)
+
+    def _fill(self, jobs: Iterator[Job | None]) -> bool:
+        """Start as many jobs as there is room for; whether any runs, or may come."""
+        while len(self._running) < self.at_once and time.monotonic() >= self._ask:
+            try:
+                job = next(jobs)
+            except StopIteration:
+                return bool(self._running)
+            if job is None:
+                self._ask = time.monotonic() + AGAIN
+            else:
+                self._running[job] = self.starter.start(job)
+        return True
+
+    def _ended(self) -> list[Ended]:
+        """Jobs that have ended since the last look."""
+        for job, deadline in self._deadlines.items():
+            if time.monotonic() > deadline:
+                self._running[job].kill()
+        codes = {job: process.poll() for job, process in self._running.items()}
+        found = [Ended(job, code) for job, code in codes.items() if code is not None]
+        for ended in found:
+            del self._running[ended.job]
+            self._deadlines.pop(ended.job, None)
+            self._ask = 0.0
+        return found
+
+    def _end_all(self) -> None:
+        """Let all that runs save itself and end; what takes longer is killed, as all is at a second signal."""
+        running, self._running = list(self._running.values()), {}
+        try:
+            for process in running:
+                process.stop()
+            deadline = time.monotonic() + GRACE
+            while time.monotonic() < deadline and any(process.poll() is None for process in running):
+                time.sleep(min(POLL, 0.05))
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+
+
+@contextmanager
+def stopping_signals() -> Iterator[None]:
+    """Inside, a signal that stops raises a :class:`StoppedError`, apart from where :class:`Jobs` notes it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise StoppedError(signal.Signals(number))
+
+    with handled_signals(stop):
+        yield
+
+
+def how_it_ended(code: int) -> str:
+    """What an exit code means.
+
+    Args:
+        code: Exit code of a process; below 0 for the signal that ended it.
+
+    Example:
+        >>> how_it_ended(1), how_it_ended(-11)
+        ('failed with exit code 1', 'ended by SIGSEGV')
+    """
+    if code >= 0:
+        return f"failed with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
