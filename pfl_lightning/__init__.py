@@ -7,6 +7,7 @@ What one uses
 ``drop_in``                              ``federate``: projects of your own
 ``engines``                              how local fits run, on one process or many
 ``cli``, ``study``, ``report``           the command ``pfl``; studies; tables of finished runs
+``jobs``                                 the processes of studies and searches
 What a method is made of
 ``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them
 ``phases``, ``options``, ``learner``     phases of a local fit; options of all methods; networks that a server trains
