@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 from keep_results import Kept, kept_runs
 
-from pfl_lightning.report.runs.study_folder import folder_name
+from pfl_lightning.runs.folder import folder_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.md"

@@ -29,8 +29,8 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
+from pfl_lightning.runs.lock import RunLock, is_locked_here, keep_lock
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.state.run_lock import RunLock, is_locked_here, keep_lock
 
 __all__ = ["ResultsWriter"]
 

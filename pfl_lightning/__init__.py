@@ -7,6 +7,7 @@ What one uses
 ``drop_in``                              ``federate``: projects of your own
 ``engines``                              how local fits run, on one process or many
 ``cli``, ``study``, ``report``           the command ``pfl``; studies; tables of finished runs
+``runs``                                 the folder of a run: its config, results and lock
 ``jobs``                                 the processes of studies and searches
 What a method is made of
 ``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them

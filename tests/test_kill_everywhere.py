@@ -10,7 +10,7 @@ import torch
 from _helpers.kill_at import run_in_process
 from _helpers.results import without_seconds
 
-from pfl_lightning.cli.runs.folders import RunFolder
+from pfl_lightning.runs.folder import RunFolder
 
 STRIDES = {"sequential": 1, "vectorized": 3, "trainer": 3, "ray": 12}
 """One operation of so many is tried under an engine: they are the same ones, and Ray takes its time to start."""

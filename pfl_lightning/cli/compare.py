@@ -16,9 +16,9 @@ from pfl_lightning.report.output.formats import fitting_tables
 from pfl_lightning.report.output.notes import FAIRNESS
 from pfl_lightning.report.output.writing import FORMATS, SEPARATE, Report
 from pfl_lightning.report.rows import ReportSettings, with_figure
-from pfl_lightning.report.runs.reading import find_runs, read_run
-from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.significance import CAVEAT
+from pfl_lightning.runs.reading import find_runs, read_run
+from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.state.files import explain_folder, make_folder
 
 __all__ = ["compare", "compare_parser", "tensorboard"]

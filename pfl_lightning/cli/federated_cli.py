@@ -22,19 +22,16 @@ from pfl_lightning.cli.notices import Notices
 from pfl_lightning.cli.options.allowed import check_names
 from pfl_lightning.cli.options.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
-from pfl_lightning.cli.runs.chosen_checkpoint import chosen_checkpoint
-from pfl_lightning.cli.runs.folders import RunFolder, run_folder, runs_below
-from pfl_lightning.cli.runs.placing import place_callbacks
-from pfl_lightning.cli.runs.slurm import SlurmCommand
-from pfl_lightning.cli.runs.stopping import explain_lost_files, hangup_as_sigterm, how_to_go_on, stopping_signal
-from pfl_lightning.cli.runs.trainer import FederatedTrainer, SaveConfig
+from pfl_lightning.cli.stopping import explain_lost_files, hangup_as_sigterm, how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
+from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, SlurmCommand, place_callbacks
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.outer_callbacks import check_strategy
 from pfl_lightning.phases import Personalization
+from pfl_lightning.runs.folder import RunFolder, chosen_checkpoint, run_folder, runs_below
 from pfl_lightning.state.checkpoints.best_round import BestRound
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 

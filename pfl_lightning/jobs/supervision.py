@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from pfl_lightning.cli.runs.signals import handled_signals
+from pfl_lightning.cli.stopping import handled_signals
 
 __all__ = ["Ended", "Job", "Jobs", "Process", "Starter", "StoppedError", "how_it_ended", "stopping_signals"]
 

@@ -1,7 +1,6 @@
 """Reports of finished runs: tables, significance, rankings and curves, as Markdown, CSV, LaTeX, PNG and HTML.
 
 =======================================  ==========================================================================
-``runs``                                 from folders to runs: what they say, and the options of their configs
 ``rows``, ``grouping``, ``labels``       runs of one method and setting; which runs belong together; their names
 ``statistics``                           figures over seeds, rounds and bytes to a target accuracy
 ``significance``, ``ranking``            paired tests; ranking of methods over settings
@@ -11,8 +10,8 @@
 
 from pfl_lightning.report.output.writing import live_table, write_report
 from pfl_lightning.report.rows import ReportSettings, Row
-from pfl_lightning.report.runs.reading import find_runs, read_run
-from pfl_lightning.report.runs.run import Evaluation, FinishedRun, HistoryEntry, Source
+from pfl_lightning.runs.reading import find_runs, read_run
+from pfl_lightning.runs.results import Evaluation, FinishedRun, HistoryEntry, Source
 
 __all__ = [
     "Evaluation",

@@ -12,9 +12,9 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.report.labels import Group, row_labels, values_of
 from pfl_lightning.report.rows import MeasuredRow
 from pfl_lightning.report.rows import blocks as blocks_of
-from pfl_lightning.report.runs.options import differing, equal, same_options
-from pfl_lightning.report.runs.run import FinishedRun, Source
-from pfl_lightning.report.runs.study_folder import NO_SETTING
+from pfl_lightning.runs.config import differing, equal, same_options
+from pfl_lightning.runs.folder import NO_SETTING
+from pfl_lightning.runs.results import FinishedRun, Source
 
 __all__ = ["apart_by_data", "data_options", "group_runs"]
 

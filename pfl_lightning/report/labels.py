@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.report.runs.options import differing, short_names, show
-from pfl_lightning.report.runs.run import FinishedRun
+from pfl_lightning.runs.config import differing, short_names, show
+from pfl_lightning.runs.results import FinishedRun
 
 __all__ = ["Group", "row_labels", "values_of"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report.runs.reading import read_run
-from pfl_lightning.report.runs.run import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.report.statistics import OverSeeds, over_seeds
+from pfl_lightning.runs.reading import read_run
+from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun
 
 __all__ = ["MeasuredRow", "ReportSettings", "Row", "blocks", "measure", "with_figure"]
 

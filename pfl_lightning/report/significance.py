@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pfl_lightning.report.rows import MeasuredRow
-from pfl_lightning.report.runs.run import FinishedRun
+from pfl_lightning.runs.results import FinishedRun
 
 __all__ = ["CAVEAT", "PairedTests", "compare_with_reference", "holm", "paired_t_test", "signed_rank_test"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pfl_lightning.report.runs.run import FinishedRun, HistoryEntry
+from pfl_lightning.runs.results import FinishedRun, HistoryEntry
 
 __all__ = ["OverSeeds", "Target", "learning_curve", "over_seeds", "reach"]
 

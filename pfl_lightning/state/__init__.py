@@ -10,7 +10,7 @@
 ``carried``                              what a local fit hands on to the client's next, as bytes
 ``checkpoints``                          checkpoints of a federation, and clients' models as plain files
 ``equality``                             ``same``: whether two values hold the same
-``files``, ``run_lock``                  files written as a whole or not at all; the lock of a run's folder
+``files``                                files written as a whole or not at all
 ``image``                                what a server or client held before: has it changed, and putting it back
 ``update_norms``                         ``UpdateGuard``: how far updates lie from what was sent, and from others
 =======================================  ==========================================================================

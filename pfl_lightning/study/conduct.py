@@ -15,7 +15,9 @@ from rich.console import Console
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs.local import LocalStarter, cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, stopping_signals
+from pfl_lightning.study.agenda import Agenda
 from pfl_lightning.study.arguments import StudyArguments
+from pfl_lightning.study.changed import counted, move_aside, refusal
 from pfl_lightning.study.definition.options import Config, option_of
 from pfl_lightning.study.definition.plan import Run, check_figures
 from pfl_lightning.study.definition.study import Search, Study
@@ -24,8 +26,6 @@ from pfl_lightning.study.runs.runner import Outcome, Runner
 from pfl_lightning.study.runs.shared_training import SharedTraining
 from pfl_lightning.study.search.report import bound_notes
 from pfl_lightning.study.search.searches import NoTrialError, check_searched, search_folder
-from pfl_lightning.study.selection.agenda import Agenda
-from pfl_lightning.study.selection.changed import counted, move_aside, refusal
 from pfl_lightning.study.tables import print_tables
 from pfl_lightning.study.timing import Rate
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.study.changed import by_options, changed_before_search, changes
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, state_of, unreadable_results
 from pfl_lightning.study.runs.versions import others_versions
 from pfl_lightning.study.search.searches import search_of
-from pfl_lightning.study.selection.changed import by_options, changed_before_search, changes
 
 __all__ = ["print_tables"]
 

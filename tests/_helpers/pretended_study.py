@@ -13,11 +13,11 @@ from pathlib import Path
 
 import yaml
 
-from pfl_lightning.cli.runs.folders import RunFolder
 from pfl_lightning.jobs.local import end_with_parent
 from pfl_lightning.jobs.supervision import Job
+from pfl_lightning.runs.folder import RunFolder
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.state.run_lock import RunLock
 
 
 def study() -> None:

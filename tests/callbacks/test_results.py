@@ -25,7 +25,7 @@ from pfl_lightning.datamodules import IID, Digits, FromFile
 from pfl_lightning.errors import RunLockedError
 from pfl_lightning.methods import FedAvg, FedMD, FedPAC, FedPer, LocalOnly
 from pfl_lightning.phases import Personalization
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.lock import RunLock
 
 COHORTS = [[0, 2, 3], [1, 2], [4], [0, 1, 3]]
 METHOD = partial(FedPAC, lr=0.3, epochs=1)

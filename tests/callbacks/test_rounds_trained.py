@@ -18,7 +18,7 @@ from pfl_lightning.callbacks.results_table import fit_table
 from pfl_lightning.cli.personalize import personalization_table, write_personalization
 from pfl_lightning.methods import SCAFFOLD, FedAvg, FedPer, FedRep
 from pfl_lightning.phases import Personalization
-from pfl_lightning.report.runs.reading import read_run
+from pfl_lightning.runs.reading import read_run
 
 COHORTS = [[0, 2], [2, 3], [0, 2]]
 EXPECTED = [2, 0, 3, 1, 0]

@@ -33,6 +33,7 @@ FORBIDDEN = {
     "federation": {"methods", *TOP},
     "callbacks": {"cli", "methods"},
     "drop_in": {"cli", "methods"},
+    "runs": {"federation", "methods", "engines", "study", "report", *TOP},
     "report": {"federation", "methods", "engines", "study", *TOP},
     "jobs": {"federation", "methods", "engines", "study", "report", "callbacks", "datamodules", "drop_in"},
     "study": {"methods", "engines", "datamodules", "drop_in"},

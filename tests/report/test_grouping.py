@@ -6,7 +6,7 @@ from _helpers.finished import write_old_run, write_run
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report import read_run
 from pfl_lightning.report.grouping import group_runs
-from pfl_lightning.report.runs.options import differing, flatten, run_options, short_names
+from pfl_lightning.runs.config import differing, flatten, run_options, short_names
 
 
 def config(**options):

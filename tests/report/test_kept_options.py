@@ -5,7 +5,7 @@ import yaml
 from _helpers.results import kept_runs
 
 from pfl_lightning.cli import main
-from pfl_lightning.report.runs.options import differing, run_options
+from pfl_lightning.runs.config import differing, run_options
 
 KEPT = next(run for run in kept_runs("digits-methods") if run["run"] == "runs/all/FedAvg/seed_0")["config.yaml"]
 

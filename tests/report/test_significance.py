@@ -11,8 +11,8 @@ from scipy import stats
 
 from pfl_lightning.report import ReportSettings, Row
 from pfl_lightning.report.rows import measure
-from pfl_lightning.report.runs.run import FinishedRun
 from pfl_lightning.report.significance import _pairs, compare_with_reference, holm, paired_t_test, signed_rank_test
+from pfl_lightning.runs.results import FinishedRun
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 10])

@@ -19,7 +19,7 @@ from _helpers.studies import METHODS, PretendedStarter, StarterHere, write_study
 import pfl_lightning
 from pfl_lightning.cli import main
 from pfl_lightning.jobs import supervision
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import conduct, reproduce
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.search.searches import NoTrialError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings
-from pfl_lightning.report.runs.run import FIGURES, FinishedRun
 from pfl_lightning.report.statistics import OverSeeds, Target, reach
+from pfl_lightning.runs.results import FIGURES, FinishedRun
 
 __all__ = ["Column", "percent", "report_columns"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks
-from pfl_lightning.report.runs.run import FIGURES
 from pfl_lightning.report.statistics import learning_curve
+from pfl_lightning.runs.results import FIGURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pfl_lightning.report.output.formats import html_table
 from pfl_lightning.report.output.tables import Cell, TextTable
 from pfl_lightning.report.rows import MeasuredRow, blocks
-from pfl_lightning.report.runs.options import differing, show
-from pfl_lightning.report.runs.run import FinishedRun
+from pfl_lightning.runs.config import differing, show
+from pfl_lightning.runs.results import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -39,8 +39,8 @@ from pfl_lightning.report.output.tables import (
 )
 from pfl_lightning.report.ranking import rank_rows
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings, Row, blocks, measure
-from pfl_lightning.report.runs.run import FIGURES
 from pfl_lightning.report.significance import CAVEAT, PairedTests, compare_with_reference
+from pfl_lightning.runs.results import FIGURES
 from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pfl_lightning.report.runs.options import short_names
+from pfl_lightning.runs.config import short_names
 from pfl_lightning.study.definition.options import short_path
 
 __all__ = ["grid_points"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.report.runs.options import KNOWN_PACKAGES, equal
+from pfl_lightning.runs.config import KNOWN_PACKAGES, equal
 
 __all__ = ["Config", "has_value", "merge", "option_of", "parse_words", "short_path", "with_option", "with_options"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.report.runs.study_folder import NO_SETTING, folder_name
+from pfl_lightning.runs.folder import NO_SETTING, folder_name
 from pfl_lightning.study.definition.grid import grid_points
 from pfl_lightning.study.definition.options import Config, has_value, merge, option_of, with_option, with_options
 from pfl_lightning.study.definition.study import Study

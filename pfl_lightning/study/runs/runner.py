@@ -10,11 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pfl_lightning.cli.runs.folders import RunFolder
 from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.jobs.local import last_lines
 from pfl_lightning.jobs.supervision import Ended, Job, Jobs, Starter, how_it_ended
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.folder import RunFolder
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import write_yaml
 from pfl_lightning.study.runs.progress import copy_progress

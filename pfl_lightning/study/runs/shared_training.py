@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.report.runs.options import is_below, same_options
+from pfl_lightning.runs.config import is_below, same_options
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.definition.options import option_of
 from pfl_lightning.study.definition.plan import Run

@@ -9,10 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.cli.runs.folders import RunFolder
 from pfl_lightning.errors import RunLockedError, UsageError
-from pfl_lightning.report.runs.options import alike, same_options
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.config import alike, same_options
+from pfl_lightning.runs.folder import RunFolder
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import as_read, read_yaml

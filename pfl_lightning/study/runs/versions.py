@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.cli.runs.changes import Change, changes, first_config, read_config, resumed_configs, says_how
-from pfl_lightning.cli.runs.folders import RunFolder
-from pfl_lightning.report.runs.options import SETTINGS, changes_training, find_seeds, flatten, is_below
+from pfl_lightning.runs.changes import Change, changes, first_config, read_config, resumed_configs, says_how
+from pfl_lightning.runs.config import SETTINGS, changes_training, find_seeds, flatten, is_below
+from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.yaml_file import as_read

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report.runs.options import same_options
+from pfl_lightning.runs.config import same_options
 from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.definition.plan import Cell, seeded
 from pfl_lightning.study.definition.study import Search, Study

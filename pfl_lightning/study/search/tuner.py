@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfl_lightning.jobs.local import LocalStarter, last_lines
 from pfl_lightning.jobs.supervision import Job, Jobs, StoppedError
-from pfl_lightning.state.run_lock import RunLock, wait_for_lock
+from pfl_lightning.runs.lock import RunLock, wait_for_lock
 from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.definition.study import Dimension, Search
 from pfl_lightning.study.runs.runner import claim

@@ -11,13 +11,13 @@ from jsonargparse import ArgumentParser
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
+from pfl_lightning.study.changed import changes
 from pfl_lightning.study.definition.options import with_option
 from pfl_lightning.study.definition.yaml_file import write_yaml
 from pfl_lightning.study.runs.runner import Runner, run_job
 from pfl_lightning.study.runs.state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
-from pfl_lightning.study.selection.changed import changes
 
 
 @pytest.fixture(autouse=True)

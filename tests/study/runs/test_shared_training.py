@@ -9,7 +9,7 @@ from _helpers.studies import Notes, PretendedStarter, StarterHere, finish, write
 
 from pfl_lightning.cli import main
 from pfl_lightning.jobs import supervision
-from pfl_lightning.report.runs.reading import read_run
+from pfl_lightning.runs.reading import read_run
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
 from pfl_lightning.study.runs.runner import Runner

@@ -7,7 +7,7 @@ import pytest
 from _helpers.studies import PretendedStarter, write_study
 
 from pfl_lightning.jobs import supervision
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import plan_cells, read_study, run_trial
 from pfl_lightning.study.definition.options import option_of, with_option
 from pfl_lightning.study.definition.study import Dimension, Search

@@ -12,12 +12,12 @@ import sys
 import pytest
 
 from pfl_lightning.errors import FederationError, RunLockedError
-from pfl_lightning.state import run_lock
-from pfl_lightning.state.run_lock import RunLock, keep_lock
+from pfl_lightning.runs import lock as run_lock
+from pfl_lightning.runs.lock import RunLock, keep_lock
 
 HOLDER = """
 import sys, time
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.lock import RunLock
 lock = RunLock(sys.argv[1])
 print("locked", flush=True)
 sys.stdin.read()

@@ -1,17 +1,20 @@
-"""What a finished run says, as read from its folder."""
+"""What the files of a finished run say."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from pfl_lightning.report.runs.options import is_below
-from pfl_lightning.report.runs.study_folder import StudyPlace
+from pfl_lightning.runs.config import is_below
+from pfl_lightning.runs.files import damaged
+from pfl_lightning.runs.folder import StudyPlace
 
-__all__ = ["CHOICES", "FIGURES", "Evaluation", "FinishedRun", "HistoryEntry", "Source"]
+__all__ = ["CHOICES", "FIGURES", "Evaluation", "FinishedRun", "HistoryEntry", "Source", "client_accuracies"]
 
 CHOICES = ("last", "validation_selected", "best_test")
 """Rules that choose a round."""
@@ -149,3 +152,40 @@ class FinishedRun:
             return self
         kept = {path: value for path, value in self.options.items() if not is_below(path, "personalize")}
         return replace(self, options=kept | dict(self.personalization))
+
+
+ROUNDING = 1e-6
+"""By how much the mean of a file of clients may be off the one in the file of results."""
+
+
+def client_accuracies(
+    path: Path, column: str, summary: Mapping[str, Any], novel: str | None = None, trained: bool = False
+) -> dict[int, float]:
+    """Accuracies by client; none where there is no such file.
+
+    Args:
+        path: A file with a row for each client.
+        column: Name of the accuracies.
+        summary: Number and mean of the accuracies, as the file of results has them, which must be those of the rows.
+        novel: ``"1"`` for novel clients, ``"0"`` for the others, ``None`` for all.
+        trained: Whether clients that never trained are left out.
+
+    Raises:
+        ConfigurationError: The file is cut, or has other clients or accuracies than those of the summary.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if novel is None or row["novel"] == novel]
+        rows = [row for row in rows if not trained or row["rounds_trained"] != "0"]
+        found = {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
+    except (ValueError, LookupError, TypeError, csv.Error) as error:
+        raise damaged(path, error, "its clients") from error
+    number, mean = summary.get("num_clients", len(found)), summary.get("mean")
+    if mean is not None and len(found) != number:
+        raise damaged(path, f"it has accuracies of {len(found)} clients, the results are of {number}", "its clients")
+    if mean is not None and found and abs(fmean(found.values()) - mean) > ROUNDING:  # not of NaN
+        why = f"the mean of its accuracies is {fmean(found.values()):.6g}, that of the results {mean:.6g}"
+        raise damaged(path, why, "its clients")
+    return {client: accuracy for client, accuracy in found.items() if math.isfinite(accuracy)}

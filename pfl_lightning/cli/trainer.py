@@ -1,27 +1,35 @@
-"""Trainer with the further subcommands of the command line, and the callback that saves the config."""
+"""Trainer with the further subcommands of the command line, and where its callbacks write."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
-from pfl_lightning.cli.runs.changes import DATA, Change, in_words, newest_config, read_config, record_changes
-from pfl_lightning.cli.runs.folders import of_a_run
-from pfl_lightning.cli.runs.slurm import SlurmCommand
+from pfl_lightning.callbacks import ResultsWriter
+from pfl_lightning.callbacks.inspection import InspectionCallback
+from pfl_lightning.callbacks.preemption import slurm_job
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.phases import Personalization
+from pfl_lightning.runs.changes import DATA, Change, in_words, newest_config, read_config, record_changes
+from pfl_lightning.runs.folder import RunFolder, of_a_run
+from pfl_lightning.state.checkpoints.best_round import BestRound, LastRound
 from pfl_lightning.state.checkpoints.export import export_clients
 from pfl_lightning.state.files import make_folder, replace_file
 
-__all__ = ["FederatedTrainer", "SaveConfig"]
+__all__ = ["FederatedTrainer", "SaveConfig", "SlurmCommand", "place_callbacks"]
 
 
 class FederatedTrainer(L.Trainer):
@@ -154,3 +162,71 @@ class SaveConfig(SaveConfigCallback):
         if (self.folder / self.config_filename).exists() or not trainer.ckpt_path:
             return self.folder
         return of_a_run(Path(trainer.ckpt_path)) or self.folder
+
+
+def place_callbacks(trainer: L.Trainer, folder: Path, slurm: SlurmCommand | None, *, checkpoints: bool) -> None:
+    """Let the Trainer's callbacks write to the run's folder, and add the one that saves the last round.
+
+    Args:
+        trainer: The Trainer, with all other callbacks.
+        folder: The run's folder; a callback with a folder of its own keeps that.
+        slurm: SLURM's command, if the run is one of its jobs.
+        checkpoints: Whether the Trainer writes checkpoints.
+    """
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, ResultsWriter):
+            callback.dirpath = callback.dirpath or str(folder)
+        elif isinstance(callback, BestRound):
+            callback.dirpath = callback.dirpath or str(folder / "checkpoints")
+        elif isinstance(callback, InspectionCallback):
+            callback.dirpath = callback.dirpath or str(folder / "inspection")
+        elif isinstance(callback, SaveConfig):
+            callback.folder, callback.slurm = folder, slurm
+    if checkpoints:
+        # save_last of ModelCheckpoint follows the best round: it writes only when a best round is written.
+        last = LastRound(folder / "checkpoints", "last", enable_version_counter=False, save_on_train_epoch_end=True)
+        callbacks.append(last)
+    # A checkpoint that another callback saves has this round as the best one, if it is.
+    callbacks.sort(key=lambda one: isinstance(one, Checkpoint) and not isinstance(one, BestRound))
+
+
+FILE = "slurm_job.json"
+
+
+@dataclass(frozen=True)
+class SlurmCommand:
+    """A command within a job; a job that fits several seeds has several.
+
+    Attributes:
+        job: Number of the job, with that of the task for an array.
+        arguments: The command's words.
+    """
+
+    job: str
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def current(cls, arguments: Sequence[str]) -> SlurmCommand | None:
+        """The command of this process; ``None`` outside of SLURM."""
+        job = slurm_job()
+        return None if job is None else cls(job, tuple(arguments))
+
+    def record(self, run: Path) -> None:
+        """Write into a run's folder that it is this command's."""
+        with replace_file(run / FILE) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    def checkpoint_to_go_on_from(self, runs: RunFolder) -> Path | None:
+        """The last round of the run that this command began before SLURM started its job again, if it did."""
+        if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+            return None
+        for run in reversed(runs.versions()):
+            last = run / "checkpoints" / "last.ckpt"
+            if self._began(run) and last.is_file():
+                return last
+        return None
+
+    def _began(self, run: Path) -> bool:
+        path = run / FILE
+        return path.is_file() and json.loads(path.read_text()) == {"job": self.job, "arguments": [*self.arguments]}

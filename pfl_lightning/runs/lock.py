@@ -40,7 +40,7 @@ class RunLock:
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from pfl_lightning.state.run_lock import RunLock
+        >>> from pfl_lightning.runs.lock import RunLock
         >>> folder = Path(tempfile.mkdtemp())
         >>> with RunLock(folder):
         ...     print([path.name for path in folder.iterdir()])

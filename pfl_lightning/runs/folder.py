@@ -1,7 +1,8 @@
-"""Folders of runs: ``<run_dir>/version_N`` with config, results, partition, events and checkpoints."""
+"""The folder of a run: names of its files, where it lies, and who holds it."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -9,13 +10,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.cli.runs.changes import Distance, changes, distance, in_words, newest_config, read_config
 from pfl_lightning.errors import CheckpointError, UsageError
+from pfl_lightning.runs.changes import (
+    Distance,
+    changes,
+    check_seed,
+    distance,
+    evaluated_otherwise,
+    in_words,
+    newest_config,
+    read_config,
+)
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
-from pfl_lightning.state.run_lock import RunLock
 from pfl_lightning.text import did_you_mean
 
-__all__ = ["RunFolder", "of_a_run", "run_folder", "runs_below"]
+__all__ = [
+    "NO_SETTING",
+    "RunFolder",
+    "StudyPlace",
+    "chosen_checkpoint",
+    "folder_name",
+    "of_a_run",
+    "run_folder",
+    "runs_below",
+    "study_place",
+]
 
 
 @dataclass(frozen=True)
@@ -184,3 +204,85 @@ def _remove_half_written(folder: Path) -> None:
     """Remove what a killed process had not finished; while the folder is locked, nobody else writes there."""
     for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
         path.unlink(missing_ok=True)
+
+
+def chosen_checkpoint(
+    runs: RunFolder, wanted: str, options: Mapping[str, Any], *, goes_on: bool, elsewhere: bool
+) -> tuple[str, Path | None]:
+    """Find the checkpoint, say which it is, and compare its run's options with the command's.
+
+    Args:
+        runs: The command's folder of runs.
+        wanted: What ``--ckpt_path`` says: ``"last"``, ``"best"`` or a path.
+        options: The command's config.
+        goes_on: Whether the command trains.
+        elsewhere: Whether the command names a folder of runs of its own.
+
+    Returns:
+        The path, and the folder of the run that it is from: one of ``runs`` or, for an evaluation that names no folder,
+        the one in which the checkpoint lies; else ``None``.
+
+    Raises:
+        CheckpointError: There is no such checkpoint.
+        ConfigurationError: The training is to go on with another seed.
+    """
+    checkpoint = runs.find_checkpoint(wanted, options)
+    if wanted in ("last", "best"):
+        print(f"--ckpt_path {wanted}: {checkpoint}")
+    known = runs.run_of(checkpoint)
+    origin = known or of_a_run(checkpoint)  # a run of its own goes on from another one's checkpoint
+    if origin is not None and goes_on:
+        check_seed(origin, options)
+    elif origin is not None and (other := evaluated_otherwise(origin, options)):
+        warnings.warn(
+            f"{checkpoint} is of {origin}, whose config has other options than this command, which count here: "
+            f"{in_words(other)}. --config {newest_config(origin)} has the run's",
+            stacklevel=2,
+        )
+    if known is None and not goes_on and not elsewhere:
+        known = of_a_run(checkpoint)  # that was moved or copied, whose config has the folder where it was
+    return str(checkpoint), known
+
+
+NO_SETTING = "all"
+"""The folder of the runs of a study without settings."""
+
+
+def folder_name(label: str) -> str:
+    """The folder of a setting or a row of a study.
+
+    Example:
+        >>> folder_name("HypCluster, 3")
+        'HypCluster-3'
+    """
+    return re.sub(r"[^\w.=+-]+", "-", label).strip("-.")
+
+
+@dataclass(frozen=True)
+class StudyPlace:
+    """What a study calls a run.
+
+    Attributes:
+        study: Folder of the study.
+        setting: The setting, as its folder is called; empty for a study without settings.
+        row: The row, as its folder is called.
+    """
+
+    study: Path
+    setting: str
+    row: str
+
+
+def study_place(folder: Path) -> StudyPlace | None:
+    """The place of a run's folder, ``STUDY/runs/SETTING/ROW/seed_S/version_N``; ``None`` if it is none of a study.
+
+    Args:
+        folder: The run's folder.
+    """
+    seed = folder.resolve().parent
+    if not (re.fullmatch(r"seed_\d+", seed.name) and (seed / "run.yaml").is_file() and len(seed.parents) > 3):
+        return None
+    row, setting, runs, study = seed.parents[:4]
+    if runs.name != "runs":
+        return None
+    return StudyPlace(study, "" if setting.name == NO_SETTING else setting.name, row.name)

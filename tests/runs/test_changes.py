@@ -6,7 +6,8 @@ import warnings
 import pytest
 import yaml
 
-from pfl_lightning.cli.runs.changes import (
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.runs.changes import (
     Distance,
     changes,
     check_seed,
@@ -18,8 +19,7 @@ from pfl_lightning.cli.runs.changes import (
     record_changes,
     says_how,
 )
-from pfl_lightning.cli.runs.folders import RunFolder, runs_below
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.runs.folder import RunFolder, runs_below
 
 
 def config(*, method="FedAvg", lr=0.1, seed=0, rounds=30, **more):

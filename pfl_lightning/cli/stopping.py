@@ -1,22 +1,46 @@
-"""Exit codes and words for a command that was stopped from outside, or whose files were taken away."""
+"""Commands that are stopped from outside, or whose files were taken away: signals, exit codes and words."""
 
 from __future__ import annotations
 
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-from pfl_lightning.cli.runs.signals import handled_signals
 from pfl_lightning.errors import FederationError
 from pfl_lightning.state.files import FULL, file_below
 
-__all__ = ["explain_lost_files", "hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
+__all__ = ["explain_lost_files", "handled_signals", "hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
+
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextmanager
+def handled_signals(
+    handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals] = STOPPING
+) -> Iterator[None]:
+    """Inside, signals have another handler, apart from those that are ignored (nohup).
+
+    Args:
+        handler: The handler.
+        numbers: The signals.
+    """
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    except ValueError:  # outside of the main thread, which alone has signals
+        before = {}
+    try:
+        yield
+    finally:
+        for number, found in before.items():
+            signal.signal(number, found)
 
 
 @contextmanager
@@ -48,6 +72,8 @@ def stopping_signal(
         terminated: Whether SIGTERM has come. Sent to all processes of the command, it ends Ray's before this one.
         hangups: What :func:`hangup_as_sigterm` yields. A terminal that is gone cannot be written to, either.
     """
+    from lightning.pytorch.utilities.exceptions import SIGTERMException  # a study's commands need no Lightning
+
     if hangups and isinstance(error, (SIGTERMException, FederationError, OSError)):
         return hangups[0] if getattr(error, "filename", None) is None else None
     if isinstance(error, SIGTERMException) or (terminated and isinstance(error, FederationError)):

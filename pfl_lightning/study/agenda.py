@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.errors import UsageError
 from pfl_lightning.study.arguments import StudyArguments
+from pfl_lightning.study.changed import changed_before_search, changes, counted, left_over
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, state_of
 from pfl_lightning.study.search.searches import has_answer, search_of, searched_cells, with_some_values
-from pfl_lightning.study.selection.changed import changed_before_search, changes, counted
-from pfl_lightning.study.selection.left_over import left_over
-from pfl_lightning.study.selection.part import part_of
+from pfl_lightning.text import did_you_mean
 
-__all__ = ["Agenda"]
+__all__ = ["Agenda", "Part", "part_of"]
 
 
 class Agenda:
@@ -140,3 +141,73 @@ class Agenda:
             found.append(f"  {state.value:<10} {run.name}{changed}")
         found += [f"  to search  {cell.name}" for cell in self.to_search]
         return found + [f"  done       {run.name}, after an earlier search" for run in self.searched_before()]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a command runs of a study; of what is empty, all.
+
+    Attributes:
+        seeds: Seeds.
+        rows: Names of methods, or labels of rows.
+        settings: Names of settings.
+    """
+
+    seeds: tuple[int, ...] = ()
+    rows: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+    def has_cell(self, cell: Cell) -> bool:
+        """Whether runs of a cell belong to it."""
+        rows = not self.rows or cell.method in self.rows or cell.label in self.rows
+        return rows and (not self.settings or cell.setting in self.settings)
+
+    def has(self, run: Run) -> bool:
+        """Whether a run belongs to it."""
+        return self.has_cell(run.cell) and (not self.seeds or run.seed in self.seeds)
+
+
+def part_of(study: Study, cells: Sequence[Cell], seeds: str, methods: str, settings: str) -> Part:
+    """The part that a command line names, checked against the study.
+
+    Args:
+        study: The study.
+        cells: All its cells.
+        seeds: Seeds, as in "0,1"; empty for all.
+        methods: Methods or rows, as in "FedAvg,FedPAC"; empty for all.
+        settings: Settings; empty for all.
+
+    Raises:
+        UsageError: The study has no such seed, method or setting.
+    """
+    known = list(dict.fromkeys([*(cell.label for cell in cells), *study.methods]))
+    blocks = [name for name in study.settings if name]
+    return Part(
+        tuple(int(name) for name in _names("--seeds", seeds, [str(seed) for seed in study.seeds], "seed")),
+        _names("--methods", methods, known, "method or row"),
+        _names("--settings", settings, blocks, "setting"),
+    )
+
+
+def _names(option: str, text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """Names divided by commas; a name may have commas itself, so that the longest one that is known is taken."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if text and not words:
+        raise UsageError(f"{option} {text!r} names no {what}; leave it out for all")
+    spelled = {_spelled(name): name for name in known}
+    found: list[str] = []
+    while words:
+        lengths = range(len(words), 0, -1)
+        length = next((length for length in lengths if _spelled(",".join(words[:length])) in spelled), 0)
+        if not length:
+            meant = did_you_mean(words[0], known)
+            has = f"it has {'; '.join(known)}" if known else "it has none"
+            raise UsageError(f"{option}: the study has no {what} {words[0]!r}{meant} ({has})")
+        found.append(spelled[_spelled(",".join(words[:length]))])
+        words = words[length:]
+    return tuple(dict.fromkeys(found))
+
+
+def _spelled(name: str) -> str:
+    """A name without spaces at its commas."""
+    return ",".join(word.strip() for word in name.split(","))

@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report.runs.files import client_accuracies, damaged, read_json
-from pfl_lightning.report.runs.options import find_seeds, flatten, run_options
-from pfl_lightning.report.runs.resumed import resumed_rounds, resumed_with
-from pfl_lightning.report.runs.run import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source
-from pfl_lightning.report.runs.study_folder import study_place
+from pfl_lightning.runs.changes import resumed_rounds, resumed_with
+from pfl_lightning.runs.config import find_seeds, flatten, run_options
+from pfl_lightning.runs.files import damaged, read_json
+from pfl_lightning.runs.folder import study_place
+from pfl_lightning.runs.results import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source, client_accuracies
 
 __all__ = ["find_runs", "read_run"]
 

@@ -10,9 +10,9 @@ from _helpers.configs import digits_config
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
-from pfl_lightning.cli.runs.stopping import explain_lost_files
+from pfl_lightning.cli.stopping import explain_lost_files
 from pfl_lightning.errors import FederationError
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.lock import RunLock
 
 
 def remove(run):

@@ -1,20 +1,22 @@
-"""Runs that were made with other options than the study has now: found, named, and moved aside."""
+"""Runs of other options or rows than the study has now: found, named, and moved aside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
-from pfl_lightning.state.run_lock import RunLock
+from pfl_lightning.runs.folder import RunFolder
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import short_path
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Search
 from pfl_lightning.study.runs.state import RunState, changed_options, is_in_use, state_of
 
-__all__ = ["by_options", "changed_before_search", "changes", "counted", "move_aside", "refusal"]
+__all__ = ["by_options", "changed_before_search", "changes", "counted", "left_over", "move_aside", "refusal"]
 
 
 def changed_before_search(run: Run, search: Search | None) -> dict[str, tuple[Any, Any]]:
@@ -119,3 +121,38 @@ def changes(options: Mapping[str, tuple[Any, Any]]) -> str:
 
 def _text(value: Any) -> str:
     return "null" if value is None else str(value)
+
+
+def left_over(output: Path, runs: Sequence[Run]) -> list[str]:
+    """A line for each folder of a row with runs, but without a row of the study; empty where there is none.
+
+    Args:
+        output: Folder of the study.
+        runs: The runs of all its rows, done or not.
+    """
+    top = output / "runs"
+    known = {str(run.cell.path).casefold() for run in runs}
+    found = []
+    for row in sorted(path for path in top.glob("*/*") if path.is_dir()):
+        seeds = [seed for seed in sorted(row.glob("seed_*")) if RunFolder(seed).versions()]
+        if not seeds or str(row.relative_to(top)).casefold() in known:
+            continue
+        number = "1 run" if len(seeds) == 1 else f"{len(seeds)} runs"
+        found.append(f"{row}: {number} of a row that the study does not have{_renamed(row, seeds, runs)}")
+    return found
+
+
+def _renamed(row: Path, seeds: Sequence[Path], runs: Sequence[Run]) -> str:
+    """Which row of the study, of which nothing was run, has the options of another folder."""
+    new = next((run for run in runs if any(_would_be(run, seed) for seed in seeds)), None)
+    if new is None:
+        return ""
+    return f"; {new.cell.name} has its options: to keep the runs, rename that folder to {new.folder.parent}"
+
+
+def _would_be(run: Run, folder: Path) -> bool:
+    """Whether a folder has what a new run would make."""
+    if folder.name != f"seed_{run.seed}" or state_of(run) is not RunState.NEW:
+        return False
+    there = replace(run, folder=folder)
+    return there.config_file.is_file() and not run.folder.parent.exists() and not changed_options(there)

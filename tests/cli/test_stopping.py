@@ -17,9 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.cli import main
 from pfl_lightning.cli.federated_cli import FederatedCLI
-from pfl_lightning.cli.runs.folders import RunFolder
-from pfl_lightning.cli.runs.stopping import how_to_go_on, stopping_signal
+from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.errors import FederationError
+from pfl_lightning.runs.folder import RunFolder
 
 CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
 OPTIONS = {

@@ -18,11 +18,11 @@ from PIL import Image
 
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.cli import main
-from pfl_lightning.cli.runs.folders import RunFolder, run_folder
 from pfl_lightning.errors import CheckpointError, DiskFullError, RunLockedError
-from pfl_lightning.report.runs.reading import read_run
+from pfl_lightning.runs.folder import RunFolder, run_folder
+from pfl_lightning.runs.lock import RunLock
+from pfl_lightning.runs.reading import read_run
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
-from pfl_lightning.state.run_lock import RunLock
 
 CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pfl_lightning.cli import main
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.report.runs.files import client_accuracies
-from pfl_lightning.report.runs.reading import read_run
+from pfl_lightning.runs.reading import read_run
+from pfl_lightning.runs.results import client_accuracies
 
 CONFIG = {"model": {"method": "FedAvg"}, "trainer": {"max_epochs": 2}}
 CHANGE = {"option": "model.method.init_args.lr", "before": 0.1, "now": 0.2, "known": True}
