@@ -1,22 +1,21 @@
-"""A value of a study file that knows its place there, so that every error names it."""
+"""A value of a study file: every error names its place there, what was expected, and what came."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.study.definition.options import Config
+from pfl_lightning.study.definition.options import Config, short_path
 from pfl_lightning.study.definition.yaml_file import read_yaml
 from pfl_lightning.text import did_you_mean
 
 __all__ = ["Entry"]
 
-
-_NUMBER_OR_SHARE = frozenset({"cohort", "eval_cohort", "novel_clients"})
+NUMBER_OR_SHARE = frozenset({"cohort", "eval_cohort", "novel_clients"})
 """Options that are a number of clients, or a share of them."""
 
 
@@ -42,10 +41,35 @@ class Entry:
     def error(self, expected: str) -> UsageError:
         """The error that something else was expected here."""
         text = str(self.value)
-        wants_number = expected.startswith(("a number", "a whole number"))
-        quoted = wants_number and isinstance(self.value, str) and _is_number(text)
-        kind = " (a text: write it without quotes)" if quoted else ""
+        quoted = isinstance(self.value, str) and expected.startswith(("a number", "a whole number"))
+        kind = " (a text: write it without quotes)" if quoted and isinstance(_number(text), float) else ""
         return UsageError(f"{self.place}: expected {expected}, got {text[:80]}{' ...' * (len(text) > 80)}{kind}")
+
+    def of(self, kind: Any, expected: str, fits: Callable[[Any], bool] = lambda value: True) -> Any:
+        """The value, which is of a kind and fits; true is no number."""
+        of_kind = isinstance(self.value, kind) and isinstance(self.value, bool) is (kind is bool)
+        if not of_kind or not fits(self.value):
+            raise self.error(expected)
+        return self.value
+
+    def number(self, expected: str = "a number", fits: Callable[[Any], bool] = math.isfinite) -> float:
+        """A whole number or a fraction, not NaN nor infinite."""
+        found: float = self.of(int | float, expected, fits)
+        return found
+
+    def integer(self, at_least: int = 0) -> int:
+        """A whole number."""
+        return int(self.of(int, f"a whole number of at least {at_least}", lambda value: value >= at_least))
+
+    def text(self) -> str:
+        """A text."""
+        return str(self.of(str, "a text"))
+
+    def one_of(self, choices: tuple[str, ...]) -> str:
+        """One of some words."""
+        if self.value not in choices:
+            raise self.error(f"one of {', '.join(choices)}{did_you_mean(str(self.value), choices)}")
+        return str(self.value)
 
     def mapping(self, known: Iterable[str] | None = None, expected: str = "a mapping") -> dict[str, Entry]:
         """Entries by key; of a mapping whose keys are known, no others."""
@@ -55,113 +79,79 @@ class Entry:
         for key, value in self.value.items():
             if str(key) in entries:  # such as 1 and "1"
                 raise UsageError(f"{self.place}: the name {str(key)!r} is given twice: keep one of them")
-            entries[str(key)] = self.at(str(key), value)
-        for key in entries:
             if known is not None and key not in known:
-                raise UsageError(
-                    f"{self.place}: unknown key {key!r}{did_you_mean(key, known)} (known are {', '.join(known)})"
-                )
+                near = did_you_mean(str(key), known)
+                raise UsageError(f"{self.place}: unknown key {str(key)!r}{near} (known are {', '.join(known)})")
+            entries[str(key)] = self.at(str(key), value)
+        return entries
+
+    def options(self, expected: str = "a mapping") -> dict[str, Entry]:
+        """Entries by path of option; one that stands there with and without ``init_args`` is refused."""
+        entries, seen = self.mapping(expected=expected), dict[str, str]()
+        for path in entries:
+            if (other := seen.setdefault(short_path(path), path)) != path:
+                raise UsageError(f"{self.place}: {other} and {path} are one option: keep one of them")
         return entries
 
     def entries(self, expected: str) -> list[Entry]:
         """Entries of a list that is not empty."""
-        if not isinstance(self.value, list) or not self.value:
-            raise self.error(expected)
-        return [self.at(str(number), value) for number, value in enumerate(self.value)]
-
-    def different_values(self) -> tuple[Any, ...]:
-        """A list of different values."""
-        found = tuple(entry.value for entry in self.entries("a list of values"))
-        clients = not _NUMBER_OR_SHARE.isdisjoint(self.place.split("."))
-        if len({_as_read(value, clients) for value in found}) < len(found):
-            raise self.error("different values")
-        return found
-
-    def number(self, kind: str = "a number") -> float:
-        """A whole number or a fraction, not NaN nor infinite."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
-            raise self.error(kind)
-        return self.value
-
-    def integer(self, at_least: int = 0) -> int:
-        """A whole number."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < at_least:
-            raise self.error(f"a whole number of at least {at_least}")
-        return self.value
-
-    def text(self) -> str:
-        """A text."""
-        if not isinstance(self.value, str):
-            raise self.error("a text")
-        return self.value
-
-    def flag(self) -> bool:
-        """True or false."""
-        if not isinstance(self.value, bool):
-            raise self.error("true or false")
-        return self.value
-
-    def one_of(self, choices: tuple[str, ...]) -> str:
-        """One of some words."""
-        if self.value not in choices:
-            raise self.error(f"one of {', '.join(choices)}{did_you_mean(str(self.value), choices)}")
-        return str(self.value)
+        return [self.at(str(number), value) for number, value in enumerate(self.of(list, expected, bool))]
 
     def names(self) -> tuple[str, ...]:
         """A list of different names."""
         found = tuple(entry.text() for entry in self.entries("a list of names"))
-        if len(set(found)) < len(found):
-            raise self.error("different names")
+        self._refuse_equal(found, "names")
         return found
+
+    def seeds(self) -> tuple[int, ...]:
+        """A list of different seeds."""
+        found = tuple(entry.integer() for entry in self.entries("a list of whole numbers"))
+        self._refuse_equal(found, "seeds")
+        if max(found) >= 2**32:  # more than numpy takes
+            raise self.error("seeds below 2^32")
+        return found
+
+    def values(self) -> tuple[Any, ...]:
+        """A list of values of an option, different as it reads them: 1, 1.0 and "1" are one, but for clients.
+
+        Of these, 1 is one and 1.0 the share of all.
+        """
+        found = tuple(entry.value for entry in self.entries("a list of values"))
+        of_clients = not NUMBER_OR_SHARE.isdisjoint(self.place.split("."))
+        as_read = (value if of_clients and isinstance(value, int) else _number(value) for value in found)
+        self._refuse_equal([repr(value) for value in as_read], "values")
+        return found
+
+    def _refuse_equal(self, found: Sequence[Any], what: str) -> None:
+        if len(set(found)) < len(found):
+            raise self.error(f"different {what}")
 
     def config(self) -> Config:
         """A config: a mapping, or the path of a file, relative to the study file."""
-        if isinstance(self.value, Mapping):
-            return self._with_sections(self.value)
-        if self.value is None:
-            return {}
-        if not isinstance(self.value, str):
-            raise self.error("a config: a mapping, or the path of a YAML file")
-        path = self.folder / self.value
-        if self.value.isidentifier() and not path.exists():  # no file, but a class
-            raise self.error(f"a config, such as {_of_method(self.value)}, or the path of a YAML file")
-        content = read_yaml(path, self.place)
+        content = {} if self.value is None else self.value
+        if isinstance(content, str):
+            path = self.folder / content
+            if content.isidentifier() and not path.exists():  # no file, but a class
+                raise self.error(f"a config, such as {_of_method(content)}, or the path of a YAML file")
+            content = read_yaml(path, self.place)
+            if not isinstance(content, Mapping):
+                raise UsageError(f"{self.place}: {path} is no config: it holds no mapping")
         if not isinstance(content, Mapping):
-            raise UsageError(f"{self.place}: {path} is no config: it holds no mapping")
-        return self._with_sections(content)
-
-    def _with_sections(self, config: Config) -> Config:
-        """A config, refused if it is that of a class, which does not say what the class is."""
-        if "class_path" in config or "init_args" in config:
+            raise self.error("a config: a mapping, or the path of a YAML file")
+        if "class_path" in content or "init_args" in content:  # that of a class, which does not say what the class is
             raise self.error(f"a config with keys such as model, data and trainer, as in {_of_method('FedAvg')}")
-        return dict(config)
+        return dict(content)
 
     def configs(self) -> tuple[Config, ...]:
         """A config, or a list of some."""
-        if isinstance(self.value, list):
-            return tuple(entry.config() for entry in self.entries("configs"))
-        return (self.config(),)
+        several = isinstance(self.value, list)
+        return tuple(one.config() for one in (self.entries("configs") if several else [self]))
 
 
-def _is_number(text: str) -> bool:
+def _number(value: Any) -> Any:
+    """A value as a number, if it may be read as one."""
     try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _as_read(value: Any, clients: bool) -> str:
-    """A value as an option reads it: 1, 1.0 and "1" are one number, which would make equal rows.
-
-    Args:
-        value: The value.
-        clients: Whether it is of clients: 1 is one of them then, and 1.0 the share of all.
-    """
-    if clients and isinstance(value, int):
-        return str(value)
-    try:
-        return str(value) if isinstance(value, bool) else repr(float(value))
+        return value if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return str(value)
 

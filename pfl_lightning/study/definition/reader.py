@@ -1,8 +1,8 @@
-"""Reader of study files: every error names the place in the file."""
+"""Reader of study files: what each key may hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,14 @@ from typing import Any
 from pfl_lightning.errors import UsageError
 from pfl_lightning.study.definition.entry import Entry
 from pfl_lightning.study.definition.options import Config, short_path
-from pfl_lightning.study.definition.search_reader import read_search, refuse_same_option
-from pfl_lightning.study.definition.study import CHOICES, FIGURES, Published, Study
+from pfl_lightning.study.definition.study import CHOICES, FIGURES, Dimension, Published, Search, Study
 from pfl_lightning.study.definition.yaml_file import read_yaml
 from pfl_lightning.text import did_you_mean
 
 __all__ = ["read_study"]
 
-KEYS = (
-    *("title", "base", "settings", "methods", "grid", "search", "seeds", "seed_options", "skip_training"),
-    *("choice", "figure", "target_accuracy", "published"),
-)
-"""What a study file and each of its scales may hold."""
+Layers = Mapping[str, tuple[Config, ...]]
+"""Configs by the name of a method or a setting; later ones win."""
 
 
 def read_study(path: str | Path, scale: str = "") -> Study:
@@ -44,81 +40,44 @@ def read_study(path: str | Path, scale: str = "") -> Study:
     entries = content.mapping((*KEYS, "scales"))
     scales = entries.pop("scales").mapping() if "scales" in entries else {}
     study = _with(Study(path.stem, path.stem, (), {"": ()}, {}), entries)
+    studies = {"": study}
     for name, entry in scales.items():  # all are checked, whichever is asked for
-        scaled = replace(_with(study, entry.mapping(KEYS)), scale=name)
-        _check(scaled, entry.place)
-        if name == scale:
-            found = scaled
-    if not scale:
-        found = study
-        _check(study, str(path))
-    elif scale not in scales:
+        studies[name] = replace(_with(study, entry.mapping(KEYS)), scale=name)
+        _check(studies[name], entry.place)
+    if scale not in studies:
         has = f"; it has {', '.join(scales)}{did_you_mean(scale, scales)}" if scales else ""
         raise UsageError(f"{path} has no scale {scale!r}{has}")
-    return replace(found, scales=tuple(scales))
+    if not scale:
+        _check(study, str(path))
+    return replace(studies[scale], scales=tuple(scales))
 
 
 def _with(study: Study, entries: Mapping[str, Entry]) -> Study:
     """A study with what a file or a scale says laid over it."""
     new: dict[str, Any] = {}
     for key, entry in entries.items():
-        match key:
-            case "title":
-                new[key] = entry.text()
-            case "base":
-                new[key] = study.base + entry.configs()
-            case "settings":
-                known = {} if set(study.settings) == {""} else study.settings
-                new[key] = {"": ()} if entry.value is None else _layers(known, entry)
-            case "methods":
-                new[key] = _layers(study.methods, entry)
-            case "grid":
-                new[key] = {} if entry.value is None else _grid(entry)
-            case "search":
-                new[key] = None if entry.value is None else read_search(entry)
-            case "seeds":
-                new[key] = tuple(seed.integer() for seed in entry.entries("a list of whole numbers"))
-                if len(set(new[key])) < len(new[key]):
-                    raise entry.error("different seeds")
-                if max(new[key]) >= 2**32:  # more than numpy takes
-                    raise entry.error("seeds below 2^32")
-            case "seed_options":
-                new[key] = entry.names()
-            case "skip_training":
-                new[key] = entry.names() if entry.value else ()
-            case "choice":
-                new[key] = entry.one_of(CHOICES)
-            case "figure":
-                new[key] = entry.one_of(FIGURES)
-            case "target_accuracy":
-                new[key] = None if entry.value is None else _share(entry)
-            case "published":
-                new[key] = Published() if entry.value is None else _published(entry)
+        new[key] = EMPTY[key] if entry.value is None and key in EMPTY else KEYS[key](entry, study)
     return replace(study, **new)
 
 
-def _layers(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str, tuple[Config, ...]]:
+def _layers(known: Layers, entry: Entry) -> Layers:
     """Configs by name: a mapping is laid over those that are known, a list selects from them."""
     if isinstance(entry.value, list) and known:
         return _selected(known, entry)
     found = dict(known)
     for name, config in entry.mapping(expected="a mapping of names to configs").items():
-        _refuse_of_the_study(config)
+        for key, instead in OF_THE_STUDY.items():  # a whole config in a file of its own may have it
+            if isinstance(config.value, Mapping) and key in config.value:
+                raise UsageError(
+                    f"{config.place}: {key} is the study's own, so that it would have no effect here: {instead}"
+                )
         found[name] = found.get(name, ()) + config.configs()
     if not found:
         raise entry.error("at least one name with its config")
     return found
 
 
-def _refuse_of_the_study(config: Entry) -> None:
-    """Refuse what the study itself says of every run; a whole config in a file of its own may have it."""
-    given = [key for key in ("seed_everything", "run_dir") if isinstance(config.value, Mapping) and key in config.value]
-    if given:
-        has = "seeds: [0, 1] gives every run its seed" if given[0] == "seed_everything" else "--output says the folder"
-        raise UsageError(f"{config.place}: {given[0]} is the study's own, so that it would have no effect here: {has}")
-
-
-def _selected(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str, tuple[Config, ...]]:
+def _selected(known: Layers, entry: Entry) -> Layers:
     """Those that a list names; where it names one with a config, ``{NAME: {...}}``, that is laid over the known one."""
     found: dict[str, tuple[Config, ...]] = {}
     for one in entry.entries("a list of names"):
@@ -133,28 +92,97 @@ def _selected(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> dict[str
 
 
 def _grid(entry: Entry) -> dict[str, tuple[Any, ...]]:
-    lists = entry.mapping(expected="a mapping of options to lists of values")
+    lists = entry.options("a mapping of options to lists of values")
     if any(not path.strip(".") for path in lists):
         raise entry.error("options by their paths, such as model.method.init_args.lr, and not an empty name")
-    refuse_same_option(entry, lists)
-    return {path: values.different_values() for path, values in lists.items()}
+    return {path: one.values() for path, one in lists.items()}
 
 
-def _share(entry: Entry) -> float:
-    if not 0 < entry.number() <= 1:
-        raise entry.error("an accuracy in (0, 1]")
-    return float(entry.value)
+def _search(entry: Entry) -> Search:
+    entries = entry.mapping(("trials", "space", "methods", "seed", "prune"))
+    methods, own = entries.get("methods"), dict[str, dict[str, Dimension]]()
+    names: tuple[str, ...] = ()
+    if methods is not None and isinstance(methods.value, Mapping):
+        spaces = methods.mapping()
+        if not spaces:
+            raise methods.error("names of methods, as a list or with the options that are searched of each")
+        own = {name: {} if one.value is None else _space(one) for name, one in spaces.items()}
+    elif methods is not None:
+        names = methods.names()
+    for key in ("trials",) if own else ("trials", "space"):
+        if key not in entries:
+            raise UsageError(f"{entry.place}: {key} is missing")
+    space = _space(entries["space"]) if "space" in entries else {}
+    without = [spaces[name] for name, options in own.items() if not options] if own else [entries["space"]]
+    if without and not space:
+        raise without[0].error("at least one option with its values")
+    given: dict[str, Any] = {"seed": entries["seed"].integer()} if "seed" in entries else {}
+    given |= {"prune": entries["prune"].of(bool, "true or false")} if "prune" in entries else {}
+    return Search(entries["trials"].integer(at_least=1), space, tuple(own) or names, own=own, **given)
+
+
+def _space(entry: Entry) -> dict[str, Dimension]:
+    return {path: _dimension(one) for path, one in entry.options().items()}
+
+
+def _dimension(entry: Entry) -> Dimension:
+    entries = entry.mapping(("choices", "low", "high", "log"), "{choices: [...]} or {low: ..., high: ..., log: true}")
+    if "choices" in entries and len(entries) > 1:
+        raise entry.error("either choices, or low and high")
+    if "choices" in entries:
+        return Dimension(choices=entries["choices"].values())
+    if not {"low", "high"} <= set(entries):
+        raise entry.error("choices, or low and high")
+    low, high = entries["low"].number(), entries["high"].number()
+    log = "log" in entries and entries["log"].of(bool, "true or false")
+    if low >= high or (log and low <= 0):
+        raise entry.error("low below high, both above 0 on a logarithmic scale")
+    return Dimension(low=low, high=high, log=log, integer=isinstance(low, int) and isinstance(high, int))
 
 
 def _published(entry: Entry) -> Published:
     entries = entry.mapping(("source", "figures"))
     figures = entries["figures"].mapping() if "figures" in entries else {}
-    by_setting = figures if all(isinstance(one.value, Mapping) for one in figures.values()) else {"": None}
+    by_setting = {"": figures}
+    if all(isinstance(one.value, Mapping) for one in figures.values()):
+        by_setting = {setting: one.mapping() for setting, one in figures.items()}
     found = {}
-    for setting, of_setting in by_setting.items():
-        rows = figures if of_setting is None else of_setting.mapping()
+    for setting, rows in by_setting.items():
         found[setting] = {row: float(one.number("a figure in %")) for row, one in rows.items()}
     return Published(entries["source"].text() if "source" in entries else "", found)
+
+
+KEYS: dict[str, Callable[[Entry, Study], Any]] = {
+    "title": lambda entry, study: entry.text(),
+    "base": lambda entry, study: study.base + entry.configs(),
+    "settings": lambda entry, study: _layers({} if "" in study.settings else study.settings, entry),
+    "methods": lambda entry, study: _layers(study.methods, entry),
+    "grid": lambda entry, study: _grid(entry),
+    "search": lambda entry, study: _search(entry),
+    "seeds": lambda entry, study: entry.seeds(),
+    "seed_options": lambda entry, study: entry.names(),
+    "skip_training": lambda entry, study: entry.names() if entry.value else (),
+    "choice": lambda entry, study: entry.one_of(CHOICES),
+    "figure": lambda entry, study: entry.one_of(FIGURES),
+    "target_accuracy": lambda entry, study: float(entry.number("an accuracy in (0, 1]", lambda value: 0 < value <= 1)),
+    "published": lambda entry, study: _published(entry),
+}
+"""What a study file and each of its scales may hold, with the readers."""
+
+EMPTY: dict[str, Any] = {
+    "settings": {"": ()},
+    "grid": {},
+    "search": None,
+    "target_accuracy": None,
+    "published": Published(),
+}
+"""What keys are that are given without a value, such as in a scale."""
+
+OF_THE_STUDY = {
+    "seed_everything": "seeds: [0, 1] gives every run its seed",
+    "run_dir": "--output says the folder",
+}
+"""Options that the study itself gives every run, and how."""
 
 
 def _check(study: Study, place: str) -> None:
@@ -165,13 +193,13 @@ def _check(study: Study, place: str) -> None:
     for path in study.search.paths if study.search is not None else ():
         if short_path(path) in in_grid:
             raise UsageError(f"{place}: search.space: {path} is in the grid, too: leave it out of one of them")
+    if study.scale:  # which may leave methods and settings out
+        return
     named = {"skip_training": study.skip_training, "search.methods": study.search.methods if study.search else ()}
     for key, names in named.items():
         for name in names:
-            if name not in study.methods and not study.scale:  # a scale may leave methods out
+            if name not in study.methods:
                 raise UsageError(f"{place}: {key}: no method {name!r}{did_you_mean(name, study.methods)}")
-    if study.scale:
-        return
     for setting in study.published.figures:
         if not setting and "" not in study.settings:
             raise UsageError(
@@ -179,6 +207,5 @@ def _check(study: Study, place: str) -> None:
                 f"{{{next(iter(study.settings))}: {{{next(iter(study.methods))}: 81.1}}}}, since the study has settings"
             )
         if setting not in study.settings:
-            raise UsageError(
-                f"{place}: published.figures: no setting {setting!r}{did_you_mean(setting, study.settings)}"
-            )
+            near = did_you_mean(setting, study.settings)
+            raise UsageError(f"{place}: published.figures: no setting {setting!r}{near}")
