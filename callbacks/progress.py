@@ -81,7 +81,7 @@ class RoundProgress(L.Callback):
         number, most = trainer.current_epoch + 1, trainer.max_epochs or -1
         round = f"{number}/{most}" if most > 0 else str(number)
         left = self._left(most - number) if most > 0 else ""
-        accuracies = [summary.get(f"{part}accuracy/mean", math.nan) for part in ("", "test_")]
+        accuracies = [summary.get(f"{part}accuracy/mean", math.nan) for part in ("val_", "test_")]
         neighbors = bool(summary) and pl_module.clients.models[0].uses_knn_evaluation()
         if sys.stdout.isatty():
             texts = [f"{took.seconds:.2f}", _number(loss, "{:.4g}"), *(_number(100 * a, "{:.2f}") for a in accuracies)]

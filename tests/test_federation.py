@@ -61,7 +61,7 @@ def test_the_progress_bar_shows_round_client_and_loss():
     assert [(bar["round"], bar["client"]) for bar in diary.bars] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert all(bar["loss"] > 0 for bar in diary.bars)
     assert len({bar["loss"] for bar in diary.bars}) == 4
-    assert {"accuracy", "test_accuracy"} <= diary.bars[-1].keys()
+    assert {"val_accuracy", "test_accuracy"} <= diary.bars[-1].keys()
 
 
 def test_an_ordinary_progress_bar_runs(capsys):
@@ -73,7 +73,7 @@ def test_an_ordinary_progress_bar_runs(capsys):
 
 
 def test_model_checkpoint_keeps_the_round_with_the_best_accuracy(tmp_path):
-    saver = ModelCheckpoint(tmp_path, monitor="accuracy/mean", mode="max", save_top_k=1, filename="{epoch}")
+    saver = ModelCheckpoint(tmp_path, monitor="val_accuracy/mean", mode="max", save_top_k=1, filename="{epoch}")
     writer = ResultsWriter(str(tmp_path))
     data = Toy()
     run(partial(FedPAC, epochs=1, lr=0.2), 5, data=data, callbacks=[saver, writer], enable_checkpointing=True)
@@ -85,7 +85,7 @@ def test_model_checkpoint_keeps_the_round_with_the_best_accuracy(tmp_path):
 
 
 def test_early_stopping_ends_the_rounds():
-    stopper = EarlyStopping("accuracy/mean", mode="max", patience=2, min_delta=2.0)  # nothing ever improves by that
+    stopper = EarlyStopping("val_accuracy/mean", mode="max", patience=2, min_delta=2.0)  # nothing ever improves by that
     federation = run(FIT, 20, callbacks=[stopper])
     assert federation.trainer.current_epoch == 3
     assert federation.trainer.should_stop
@@ -96,7 +96,13 @@ def test_csv_rows_carry_the_round_as_step(tmp_path):
     run(FIT, 3, logger=logger, cohorts=[[0], [1, 2], [3]])
     with (tmp_path / "log" / "version_0" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    for name in ("accuracy/mean", "accuracy/worst_decile", "loss/mean", "test_accuracy/mean", "test_loss/mean"):
+    for name in (
+        "val_accuracy/mean",
+        "val_accuracy/worst_decile",
+        "val_loss/mean",
+        "test_accuracy/mean",
+        "test_loss/mean",
+    ):
         assert [row["step"] for row in rows if row[name]] == ["0", "1", "2"], name
     for name in ("train/loss", "train/clients_left_out", "bytes/up_weights", "bytes/down_weights"):
         assert [row["step"] for row in rows if row[name]] == ["0", "1", "2"], name
@@ -153,7 +159,7 @@ def test_validate_and_test_by_themselves(tmp_path, method):
     assert fresh.validation_scores == validation
     assert fresh.test_scores == {}
     mean = sum(score.accuracy for score in validation.values()) / CLIENTS
-    assert found["accuracy/mean"] == pytest.approx(mean, abs=1e-6)
+    assert found["val_accuracy/mean"] == pytest.approx(mean, abs=1e-6)
     [found] = trainer.test(fresh, datamodule=data, ckpt_path=path, verbose=False)
     assert fresh.test_scores == test
     assert found["test_accuracy/mean"] == pytest.approx(sum(s.accuracy for s in test.values()) / CLIENTS, abs=1e-6)
@@ -307,3 +313,10 @@ def test_an_exported_model_trains_on_its_own_loss_alone(method):
     model = run(partial(method, epochs=1), 1).client_model(0)
     inputs, labels = Toy().tensors(0)
     assert set(model.training_step((inputs, labels), 0)) == {"loss", "cross_entropy"}
+
+
+@pytest.mark.parametrize("former", ["accuracy/mean", "novel_loss/mean", "accuracy/worst_decile"])
+def test_a_callback_that_watches_a_former_name_is_told_the_new_one(former):
+    new = former.replace("accuracy", "val_accuracy").replace("loss", "val_loss")
+    with pytest.raises(ConfigurationError, match=f"EarlyStopping watches '{former}', .* monitor='{new}'"):
+        run(FIT, 1, callbacks=[EarlyStopping(former)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,11 @@ from torch import Tensor
 
 __all__ = ["compare_folders", "differences"]
 
-RENAMED: dict[str, str] = {}
-"""Names of values in the earlier checkout, or parts of these, and what they are called in the later one."""
+RENAMED = {
+    r"(?<=logged\.)(novel_)?(accuracy|loss)(?=/|$)": r"\1val_\2",
+    r"(?<![a-z_])accuracy/mean": "val_accuracy/mean",
+}
+"""Patterns in names of values of the earlier checkout, and what stands there in the later one."""
 
 DROPPED = ("pfl_lightning_contents",)
 """What names of values contain that the later checkout leaves out on purpose."""
@@ -44,7 +48,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], close: bool = False
         close: Whether numbers may differ by rounding.
     """
     for old, new in RENAMED.items():
-        before = {name.replace(old, new): value for name, value in before.items()}
+        before = {re.sub(old, new, name): value for name, value in before.items()}
     before = {name: value for name, value in before.items() if not any(word in name for word in DROPPED)}
     found = [f"only before: {name}" for name in before.keys() - now.keys()]
     found += [f"only now: {name}" for name in now.keys() - before.keys()]

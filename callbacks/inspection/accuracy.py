@@ -16,16 +16,17 @@ from pfl_lightning.metrics import summarize
 __all__ = ["ClientAccuracy"]
 
 EDGES = np.linspace(0.0, 1.0, 21)
-SPLITS = {"": "validation", "test_": "test"}
+SPLITS = {"val_": "validation", "test_": "test"}
 
 
 class ClientAccuracy(InspectionCallback):
     """Accuracy over clients: a band of one standard deviation around the mean, and a histogram.
 
-    Every evaluation logs the scalars ``accuracy/lower`` and ``accuracy/upper`` (mean minus and plus the deviation,
-    within [0, 1]), in addition to ``accuracy/mean`` and ``accuracy/worst_decile``, which are always logged. The same
-    applies to ``test_accuracy/*``, and to ``novel_*`` if novel clients are evaluated. Every ``every_n_rounds`` rounds
-    there is a histogram over the evaluated clients, ``clients/accuracy`` and ``clients/test_accuracy``.
+    Every evaluation logs the scalars ``val_accuracy/lower`` and ``val_accuracy/upper`` (mean minus and plus the
+    deviation, within [0, 1]), in addition to ``val_accuracy/mean`` and ``val_accuracy/worst_decile``, which are always
+    logged. The same applies to ``test_accuracy/*``, and to ``novel_*`` if novel clients are evaluated. Every
+    ``every_n_rounds`` rounds there is a histogram over the evaluated clients, ``clients/val_accuracy`` and
+    ``clients/test_accuracy``.
 
     Args:
         every_n_rounds: Rounds between two histograms.
@@ -66,7 +67,7 @@ class ClientAccuracy(InspectionCallback):
         A model without an accuracy (NaN), such as that of a regression, is left out.
         """
         novel = set(federation.data.novel)
-        for prefix, scores in (("", federation.validation_scores), ("test_", federation.test_scores)):
+        for prefix, scores in (("val_", federation.validation_scores), ("test_", federation.test_scores)):
             for group, wanted in (("", False), ("novel_", True)):
                 known = {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
                 own = {client: accuracy for client, accuracy in known.items() if (client in novel) == wanted}

@@ -12,7 +12,7 @@ from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, thin_ticks
 from pfl_lightning.federation import Federation
 
-TAKEN = ("accuracy", "test_accuracy")
+TAKEN = ("val_accuracy", "test_accuracy")
 """Names whose histograms are those of ``ClientAccuracy``."""
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ __all__ = ["ClientMetrics"]
 class ClientMetrics(InspectionCallback):
     """Values that a user's module logs in its validation or test step, one bar for each client: errors of a regression.
 
-    Every ``every_n_rounds`` rounds there is a picture of each value, ``clients/<name>``. Those of ``accuracy`` and
-    ``test_accuracy`` are ``clients/logged_accuracy`` and ``clients/logged_test_accuracy``: those without ``logged_``
+    Every ``every_n_rounds`` rounds there is a picture of each value, ``clients/<name>``. Those of ``val_accuracy`` and
+    ``test_accuracy`` are ``clients/logged_val_accuracy`` and ``clients/logged_test_accuracy``: without ``logged_`` they
     are those of :class:`ClientAccuracy`. Clients of the package's own methods log none.
 
     Args:

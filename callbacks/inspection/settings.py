@@ -15,13 +15,13 @@ from pfl_lightning.federation.loop import RoundLoop
 __all__ = ["RunSettings", "Setting", "constructor_values", "settings_of"]
 
 Setting = bool | int | float | str
-METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "accuracy/mean", "train/loss")
+METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "val_accuracy/mean", "train/loss")
 
 
 class RunSettings(InspectionCallback):
     """Hyper-parameters with the final metrics (TensorBoard's HPARAMS tab), and the resolved config as text.
 
-    The tab shows the last value of ``test_accuracy/mean``, ``test_accuracy/worst_decile``, ``accuracy/mean`` and
+    The tab shows the last value of ``test_accuracy/mean``, ``test_accuracy/worst_decile``, ``val_accuracy/mean`` and
     ``train/loss``, also for running and interrupted runs. At the end of training with a
     :class:`~pfl_lightning.callbacks.ResultsWriter`, the mean test accuracies of its choices are logged as
     ``final/last``, ``final/validation_selected`` and ``final/best_test``. Other loggers get the hyper-parameters by

@@ -71,7 +71,7 @@ loop = FederatedLoop()
 quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "logger": False}
 trainer = L.Trainer(max_epochs=3, callbacks=[loop], enable_checkpointing=False, **quiet)
 trainer.fit(federation, datamodule=data)
-print(f"accuracy/mean: {float(trainer.callback_metrics['accuracy/mean']):.3f}")
+print(f"val_accuracy/mean: {float(trainer.callback_metrics['val_accuracy/mean']):.3f}")
 
 # %% What was sent, and what is stored
 whole = sum(4 * p.numel() for p in module.parameters())

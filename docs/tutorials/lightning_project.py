@@ -87,7 +87,7 @@ logger = CSVLogger("runs", name="tumor", version=0)
 quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
 trainer = L.Trainer(max_epochs=3, callbacks=[best], logger=logger, **quiet)
 trainer.fit(module, datamodule=data)
-for name in ("val_loss", "val_loss/max", "accuracy/mean", "accuracy/worst"):
+for name in ("val_loss", "val_loss/max", "val_accuracy/mean", "val_accuracy/worst"):
     print(f"{name}: {float(trainer.callback_metrics[name]):.3f}")
 
 # %% A model for every client, of the project's own class

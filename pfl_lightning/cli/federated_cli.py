@@ -124,7 +124,7 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(BestRound, "checkpoint")
         parser.set_defaults(
             {
-                "checkpoint.monitor": "accuracy/mean",
+                "checkpoint.monitor": "val_accuracy/mean",
                 "checkpoint.mode": "max",
                 "checkpoint.filename": "best-round-{round}",
                 "checkpoint.auto_insert_metric_name": False,

@@ -95,10 +95,10 @@ class DivergenceGuard:
         if model.num_classes < 2:  # a user's module without classes
             return None
         guessing, chance = max(math.log(model.num_classes), 1.0), 1 / model.num_classes
-        loss = max(summary.get("loss/mean", 0.0), summary.get("test_loss/mean", 0.0))
+        loss = max(summary.get("val_loss/mean", 0.0), summary.get("test_loss/mean", 0.0))
         if loss > EVALUATED_LOSS * guessing and model.step_module is model:
             return f"the mean loss of the evaluated models is {loss:.3g}, and guessing has {guessing:.3g}, or less"
-        accuracy = summary.get("accuracy/mean", summary.get("test_accuracy/mean", math.nan))
+        accuracy = summary.get("val_accuracy/mean", summary.get("test_accuracy/mean", math.nan))
         if math.isfinite(accuracy) and accuracy >= self.best:
             self.best, self.loss_at_best = accuracy, trained if math.isfinite(trained) else None
         learned = self.best >= chance + 0.1 * (1 - chance)

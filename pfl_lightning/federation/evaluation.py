@@ -81,14 +81,14 @@ class Evaluation:
         self._results = iter(())
 
     def close(self, novel: Iterable[int], summarize: Summarize) -> None:
-        """Summarize the scores: ``accuracy/*`` of the validation parts, ``test_accuracy/*`` of the test parts.
+        """Summarize the scores: ``val_accuracy/*`` of the validation parts, ``test_accuracy/*`` of the test parts.
 
         Args:
-            novel: Clients that never train; they are summarized apart, as ``novel_accuracy/*`` and so on.
+            novel: Clients that never train; they are summarized apart, as ``novel_val_accuracy/*`` and so on.
             summarize: Gives the metrics of some clients.
         """
         self.is_closed, apart = True, set(novel)
-        for part, scores in (("", self.validation_scores), ("test_", self.test_scores)):
+        for part, scores in (("val_", self.validation_scores), ("test_", self.test_scores)):
             trained = {client: score for client, score in scores.items() if client not in apart}
             others = {client: score for client, score in scores.items() if client in apart}
             for prefix, group in ((part, trained), (f"novel_{part}", others)):

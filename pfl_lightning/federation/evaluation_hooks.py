@@ -63,7 +63,7 @@ class EvaluationHooks(EngineHooks, ClientModels):
     test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``accuracy/*`` of the validation parts and ``test_accuracy/*`` of the test parts."""
+        """Log ``val_accuracy/*`` of the validation parts and ``test_accuracy/*`` of the test parts."""
         if self.evaluation.is_closed:
             return
         self.evaluation.close(self.data.novel, self.summary_of)
@@ -77,7 +77,7 @@ class EvaluationHooks(EngineHooks, ClientModels):
         to = None if outside else False  # of True Lightning would warn where there is no logger
         for name, value in summary.items():  # names may have the number of a loader already
             self.log(name, value, name in shown, logger=to, batch_size=1, add_dataloader_idx=False)
-        for prefix in () if outside else ("", "novel_", "test_", "novel_test_"):
+        for prefix in () if outside else ("val_", "novel_val_", "test_", "novel_test_"):
             mean = summary.get(f"{prefix}accuracy/mean")
             if mean is not None and f"{prefix}accuracy" not in summary:  # which a user's module may log itself
                 self.log(f"{prefix}accuracy", mean, logger=False, prog_bar=True, batch_size=1)

@@ -5,6 +5,7 @@ Its batches are clients, its epochs are rounds, and it trains no model.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -78,6 +79,9 @@ _OPTIONS = {
 }
 """What is wrong with options of the outer Trainer, beside those that an engine takes."""
 
+_FORMER_METRIC = re.compile(r"(novel_)?((?:accuracy|loss)/(?:mean|std|worst_decile|best|worst|lower|upper))")
+"""Names that metrics of the validation parts had in earlier versions."""
+
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 
 
@@ -99,11 +103,19 @@ def refuse_callback(callback: Any, place: Place, call: str = "federate") -> None
 def check_callbacks(callbacks: Iterable[Any]) -> None:
     """Refuse callbacks of the outer Trainer that could only fail or do nothing, and warn of one that logs nothing.
 
+    Those that watch a metric by its former name are among them.
+
     Raises:
         ConfigurationError: See :func:`refuse_callback`.
     """
     for callback in callbacks:
         refuse_callback(callback, "Federation")
+        former = _FORMER_METRIC.fullmatch(str(getattr(callback, "monitor", "")))
+        if former:
+            raise ConfigurationError(
+                f"{type(callback).__name__} watches {former[0]!r}, which is called "
+                f"'{former[1] or ''}val_{former[2]}' now: give it monitor={(former[1] or '') + 'val_' + former[2]!r}"
+            )
         if "LearningRateMonitor" in lightning_kinds(callback):
             warnings.warn(
                 f"{type(callback).__name__} logs nothing: optimizers live in the clients' local fits. A module "

@@ -45,7 +45,7 @@ BASE = {
     },
     "personalize": {"train": "linear", "epochs": 1, "lr": 0.01},
     "loop": {"cohort": 1.0, "min_clients": 1},
-    "checkpoint": {"monitor": "accuracy/mean", "mode": "max"},
+    "checkpoint": {"monitor": "val_accuracy/mean", "mode": "max"},
     "trainer": {
         "max_epochs": 1,
         "fast_dev_run": True,
@@ -53,7 +53,7 @@ BASE = {
         "logger": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "accuracy/mean", "patience": 3}}],
+        "callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val_accuracy/mean", "patience": 3}}],
     },
 }
 METHODS = {

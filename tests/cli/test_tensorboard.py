@@ -102,7 +102,7 @@ def server(run):
 def test_the_run_is_served(server):
     assert json.loads(fetch(f"{server}/data/runs")) == ["version_0"]
     scalars = json.loads(fetch(f"{server}/data/plugin/scalars/tags"))
-    assert {"accuracy/mean", "test_accuracy/mean", "train/loss", "bytes/up_weights"} <= set(scalars["version_0"])
+    assert {"val_accuracy/mean", "test_accuracy/mean", "train/loss", "bytes/up_weights"} <= set(scalars["version_0"])
 
 
 def test_the_projector_is_served(server):
@@ -160,7 +160,7 @@ async def look(address, wanted, profile, seconds=90):
 @pytest.mark.parametrize(
     ("tab", "wanted"),
     [
-        ("timeseries", ["accuracy", "test_accuracy", "train", "bytes", "version_0"]),
+        ("timeseries", ["val_accuracy", "test_accuracy", "train", "bytes", "version_0"]),
         ("images", ["combination_weights", "partition", "accuracy_by_bytes"]),
         pytest.param("histograms", ["clients/test_accuracy"], marks=pytest.mark.slow),
         pytest.param("custom_scalars", ["communication", "combination", "representations"], marks=pytest.mark.slow),

@@ -178,7 +178,7 @@ def test_nested_batches_of_sequences_of_different_lengths(engine):
     )
     trainer = quiet_trainer(4)
     trainer.fit(federation, datamodule=data)
-    assert float(trainer.callback_metrics["accuracy/mean"]) > 0.8
+    assert float(trainer.callback_metrics["val_accuracy/mean"]) > 0.8
     with torch.no_grad():
         for client in range(3):
             own, part = federation.client_model(client), data.client_data(client).validation

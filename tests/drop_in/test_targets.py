@@ -199,7 +199,7 @@ def test_accuracy_is_known_where_the_batches_show_classes():
     )
     trainer = quiet_trainer(1)
     trainer.fit(federation, datamodule=divided)
-    assert 0 <= float(trainer.callback_metrics["accuracy/mean"]) <= 1
+    assert 0 <= float(trainer.callback_metrics["val_accuracy/mean"]) <= 1
     with torch.no_grad():
         for client, score in federation.validation_scores.items():
             items = [data.val.make(place) for place in divided.client_data(client).validation.indices.tolist()]

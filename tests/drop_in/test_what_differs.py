@@ -250,7 +250,7 @@ def test_the_trainer_inside(run):
 def test_callback_metrics(run):
     """`self.trainer.callback_metrics`."""
     assert not any(own[2] for own in run.notes["evaluation"])  # train_loss
-    assert {"train_loss", "val_loss", "accuracy/mean"} <= run.trainer.callback_metrics.keys()
+    assert {"train_loss", "val_loss", "val_accuracy/mean"} <= run.trainer.callback_metrics.keys()
 
 
 def test_callbacks(run):

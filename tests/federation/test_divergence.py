@@ -93,7 +93,7 @@ def fall(samples, losses):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pfl_lightning.federation.divergence.has_dead_features", lambda federation: False)
         for accuracy, loss in zip((0.55, 0.2, 0.2, 0.2), losses, strict=True):
-            what = guard.falls({"accuracy/mean": accuracy}, of, loss)
+            what = guard.falls({"val_accuracy/mean": accuracy}, of, loss)
     return what, guard, of
 
 
@@ -115,19 +115,19 @@ def test_a_run_whose_loss_falls_is_not_said_to_diverge():
 def test_the_accuracy_falls_to_that_of_guessing():
     guard, of = DivergenceGuard(), federation()
     of.data.participating = []
-    falls = [guard.falls({"accuracy/mean": accuracy}, of) for accuracy in (0.3, 0.7, 0.2, 0.2, 0.6, 0.22, 0.21)]
+    falls = [guard.falls({"val_accuracy/mean": accuracy}, of) for accuracy in (0.3, 0.7, 0.2, 0.2, 0.6, 0.22, 0.21)]
     assert falls == [None] * 7
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pfl_lightning.federation.divergence.has_dead_features", lambda federation: False)
         found = guard.falls({"test_accuracy/mean": 0.2}, of)
     assert found == "the mean accuracy is 0.2, that of guessing, in 3 rounds; it was 0.7"
-    assert guard.falls({"accuracy/mean": math.nan}, of) is None
+    assert guard.falls({"val_accuracy/mean": math.nan}, of) is None
 
 
 def test_the_loss_of_the_evaluated_models_explodes():
     guard, of = DivergenceGuard(), federation()
-    assert guard.falls({"accuracy/mean": 0.5, "loss/mean": 3.0, "test_loss/mean": 150.0}, of) is None
-    found = guard.falls({"accuracy/mean": 0.5, "loss/mean": 3.0, "test_loss/mean": 3e3}, of)
+    assert guard.falls({"val_accuracy/mean": 0.5, "val_loss/mean": 3.0, "test_loss/mean": 150.0}, of) is None
+    found = guard.falls({"val_accuracy/mean": 0.5, "val_loss/mean": 3.0, "test_loss/mean": 3e3}, of)
     assert found == "the mean loss of the evaluated models is 3e+03, and guessing has 1.61, or less"
 
 
@@ -176,4 +176,4 @@ def test_batch_sizes_of_papers():
 def test_a_users_module_at_the_level_of_guessing_goes_on():
     fitted, _ = run_project(FedAvg)
     guard = DivergenceGuard()
-    assert [guard.falls({"accuracy/mean": 0.2}, fitted) for _ in range(10)] == [None] * 10
+    assert [guard.falls({"val_accuracy/mean": 0.2}, fitted) for _ in range(10)] == [None] * 10

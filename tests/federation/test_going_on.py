@@ -30,7 +30,7 @@ def fit(folder: Any, *callbacks: L.Callback, rounds: int = 4, ckpt_path: Any = N
 @pytest.mark.parametrize("patience", [1, 2])
 def test_a_run_that_early_stopping_has_ended_stays_as_it_is(tmp_path, caplog, patience):
     def stopping() -> EarlyStopping:
-        return EarlyStopping("accuracy/mean", mode="max", patience=patience, min_delta=1.0)
+        return EarlyStopping("val_accuracy/mean", mode="max", patience=patience, min_delta=1.0)
 
     first = fit(tmp_path, stopping())[0]
     written, clients = valid(tmp_path / "results.json"), (tmp_path / "clients.csv").read_text()
@@ -46,7 +46,7 @@ def test_a_run_that_early_stopping_has_ended_stays_as_it_is(tmp_path, caplog, pa
 
 
 def test_one_that_ended_after_its_first_round(tmp_path, caplog):
-    stops = partial(EarlyStopping, "accuracy/mean", mode="max", stopping_threshold=0.0)
+    stops = partial(EarlyStopping, "val_accuracy/mean", mode="max", stopping_threshold=0.0)
     fit(tmp_path, stops())
     again = fit(tmp_path, stops(), ckpt_path=tmp_path / "last.ckpt")[0]
     if hasattr(stops(), "stopping_reason"):  # Lightning 2.6

@@ -118,7 +118,7 @@ def test_best_is_the_best_round_and_not_the_newest_file(monkeypatch, tmp_path):
 
 WORST = """
 - class_path: lightning.pytorch.callbacks.ModelCheckpoint
-  init_args: {monitor: accuracy/mean, mode: min, filename: "worst-{epoch}"}
+  init_args: {monitor: val_accuracy/mean, mode: min, filename: "worst-{epoch}"}
 - class_path: lightning.pytorch.callbacks.ModelCheckpoint
   init_args: {filename: "kept-{epoch}", save_top_k: -1}
 """
@@ -392,8 +392,8 @@ def test_a_run_that_is_refused_once_its_logger_is_there_leaves_no_folder_either(
 
 
 def test_a_best_round_by_a_value_that_is_not_there_is_told(monkeypatch, tmp_path):
-    with pytest.warns(UserWarning, match=r"watches 'accuracy/men', which is not among .*accuracy/mean"):
-        fit(monkeypatch, tmp_path, "--checkpoint.monitor=accuracy/men")
+    with pytest.warns(UserWarning, match=r"watches 'val_accuracy/men', which is not among .*accuracy/mean"):
+        fit(monkeypatch, tmp_path, "--checkpoint.monitor=val_accuracy/men")
 
 
 def test_a_run_is_locked_while_it_is_trained_and_can_be_evaluated_meanwhile(monkeypatch, tmp_path):

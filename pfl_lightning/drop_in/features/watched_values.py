@@ -11,7 +11,7 @@ from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["refuse_watched", "warn_of_monitor", "what_to_watch"]
 
-_OF_A_RUN = re.compile(r"(novel_)?(test_)?accuracy\b|train/|(round|client|loss|epoch|step)$")
+_OF_A_RUN = re.compile(r"(novel_)?(val_|test_)accuracy\b|train/|(round|client|loss|epoch|step)$")
 """Names that a federation itself logs."""
 
 _PACKAGES = ("lightning.", "pytorch_lightning.", "pfl_lightning.")
@@ -50,11 +50,11 @@ def warn_of_monitor(monitor: str | None, module: str, method: str) -> None:
         module: Name of the module's class.
         method: Name of the method.
     """
-    if monitor is not None:
+    if monitor is not None and not _OF_A_RUN.match(monitor):
         warnings.warn(
             f"monitor={monitor!r} names what {module}'s own steps log, and they do not run while {method} trains it by "
-            f"an objective of its own: rounds have no {monitor}/mean, but accuracy/mean. Leave it out, unless tests "
-            "after a personalization are to have it",
+            f"an objective of its own: rounds have no {monitor}/mean, but val_accuracy/mean. Leave it out, unless "
+            "tests after a personalization are to have it",
             stacklevel=2,
         )
 
@@ -64,5 +64,5 @@ def what_to_watch(what: str, module: str, method: str, instead: str) -> str:
     return (
         f"{what}, and what {module}'s own steps log (train_loss, val_loss) is not there while {method} trains it by an "
         f"objective of its own: {instead}, or let a callback of the outer Trainer watch train/self_supervised or "
-        "accuracy/mean (mode='max')"
+        "val_accuracy/mean (mode='max')"
     )

@@ -32,7 +32,10 @@ class LogsOverClients(UserStages):
         """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known."""
         before = "novel_" if prefix.startswith("novel_") else ""
         values = {f"{before}{name}": value for name, value in self._over_all_samples(scores).items()}
-        accuracies = {client: s.accuracy for client, s in scores.items() if not math.isnan(s.accuracy)}
+        name = self._monitored(prefix)
+        own = name == f"{prefix}accuracy".removeprefix(before)  # all statistics under a name have one source
+        known = {client: s.logged.get(str(name), math.nan) if own else s.accuracy for client, s in scores.items()}
+        accuracies = {client: accuracy for client, accuracy in known.items() if not math.isnan(accuracy)}
         if accuracies:
             summary = summarize(list(accuracies), list(accuracies.values()))
             found = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
@@ -40,11 +43,10 @@ class LogsOverClients(UserStages):
             values |= found
         for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
             values[key] = self._best_so_far(key, how, values[key])
-        name = self._monitored(prefix)
-        own = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
-        own = own if np.isnan(own).all() else own[~np.isnan(own)]
-        if len(own):
-            spread = {"mean": own.mean(), "std": own.std(), "min": own.min(), "max": own.max()}
+        watched = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
+        watched = watched if np.isnan(watched).all() else watched[~np.isnan(watched)]
+        if len(watched):
+            spread = {"mean": watched.mean(), "std": watched.std(), "min": watched.min(), "max": watched.max()}
             values |= {f"{before}{name}/{what}": float(value) for what, value in spread.items()}
         if not values and not self._said_nothing:
             self._said_nothing = True

@@ -21,7 +21,7 @@ from pfl_lightning.state.checkpoints.previous import previous_of
 
 __all__ = ["BestRound", "LastRound"]
 
-USUAL = "accuracy/mean"
+USUAL = "val_accuracy/mean"
 """What the best round is chosen by, unless told otherwise; it is missing where no client has a validation part."""
 
 LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"

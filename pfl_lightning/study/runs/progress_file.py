@@ -45,7 +45,7 @@ class ProgressFile(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the file; a full disk is left to those who write more."""
         self._played += 1
-        found = (self._accuracy(trainer, name) for name in ("test_accuracy/mean", "accuracy/mean"))
+        found = (self._accuracy(trainer, name) for name in ("test_accuracy/mean", "val_accuracy/mean"))
         test, validation = (old if new is None else new for new, old in zip(found, self._last, strict=True))
         self._last = (test, validation)
         if validation is not None:

@@ -49,7 +49,7 @@ def search_options(
     threads: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """The options with the highest mean validation accuracy (``accuracy/mean``); test parts are never evaluated.
+    """The options with the highest mean validation accuracy (``val_accuracy/mean``); test parts are never evaluated.
 
     Trials and their results are kept in ``folder/journal.log``, which several processes may share: a search that was
     interrupted goes on, with the trials that were being run, and one that is given more trials adds them. What was

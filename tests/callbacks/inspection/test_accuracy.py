@@ -33,7 +33,7 @@ def play(tmp_path, every=2, number=5, **options):
 
 def test_the_band_is_one_deviation_around_the_mean(tmp_path):
     found, watch = play(tmp_path)
-    for name, seen in (("accuracy", watch.validation), ("test_accuracy", watch.test)):
+    for name, seen in (("val_accuracy", watch.validation), ("test_accuracy", watch.test)):
         for end, sign in (("lower", -1), ("upper", 1)):
             expected = {}
             for round, own in seen.items():
@@ -46,7 +46,7 @@ def test_the_band_is_one_deviation_around_the_mean(tmp_path):
 
 def test_a_histogram_after_the_first_round_every_second_and_the_last(tmp_path):
     found, watch = play(tmp_path)
-    for tag, seen in (("clients/accuracy", watch.validation), ("clients/test_accuracy", watch.test)):
+    for tag, seen in (("clients/val_accuracy", watch.validation), ("clients/test_accuracy", watch.test)):
         assert rounds(found, tag) == [0, 1, 3, 4]
         for event in found.Histograms(tag):
             values = np.array(list(seen[event.step].values()))
@@ -84,7 +84,7 @@ def test_a_sample_of_the_clients_and_clients_without_data(tmp_path):
     found, watch = play(tmp_path, loop=FederatedLoop(eval_cohort=4), data=Toy(test=[8, 0, 0, 3, 0], validation=0))
     assert 1 <= len(watch.test[0]) < 4
     assert {event.histogram_value.num for event in found.Histograms("clients/test_accuracy")} == {len(watch.test[0])}
-    assert "accuracy/lower" not in found.Tags()["scalars"]
+    assert "val_accuracy/lower" not in found.Tags()["scalars"]
 
 
 def test_a_histogram_is_of_its_own_rounds_evaluation(tmp_path):

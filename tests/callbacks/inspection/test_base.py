@@ -51,7 +51,7 @@ def test_the_first_every_nth_and_the_last_round(every, rounds, shown):
 
 def test_the_last_round_of_a_fit_that_ends_early():
     callback = _Rounds(10)
-    stop = EarlyStopping("accuracy/mean", mode="max", patience=1, min_delta=2.0)  # nothing is an improvement
+    stop = EarlyStopping("val_accuracy/mean", mode="max", patience=1, min_delta=2.0)  # nothing is an improvement
     run(QUICK, 9, callbacks=[callback, stop])
     assert callback.shown == [0, 1]
 
@@ -103,7 +103,7 @@ def test_without_tensorboard_pictures_are_files_in_the_folder_of_the_run(tmp_pat
 
 def test_a_user_defined_folder(tmp_path):
     run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "a" / "b"))], default_root_dir=str(tmp_path / "c"))
-    assert pictures(tmp_path) == [f"a/b/clients/{name}accuracy-round-0001.png" for name in ("", "test_")]
+    assert pictures(tmp_path) == [f"a/b/clients/{name}_accuracy-round-0001.png" for name in ("test", "val")]
 
 
 def test_fast_dev_run_leaves_nothing_behind(tmp_path):

@@ -46,12 +46,12 @@ def test_a_regression_has_pictures_of_its_own(tmp_path):
 def test_values_with_the_names_of_other_pictures_have_their_own(tmp_path):
     class Judged(Regression):
         def validation_step(self, batch, batch_idx):
-            self.log("accuracy", self.layer(batch[0]).mean())
+            self.log("val_accuracy", self.layer(batch[0]).mean())
 
     loop = FederatedLoop(method=FedAvg, num_clients=4, seed=1)
     callbacks = Inspection(every_n_rounds=2).callbacks()
     quiet_trainer(1, loop, *callbacks, logger=board(tmp_path)).fit(Judged(), samples(80), samples(20))
-    assert rounds(events(tmp_path), "clients/logged_accuracy") == [0]
+    assert rounds(events(tmp_path), "clients/logged_val_accuracy") == [0]
 
 
 def test_a_bar_is_as_high_as_the_clients_value():

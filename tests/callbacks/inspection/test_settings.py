@@ -56,7 +56,7 @@ def test_hyper_parameters_with_the_final_metrics(tmp_path):
     }
     assert {name: got[name] for name in expected} == expected
     metrics = [one.name.tag for one in plugin(found, "experiment").experiment.metric_infos]
-    assert {"test_accuracy/mean", "accuracy/mean", "train/loss", "final/validation_selected"} <= set(metrics)
+    assert {"test_accuracy/mean", "val_accuracy/mean", "train/loss", "final/validation_selected"} <= set(metrics)
     assert set(metrics) <= set(found.Tags()["scalars"])  # the tab would show empty columns
     assert plugin(found, "session_end_info").session_end_info.status == 1  # of the enum, success
 

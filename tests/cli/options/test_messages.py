@@ -100,7 +100,7 @@ def test_the_options_are_those_of_the_class_that_has_the_mistake(tmp_path, capsy
     assert said.startswith(
         "pfl: model.method.optimizer: Option 'lrr' is not accepted\ndid you mean 'lr'? options of Adam: "
     )
-    stop = "{class_path: EarlyStopping, init_args: {monitr: accuracy/mean}}"
+    stop = "{class_path: EarlyStopping, init_args: {monitr: val_accuracy/mean}}"
     said = said_of(tmp_path, capsys, f"trainer: {{callbacks: [{stop}]}}")
     expected = (
         "pfl: trainer.callbacks: Option 'monitr' is not accepted\ndid you mean 'monitor'? options of EarlyStopping: "

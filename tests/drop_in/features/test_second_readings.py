@@ -186,4 +186,4 @@ def test_neighbors_are_those_of_the_items_of_every_validation_loader(method, nam
         assert seen[-1].num_samples == len(expected) == sum(own.validation.sizes)
         assert not seen[-1].logged
     assert [score.accuracy for score in seen] == pytest.approx(right)
-    assert float(trainer.callback_metrics["accuracy/mean"]) == pytest.approx(sum(right) / 3)
+    assert float(trainer.callback_metrics["val_accuracy/mean"]) == pytest.approx(sum(right) / 3)

@@ -232,7 +232,7 @@ def test_modules_without_a_forward_and_with_what_they_keep(objective, factory, c
         PFLSSL, 2, module=Topics(), data=NoisyData(drop_last=True), objective=made, epochs=1, **options
     )
     assert not [record for record in caplog.records if "two views" in record.getMessage()]
-    assert 0 < trainer.callback_metrics["accuracy/mean"] <= 1
+    assert 0 < trainer.callback_metrics["val_accuracy/mean"] <= 1
     assert "val_loss" not in trainer.callback_metrics
     model, first = federation.clients.models[0], Topics()
     other = pickle.loads(pickle.dumps(model)) if factory is None else copy.deepcopy(model)
@@ -353,7 +353,7 @@ def test_a_plateau_on_what_the_modules_steps_log_is_refused():
         run_project(PFLSSL, module=Plateau(), objective=OBJECTIVE)
 
 
-WATCH = r"own steps log \(train_loss, val_loss\) is not there while PFLSSL .* accuracy/mean \(mode='max'\)"
+WATCH = r"own steps log \(train_loss, val_loss\) is not there while PFLSSL .* val_accuracy/mean \(mode='max'\)"
 
 
 class Stops(Net):
@@ -397,7 +397,7 @@ def test_a_monitor_that_rounds_do_not_have_is_said():
 
 
 def test_callbacks_may_watch_what_there_is(tmp_path):
-    stops = EarlyStopping("accuracy/mean", mode="max", patience=0, min_delta=1.0)
+    stops = EarlyStopping("val_accuracy/mean", mode="max", patience=0, min_delta=1.0)
     trainer = watched_by(stops, ModelCheckpoint(tmp_path, monitor="train/self_supervised"), rounds=5)
     assert trainer.current_epoch == 2  # the second round is not better by 1
     assert len(list(tmp_path.iterdir())) == 1

@@ -125,7 +125,7 @@ def test_validation_values_are_those_of_all_validation_samples(engine):
         right, samples = right + own, samples + len(labels)
     assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(losses / samples, abs=1e-5)
     assert float(trainer.callback_metrics["val_acc"]) == pytest.approx(right / samples)
-    assert "accuracy/mean" not in trainer.callback_metrics
+    assert "val_accuracy/mean" not in trainer.callback_metrics
 
 
 def test_a_monitored_value_is_summarized_over_clients():
@@ -137,6 +137,26 @@ def test_a_monitored_value_is_summarized_over_clients():
         }
         expected = {"mean": own.mean(), "std": own.std(correction=0), "min": own.min(), "max": own.max()}
         assert found == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-6)
+
+
+def test_statistics_of_a_monitored_accuracy_are_all_of_what_the_module_logs():
+    class Doubled(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_accuracy", 2 * (self(batch[0]).argmax(1) == batch[1]).float().mean() + 1)
+
+    federation, trainer = run_project(FedAvg, module=Doubled(), monitor="val_accuracy")
+    own = [score.logged["val_accuracy"] for score in federation.validation_scores.values()]
+    assert min(own) >= 1  # no share of anything, beside accuracies that are known
+    assert all(score.accuracy <= 1 for score in federation.validation_scores.values())
+    expected = {
+        "mean": sum(own) / len(own),
+        "worst": min(own),
+        "worst_decile": min(own),
+        "max": max(own),
+        "best": max(own),
+    }
+    found = {name: float(trainer.callback_metrics[f"val_accuracy/{name}"]) for name in expected}
+    assert found == pytest.approx(expected)
 
 
 def test_logging_leaves_nothing_in_the_module():

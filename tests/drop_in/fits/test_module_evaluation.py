@@ -142,7 +142,7 @@ def test_a_head_with_more_outputs_than_classes_is_told_why_there_is_no_accuracy(
     assert (
         f"{wide.fc.out_features} numbers for each item, and the data have {wide.fc.out_features - 2} classes" in said[0]
     )
-    assert "accuracy/mean" not in trainer.callback_metrics
+    assert "val_accuracy/mean" not in trainer.callback_metrics
 
     class Named(Data):
         def train_dataloader(self) -> Any:
@@ -151,7 +151,7 @@ def test_a_head_with_more_outputs_than_classes_is_told_why_there_is_no_accuracy(
             return loader
 
     _, trainer = run_project(FedAvg, module=Wide(), data=Named())
-    assert 0 <= float(trainer.callback_metrics["accuracy/mean"]) <= 1
+    assert 0 <= float(trainer.callback_metrics["val_accuracy/mean"]) <= 1
 
 
 def test_steps_of_evaluations_that_ask_for_optimizers_get_new_ones(caplog):
@@ -253,8 +253,8 @@ def test_that_nothing_is_known_is_said_once():
 
 class Colliding(Net):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("accuracy/mean", 100 * F.cross_entropy(self(batch[0]), batch[1]))
-        self.log("loss/mean", F.cross_entropy(self(batch[0]), batch[1]))
+        self.log("val_accuracy/mean", 100 * F.cross_entropy(self(batch[0]), batch[1]))
+        self.log("val_loss/mean", F.cross_entropy(self(batch[0]), batch[1]))
 
 
 def test_a_value_that_the_accuracies_replace_is_named_once():
@@ -263,5 +263,5 @@ def test_a_value_that_the_accuracies_replace_is_named_once():
         _, trainer = run_project(FedAvg, 2, module=Colliding())
     found = [str(each.message) for each in said if "these replace it" in str(each.message)]
     assert len(found) == 1
-    assert "Colliding logs 'accuracy/mean', which" in found[0]
-    assert 0 <= float(trainer.callback_metrics["accuracy/mean"]) <= 1
+    assert "Colliding logs 'val_accuracy/mean', which" in found[0]
+    assert 0 <= float(trainer.callback_metrics["val_accuracy/mean"]) <= 1

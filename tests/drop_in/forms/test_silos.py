@@ -59,7 +59,7 @@ def test_loaders_and_data_sets_of_different_sizes(engine, wrap):
     trainer = quiet_trainer(2)
     trainer.fit(federation, datamodule=data)
     assert sorted(federation.validation_scores) == [0, 1, 2]
-    assert {"val_loss", "train_loss", "accuracy/mean"} <= set(trainer.callback_metrics)
+    assert {"val_loss", "train_loss", "val_accuracy/mean"} <= set(trainer.callback_metrics)
 
 
 class Stream(IterableDataset):

@@ -50,7 +50,7 @@ def test_csv(tmp_path):
         "train_loss",
         "val_loss",
         "val_loss/std",
-        "accuracy/mean",
+        "val_accuracy/mean",
         "train/loss",
         "bytes/up_weights",
     ):

@@ -13,7 +13,7 @@ from pfl_lightning import FederatedLoop, Federation
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.state.checkpoints.best_round import BestRound
 
-BEST = {"monitor": "accuracy/mean", "mode": "max", "auto_insert_metric_name": False}
+BEST = {"monitor": "val_accuracy/mean", "mode": "max", "auto_insert_metric_name": False}
 
 
 def play(folder, rounds, *others, ckpt_path=None, **best):

@@ -101,7 +101,7 @@ def test_a_process_that_a_killed_search_left_is_waited_for(tmp_path, monkeypatch
 def test_the_best_round_is_remembered_when_a_trial_goes_on(tmp_path):
     path = tmp_path / "progress.json"
     for epoch, validation, best in ((0, 0.75, 0.75), (1, 0.5, 0.75), (0, 0.25, 0.25)):
-        callback, metrics = ProgressFile(str(path)), {"accuracy/mean": validation}
+        callback, metrics = ProgressFile(str(path)), {"val_accuracy/mean": validation}
         trainer = SimpleNamespace(current_epoch=epoch, max_epochs=2, callback_metrics=metrics)
         callback.on_train_start(trainer, None)
         callback.on_train_epoch_end(trainer, None)
