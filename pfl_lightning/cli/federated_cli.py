@@ -31,6 +31,7 @@ from pfl_lightning.errors import FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.outer_callbacks import check_strategy
 from pfl_lightning.phases import Personalization
+from pfl_lightning.runs.files import last_checkpoint
 from pfl_lightning.runs.folder import RunFolder, chosen_checkpoint, run_folder, runs_below
 from pfl_lightning.state.checkpoints.best_round import BestRound
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
@@ -288,8 +289,7 @@ class FederatedCLI(LightningCLI):
             sys.exit(128 + number)
 
     def _how_to_go_on(self) -> str:
-        last = self.run_folder / "checkpoints" / "last.ckpt"
-        return how_to_go_on(self._words, last) if self.subcommand == "fit" else ""
+        return how_to_go_on(self._words, last_checkpoint(self.run_folder)) if self.subcommand == "fit" else ""
 
     def before_export(self) -> None:
         """Take the personalization of the config, if there is one."""

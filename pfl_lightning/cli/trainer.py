@@ -23,7 +23,8 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.phases import Personalization
-from pfl_lightning.runs.changes import DATA, Change, in_words, newest_config, read_config, record_changes
+from pfl_lightning.runs.changes import DATA, Change, in_words, record_changes
+from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.folder import RunFolder, of_a_run
 from pfl_lightning.state.checkpoints.best_round import BestRound, LastRound
 from pfl_lightning.state.checkpoints.export import export_clients
@@ -57,7 +58,7 @@ class FederatedTrainer(L.Trainer):
         unlabeled = datamodule.unlabeled_sizes
         Console().print(partition_table(counts, datamodule.class_names, groups=groups, unlabeled=unlabeled))
         plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups)
-        datamodule.save_partition(str(folder / "partition.npz"))
+        datamodule.save_partition(str(folder / PARTITION))
         print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
 
     def export(
@@ -191,9 +192,6 @@ def place_callbacks(trainer: L.Trainer, folder: Path, slurm: SlurmCommand | None
     callbacks.sort(key=lambda one: isinstance(one, Checkpoint) and not isinstance(one, BestRound))
 
 
-FILE = "slurm_job.json"
-
-
 @dataclass(frozen=True)
 class SlurmCommand:
     """A command within a job; a job that fits several seeds has several.
@@ -214,7 +212,7 @@ class SlurmCommand:
 
     def record(self, run: Path) -> None:
         """Write into a run's folder that it is this command's."""
-        with replace_file(run / FILE) as temporary:
+        with replace_file(run / SLURM_JOB) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     def checkpoint_to_go_on_from(self, runs: RunFolder) -> Path | None:
@@ -222,11 +220,11 @@ class SlurmCommand:
         if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
             return None
         for run in reversed(runs.versions()):
-            last = run / "checkpoints" / "last.ckpt"
+            last = last_checkpoint(run)
             if self._began(run) and last.is_file():
                 return last
         return None
 
     def _began(self, run: Path) -> bool:
-        path = run / FILE
+        path = run / SLURM_JOB
         return path.is_file() and json.loads(path.read_text()) == {"job": self.job, "arguments": [*self.arguments]}

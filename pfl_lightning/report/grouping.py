@@ -12,7 +12,7 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.report.labels import Group, row_labels, values_of
 from pfl_lightning.report.rows import MeasuredRow
 from pfl_lightning.report.rows import blocks as blocks_of
-from pfl_lightning.runs.config import differing, equal, same_options
+from pfl_lightning.runs.config import differing, same_options
 from pfl_lightning.runs.folder import NO_SETTING
 from pfl_lightning.runs.results import FinishedRun, Source
 
@@ -103,8 +103,7 @@ def _of_one_rule(run: FinishedRun, other: FinishedRun) -> bool:
 
 def _same_data_options(run: FinishedRun, other: FinishedRun, part: str) -> bool:
     """Whether options are equal; one that is missing, as before a version of the package that has it, is null."""
-    one, another = data_options(run, part), data_options(other, part)
-    return all(equal(one.get(path), another.get(path)) for path in {*one, *another})
+    return same_options(data_options(run, part), data_options(other, part), missing=None)
 
 
 def _add(block: list[Group], run: FinishedRun) -> None:

@@ -1,62 +1,62 @@
-"""What differs between two configs of a run: which run is meant, and what a resumption changes."""
+"""What differs between two configs: the one comparison, which run is meant, and what a resumption has changed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.runs.config import PLACES, SETTINGS, changes_training, is_below
-from pfl_lightning.runs.files import read_json
+from pfl_lightning.runs.config import PLACES, SETTINGS, apart, changes_training, is_below, leaves
+from pfl_lightning.runs.files import (
+    CHANGES,
+    CONFIG,
+    damaged,
+    first_config,
+    newest_config,
+    read_config,
+    read_json,
+)
 from pfl_lightning.state.files import replace_file
 
 __all__ = [
     "DATA",
     "Change",
     "Distance",
-    "changes",
+    "Scope",
     "check_seed",
+    "diff",
     "distance",
     "evaluated_otherwise",
-    "first_config",
     "in_words",
-    "newest_config",
-    "read_config",
     "record_changes",
-    "resumed_configs",
     "resumed_rounds",
     "resumed_with",
-    "says_how",
 ]
 
-COMPARED = ("seed_everything", "model", "data", "loop", "personalize", "trainer", "inspect", "results", "checkpoint")
+OF_RUNS = ("seed_everything", "model", "data", "loop", "personalize", "trainer", "inspect", "results", "checkpoint")
 """Options that make a run; the others say what a command does with it."""
 
 CORE = ("seed_everything", "model", "data", "loop")
 """Those without which it is another run."""
 
-ROOT = "data.init_args.root"
-"""The folder of the data."""
-
 OF_MODELS = ("seed_everything", "model", "data")
 """Those that an evaluation depends on."""
 
-HOW = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", ROOT)
-"""Options among them that say how and where a run is computed, but for those of an engine that change the training."""
+ROOT = "data.init_args.root"
+"""The folder of the data."""
+
+EXECUTION = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", ROOT)
+"""Options that say how and where a run is computed, but for those of an engine that change the training."""
 
 DATA = "data.fingerprint"
 """What a resumption on other data has changed beside options."""
 
-CHANGES = "changes.json"
 SHOWN = 6
 """Options that a sentence names; the file has all."""
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -76,62 +76,67 @@ class Change:
     now: Any
     known: bool = True
 
+    @property
+    def of_an_engine(self) -> bool:
+        """Whether it is an option of an engine that changes the training."""
+        return changes_training(self.option, self.before, self.now)
+
+    @property
+    def of_execution(self) -> bool:
+        """Whether it says how or where a run is computed, and not what."""
+        return not self.of_an_engine and is_below(self.option, *EXECUTION)
+
     def __str__(self) -> str:
         """Both values, shortened."""
-        texts = (json.dumps(value, default=str) for value in (self.before, self.now))
-        before, now = (text if len(text) <= 60 else f"{text[:57]}..." for text in texts)
-        return f"{self.option}: {before} -> {now}"
+        return f"{self.option}: {_short(self.before)} -> {_short(self.now)}"
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The options in a saved config; empty if it cannot be read."""
-    try:
-        found = yaml.load(path.read_text(), _Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
+class Scope(Enum):
+    """Which options a comparison is about."""
+
+    ALL = "all"
+    RUN = "those that make a run"
+    TRAINING = "those without how and where it is computed"
+    EVALUATION = "of these, the model and the data, as far as both configs know the option"
+
+    def has(self, change: Change) -> bool:
+        """Whether an option belongs to it."""
+        if self in (Scope.ALL, Scope.RUN):
+            return True
+        known = self is Scope.TRAINING or (change.known and is_below(change.option, *OF_MODELS))
+        return known and not change.of_execution
 
 
-def first_config(run: Path) -> Path:
-    """The config that a run began with."""
-    return run / "config.yaml"
+def diff(
+    before: Mapping[str, Any], now: Mapping[str, Any], scope: Scope = Scope.ALL, missing: Any = None
+) -> list[Change]:
+    """Options that differ between two configs, in the order of the first, with those of the second alone behind it.
+
+    Args:
+        before: A config.
+        now: Another one.
+        scope: What the comparison is about.
+        missing: Value of an option that a config does not have; ``None`` for one that is as good as ``null``.
+
+    Example:
+        >>> [str(change) for change in diff({"trainer": {"max_epochs": 2}}, {"trainer": {"max_epochs": 3}})]
+        ['trainer.max_epochs: 2 -> 3']
+    """
+    if scope is not Scope.ALL:
+        before, now = ({name: config.get(name) for name in OF_RUNS} for config in (before, now))
+    old, new = leaves(before), leaves(now)
+    if missing is None:  # nothing is in an empty mapping, either
+        old, new = ({path: value for path, value in one.items() if value != {}} for one in (old, new))
+    found = (
+        Change(path, old.get(path, missing), new.get(path, missing), _knows(old, path) and _knows(new, path))
+        for path in apart(old, new, missing)
+    )
+    return [change for change in found if scope.has(change)]
 
 
-def newest_config(run: Path) -> Path:
-    """The config that a run was resumed with last, or else that it began with."""
-    return [first_config(run), *resumed_configs(run)][-1]
-
-
-def resumed_configs(run: Path) -> list[Path]:
-    """The configs that a run was resumed with, the first one first."""
-    found: list[Path] = []
-    while (path := run / f"config-resumed-{len(found) + 1}.yaml").is_file():
-        found.append(path)
-    return found
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Options that make a run and differ, in the order of the config."""
-    old, new = ({name: config.get(name) for name in COMPARED} for config in (before, now))
-    values, others = dict(_flat(new, "")), dict(_flat(old, ""))
-    names = list(dict.fromkeys([*values, *others]))
-    different = (name for name in names if others.get(name) != values.get(name))
-    return [
-        Change(name, others.get(name), values.get(name), _knows(others, name) and _knows(values, name))
-        for name in different
-    ]
-
-
-def _knows(options: Mapping[str, Any], name: str) -> bool:
+def _knows(options: Mapping[str, Any], path: str) -> bool:
     """Whether a config has an option, one above it or one below it."""
-    above = (name.rsplit(".", number)[0] for number in range(name.count(".") + 1))
-    return any(one in options for one in above) or any(one.startswith(f"{name}.") for one in options)
-
-
-def _flat(value: Any, path: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [pair for key, entry in value.items() for pair in _flat(entry, f"{path}.{key}" if path else str(key))]
-    return [(path, value)]
+    return any(is_below(path, one) or is_below(one, path) for one in options)
 
 
 @dataclass(frozen=True, order=True)
@@ -164,19 +169,12 @@ def distance(run: Path, config: Mapping[str, Any]) -> Distance:
     found = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
-        all_changes = changes(saved, config)
-        different = [change.option.split(".")[0] for change in all_changes if not says_how(change)]
-        core = sum(group in CORE for group in different)
-        root = any(change.option == ROOT for change in all_changes)
-        found.append(Distance(core, different.count("trainer"), root) if saved else Distance(10**6))
+        changes = diff(saved, config, Scope.RUN)
+        what = [change.option for change in changes if not change.of_execution]
+        core, trainer = (sum(is_below(option, *group) for option in what) for group in (CORE, ("trainer",)))
+        root = any(change.option == ROOT for change in changes)
+        found.append(Distance(core, trainer, root) if saved else Distance(10**6))
     return min(found)
-
-
-def says_how(change: Change) -> bool:
-    """Whether an option says how or where a run is computed, and not what."""
-    if changes_training(change.option, change.before, change.now):
-        return False
-    return any(change.option == name or change.option.startswith(f"{name}.") for name in HOW)
 
 
 def evaluated_otherwise(run: Path, config: Mapping[str, Any]) -> list[Change]:
@@ -187,8 +185,7 @@ def evaluated_otherwise(run: Path, config: Mapping[str, Any]) -> list[Change]:
         config: The command's config.
     """
     saved = read_config(newest_config(run))
-    found = changes(saved, config) if saved else []
-    return [c for c in found if c.known and c.option.split(".")[0] in OF_MODELS and not says_how(c)]
+    return diff(saved, config, Scope.EVALUATION) if saved else []
 
 
 def check_seed(run: Path, config: Mapping[str, Any]) -> None:
@@ -227,25 +224,13 @@ def record_changes(
     Raises:
         ConfigurationError: The file is damaged.
     """
-    found = [*changes(before, read_config(saved)), *further]
+    found = [*diff(before, read_config(saved), Scope.RUN), *further]
     if found:
-        path = run / CHANGES
-        known = _known_changes(path)
-        known.append({"config": saved.name, "from_round": round, "changes": [vars(change) for change in found]})
-        with replace_file(path) as temporary:
-            temporary.write_text(json.dumps(known, indent=2, default=str) + "\n")
+        entry = {"config": saved.name, "from_round": round, "changes": [vars(change) for change in found]}
+        text = json.dumps([*_entries(run), entry], indent=2, default=str)
+        with replace_file(run / CHANGES) as temporary:
+            temporary.write_text(text + "\n")
     return found
-
-
-def _known_changes(path: Path) -> list[Any]:
-    """The entries of an earlier ``changes.json``, if there is one."""
-    try:
-        known = json.loads(path.read_text()) if path.is_file() else []
-    except ValueError:  # of JSON or of UTF-8
-        known = None
-    if not isinstance(known, list):
-        raise ConfigurationError(f"{path} is damaged: expected a list in JSON. Move it away, and resume the run again")
-    return known
 
 
 def in_words(found: list[Change]) -> str:
@@ -254,8 +239,22 @@ def in_words(found: list[Change]) -> str:
     return "; ".join(map(str, found[:SHOWN])) + more
 
 
-FIRST_CONFIG = "config.yaml"
-"""The config that a run began with in its folder."""
+def _entries(run: Path) -> list[Any]:
+    """What ``changes.json`` has: an entry for each resumption with other options."""
+    path, what = run / CHANGES, "what it was resumed with"
+    found = read_json(path, what) if path.is_file() else []
+    if not isinstance(found, list):
+        raise damaged(path, "it has no list", what)
+    return found
+
+
+def _recorded(run: Path) -> Iterator[tuple[Mapping[str, Any], Any, Any]]:
+    """What resumptions have changed, from which round, and the name of the resumption's config."""
+    for entry in _entries(run):
+        changes = entry.get("changes") if isinstance(entry, Mapping) else None
+        for change in changes if isinstance(changes, list) else ():
+            if isinstance(change, Mapping):
+                yield change, entry.get("from_round"), entry.get("config")
 
 
 def resumed_with(folder: Path) -> dict[str, str]:
@@ -268,13 +267,14 @@ def resumed_with(folder: Path) -> dict[str, str]:
         folder: The run's folder, with ``changes.json`` if it was resumed with other options.
     """
     found: dict[str, list[str]] = {}
-    for change, from_round, config in _changes(folder):
+    for change, from_round, config in _recorded(folder):
         option, before, now = str(change.get("option")), change.get("before"), change.get("now")
-        if config == FIRST_CONFIG and is_below(option, "personalize"):
+        if config == CONFIG and is_below(option, "personalize"):
             continue
         # A later version of the package may have added an option; files of earlier ones do not say.
         known = change.get("known", before is not None and now is not None)
-        if changes_training(option, before, now) or (known and _makes_a_result(option)):
+        makes_a_result = is_below(option, *SETTINGS) and option.rpartition(".")[2] not in PLACES
+        if changes_training(option, before, now) or (known and makes_a_result):
             text = f"{_short(before)} -> {_short(now)} from round {from_round}"
             found.setdefault(f"resumed.{option.replace('.init_args', '')}", []).append(text)
     return {option: ", ".join(texts) for option, texts in found.items()}
@@ -286,28 +286,11 @@ def resumed_rounds(folder: Path) -> int | None:
     Args:
         folder: The run's folder.
     """
-    asked = [change.get("now") for change, *_ in _changes(folder) if change.get("option") == "trainer.max_epochs"]
+    asked = [change.get("now") for change, *_ in _recorded(folder) if change.get("option") == "trainer.max_epochs"]
     rounds = asked[-1] if asked else None
     return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else None
 
 
-def _changes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Any, Any]]:
-    """What resumptions have changed, from which round, and the name of the resumption's config."""
-    path = folder / "changes.json"
-    entries = read_json(path, "what it was resumed with") if path.is_file() else ()
-    for entry in entries if isinstance(entries, list) else ():
-        changes = entry.get("changes") if isinstance(entry, Mapping) else None
-        for change in changes if isinstance(changes, list) else ():
-            if isinstance(change, Mapping):
-                yield change, entry.get("from_round"), entry.get("config")
-
-
-def _makes_a_result(option: str) -> bool:
-    if option.rpartition(".")[2] in PLACES:
-        return False
-    return any(option == name or option.startswith(f"{name}.") for name in SETTINGS)
-
-
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

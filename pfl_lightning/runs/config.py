@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "alike",
+    "KNOWN_PACKAGES",
+    "SETTINGS",
+    "apart",
     "changes_training",
     "differing",
     "equal",
     "find_seeds",
     "flatten",
     "is_below",
+    "leaves",
     "run_options",
     "same_options",
     "short_names",
@@ -40,6 +43,8 @@ LATER: dict[str, Any] = {"loop.max_update_ratio": 1000.0, "loop.on_client_error"
 
 KNOWN_PACKAGES = ("pfl_lightning", "torch", "torchvision", "lightning")
 """Packages whose classes are known by their names alone, wherever a version of the package has them."""
+
+_MISSING = object()
 
 PLACES = ("seed", "root", "cache_dir")
 """Options below these that make no difference to what is compared."""
@@ -116,14 +121,14 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def is_below(path: str, name: str) -> bool:
-    """Whether an option is another one or belongs to it.
+def is_below(path: str, *names: str) -> bool:
+    """Whether an option is one of others or belongs to one.
 
     Example:
-        >>> is_below("data.batch_size", "data"), is_below("data", "data"), is_below("database", "data")
+        >>> is_below("data.batch_size", "data"), is_below("data", "data"), is_below("database", "data", "loop")
         (True, True, False)
     """
-    return path == name or path.startswith(f"{name}.")
+    return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
 def flatten(path: str, value: Any) -> dict[str, Any]:
@@ -164,6 +169,35 @@ def find_seeds(value: Any) -> list[int]:
     return found
 
 
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """The options of a config by path, as it has them: :func:`flatten` without a view to what makes a configuration.
+
+    Example:
+        >>> leaves({"model": {"method": {"class_path": "FedAvg", "init_args": {"lr": 0.1}}}})
+        {'model.method.class_path': 'FedAvg', 'model.method.init_args.lr': 0.1}
+    """
+    if not isinstance(value, Mapping) or not value:
+        return {path: value}
+    below = (leaves(entry, f"{path}.{key}" if path else str(key)) for key, entry in value.items())
+    return {option: entry for one in below for option, entry in one.items()}
+
+
+def apart(one: Mapping[str, Any], other: Mapping[str, Any], missing: Any = _MISSING) -> Iterator[str]:
+    """Paths of the options in which two configurations differ, those of the first in front.
+
+    Args:
+        one: Options by path.
+        other: Those of another configuration.
+        missing: Value of an option that a configuration does not have; by default none of its values.
+    """
+    return (path for path in {**one, **other} if not equal(one.get(path, missing), other.get(path, missing)))
+
+
+def same_options(one: Mapping[str, Any], other: Mapping[str, Any], missing: Any = _MISSING) -> bool:
+    """Whether :func:`apart` finds nothing."""
+    return next(apart(one, other, missing), None) is None
+
+
 def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
     """Paths of the options in which configurations differ, in the order in which they appear.
 
@@ -173,19 +207,9 @@ def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
         >>> differing([{"a": "SGD", "a.momentum": 0.9, "b": 1, "c": 2}, {"a": "Adam", "b": 1, "c": 3}])
         ['a', 'c']
     """
-    paths = list(dict.fromkeys(path for one in options for path in one))
-    found = [path for path in paths if any(not alike(one, options[0], path) for one in options)]
+    different = {path for one in options for path in apart(options[0], one)}
+    found = [path for path in dict.fromkeys(path for one in options for path in one) if path in different]
     return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
-
-
-def same_options(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Whether two configurations have the same options with equal values."""
-    return all(alike(options, others, path) for path in {**options, **others})
-
-
-def alike(options: Mapping[str, Any], others: Mapping[str, Any], path: str) -> bool:
-    """Whether two configurations have an option with equal values, or both do not have it."""
-    return (path in options) == (path in others) and equal(options.get(path), others.get(path))
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -1,27 +1,115 @@
-"""Files of a run, which may have been cut or changed: what they hold, or an error that names the one."""
+"""Names of the files in a run's folder, and what they hold, or an error that names one that was cut or changed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["damaged", "read_json"]
+__all__ = [
+    "CHANGES",
+    "CLIENTS",
+    "CONFIG",
+    "EVALUATIONS",
+    "PARTITION",
+    "PERSONALIZED",
+    "RESULTS",
+    "SLURM_JOB",
+    "damaged",
+    "first_config",
+    "last_checkpoint",
+    "newest_config",
+    "read_config",
+    "read_json",
+    "resumed_configs",
+]
+
+CONFIG = "config.yaml"
+"""The config that a run began with."""
+
+CHANGES = "changes.json"
+"""What resumptions have changed."""
+
+RESULTS, CLIENTS = "results.json", "clients.csv"
+"""The results of a training, and a row for each client."""
+
+PERSONALIZED = "personalized.json"
+"""The results of a personalization."""
+
+EVALUATIONS = {
+    "test.json": "test_clients.csv",
+    "validate.json": "validate_clients.csv",
+    PERSONALIZED: "personalized.csv",
+}
+"""Files of evaluations outside of a fit, and those of their clients."""
+
+PARTITION = "partition.npz"
+"""Which samples each client has."""
+
+SLURM_JOB = "slurm_job.json"
+"""Which of SLURM's jobs has begun the run."""
 
 
-def damaged(path: Path, why: object, without: str = "") -> ConfigurationError:
-    """What is said of a file that no run of this package leaves so.
+def last_checkpoint(run: Path) -> Path:
+    """The checkpoint of a run's last round."""
+    return run / "checkpoints" / "last.ckpt"
+
+
+def first_config(run: Path) -> Path:
+    """The config that a run began with."""
+    return run / CONFIG
+
+
+def newest_config(run: Path) -> Path:
+    """The config that a run was resumed with last, or else that it began with."""
+    return [first_config(run), *resumed_configs(run)][-1]
+
+
+def resumed_configs(run: Path) -> list[Path]:
+    """The configs that a run was resumed with, the first one first."""
+    found: list[Path] = []
+    while (path := run / f"config-resumed-{len(found) + 1}.yaml").is_file():
+        found.append(path)
+    return found
+
+
+def read_config(path: Path, *, strict: bool = False) -> Mapping[str, Any]:
+    """The options in a saved config; empty if there is none.
 
     Args:
-        path: The file.
-        why: An error, or what is wrong in words.
-        without: What the run is read without if the file is removed; empty for a file that a run must have.
+        path: The file; one that is asked for again and again is read once.
+        strict: Whether a file that is cut, or no YAML, is refused; otherwise it has no options.
+
+    Raises:
+        ConfigurationError: It is refused.
     """
-    reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-    rest = f"repair the file, or remove it: the run is then read without {without}" if without else "or run it again"
-    return ConfigurationError(f"{path} is not what a run of this package leaves ({reason}); leave the run out, {rest}")
+    try:
+        found, end = _parsed(path, path.stat().st_mtime_ns)
+        if strict and end != "\n":
+            raise ValueError("its end is missing" if end else "it is empty")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        if not strict:
+            return {}
+        raise ConfigurationError(
+            f"{path} is not valid YAML ({type(error).__name__}: {error}); leave the run out, repair the file, or "
+            "remove it: the run is then read without its options"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+@lru_cache(maxsize=1000)
+def _parsed(path: Path, changed: int) -> tuple[Any, str]:
+    """What a file holds, and its last character."""
+    text = path.read_text()
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), text[-1:]
 
 
 def read_json(path: Path, without: str = "") -> Any:
@@ -38,3 +126,16 @@ def read_json(path: Path, without: str = "") -> Any:
         return json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise damaged(path, error, without) from error
+
+
+def damaged(path: Path, why: object, without: str = "") -> ConfigurationError:
+    """What is said of a file that no run of this package leaves so.
+
+    Args:
+        path: The file.
+        why: An error, or what is wrong in words.
+        without: What the run is read without if the file is removed; empty for a file that a run must have.
+    """
+    reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
+    rest = f"repair the file, or remove it: the run is then read without {without}" if without else "or run it again"
+    return ConfigurationError(f"{path} is not what a run of this package leaves ({reason}); leave the run out, {rest}")

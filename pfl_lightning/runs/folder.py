@@ -11,16 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import CheckpointError, UsageError
-from pfl_lightning.runs.changes import (
-    Distance,
-    changes,
-    check_seed,
-    distance,
-    evaluated_otherwise,
-    in_words,
-    newest_config,
-    read_config,
-)
+from pfl_lightning.runs.changes import Distance, Scope, check_seed, diff, distance, evaluated_otherwise, in_words
+from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
 from pfl_lightning.text import did_you_mean
@@ -94,7 +86,7 @@ class RunFolder:
         apart = {version: Distance() if config is None else distance(version, config) for version in versions}
         versions.sort(key=lambda version: apart[version])  # the newest first of those that are as near
         for version in versions:
-            last = version / "checkpoints" / "last.ckpt"
+            last = last_checkpoint(version)
             found = last if wanted == "last" else _best_next_to(last)
             if found is not None and found.is_file():
                 if version != versions[0]:
@@ -104,14 +96,14 @@ class RunFolder:
                 core = apart[version].core
                 others = [other for other in versions if other != version and (core or apart[other].core == core)]
                 if config is not None and apart[version].makes_another_run and others:
-                    different = in_words(changes(read_config(newest_config(version)), config))
+                    different = in_words(diff(read_config(newest_config(version)), config, Scope.RUN))
                     warnings.warn(
                         f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
                         f"nearest, {version}, which differs ({different}). Give the path of a checkpoint for another",
                         stacklevel=2,
                     )
                 return found
-        if wanted == "best" and any((version / "checkpoints" / "last.ckpt").is_file() for version in versions):
+        if wanted == "best" and any((last_checkpoint(version)).is_file() for version in versions):
             raise CheckpointError(
                 f"--ckpt_path best: no run in {self.base} has a best round, which is chosen on the clients' validation "
                 "parts (data.init_args.validation_share); take --ckpt_path last"
@@ -125,7 +117,7 @@ class RunFolder:
 def of_a_run(checkpoint: Path) -> Path | None:
     """The folder of the run in which a checkpoint lies, wherever that is; ``None`` if it lies in none."""
     run = checkpoint.parent.parent
-    return run if run.name.startswith("version_") and (run / "config.yaml").is_file() else None
+    return run if run.name.startswith("version_") and (run / CONFIG).is_file() else None
 
 
 def runs_below(run_dir: str, root: str | None) -> Path:

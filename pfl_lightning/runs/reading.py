@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.changes import resumed_rounds, resumed_with
 from pfl_lightning.runs.config import find_seeds, flatten, run_options
-from pfl_lightning.runs.files import damaged, read_json
+from pfl_lightning.runs.files import CLIENTS, PERSONALIZED, RESULTS, damaged, first_config, read_config, read_json
 from pfl_lightning.runs.folder import study_place
 from pfl_lightning.runs.results import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source, client_accuracies
 
@@ -25,10 +24,6 @@ ASIDE = ("search", "probe", "replaced")
 
 NEWEST = 2
 """The newest form of results.json that is read here."""
-
-RESULTS = ("results.json", "personalized.json")
-"""Files of which a folder of results has at least one; a run that was personalized only has the second."""
-
 
 SHOWN = 3
 """Folders that a sentence names."""
@@ -45,7 +40,7 @@ def find_runs(path: Path) -> list[Path]:
     """
     if _has_results(path):
         return [path]
-    below = {file.parent for name in RESULTS for file in path.rglob(name)}
+    below = {file.parent for name in (RESULTS, PERSONALIZED) for file in path.rglob(name)}
     below = {folder for folder in below if not _is_aside(folder, path)}
     found = sorted((version for version in below if _is_version(version, path)), key=_order)
     if not found:
@@ -87,7 +82,7 @@ def _is_aside(folder: Path, top: Path) -> bool:
 
 
 def _has_results(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RESULTS)
+    return any((folder / name).is_file() for name in (RESULTS, PERSONALIZED))
 
 
 def _order(folder: Path) -> tuple[int, str]:
@@ -107,16 +102,16 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     """
     if choice not in CHOICES:
         raise ConfigurationError(f"choice must be one of {', '.join(CHOICES)}, got {choice!r}")
-    path = folder / "results.json"
-    if not path.is_file() and (folder / "personalized.json").is_file():
-        path = folder / "personalized.json"
+    path = folder / RESULTS
+    if not path.is_file() and (folder / PERSONALIZED).is_file():
+        path = folder / PERSONALIZED
     try:
         content = read_json(path)
         if int(content.get("format", 1)) > NEWEST:
             raise ConfigurationError(
                 f"{path} has format {content['format']}, this version of pfl_lightning reads up to {NEWEST}: update it"
             )
-        run = _personalized_only(folder, content) if path.name != RESULTS[0] else _trained(folder, content, choice)
+        run = _personalized_only(folder, content) if path.name != RESULTS else _trained(folder, content, choice)
     except ConfigurationError:
         raise
     except (ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, OSError) as error:
@@ -128,11 +123,11 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
 
 def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedRun:
     old = int(results.get("format", 1)) == 1
-    config = _read_config(folder)
+    config = read_config(first_config(folder), strict=True)
     chosen = results["accuracy"][choice] or {}
     evaluated = _guess_evaluated(config, results) if old else results["evaluated"]
     summary = chosen if old else chosen.get("test") or {}
-    clients = client_accuracies(folder / "clients.csv", f"test_accuracy_{choice}", summary)
+    clients = client_accuracies(folder / CLIENTS, f"test_accuracy_{choice}", summary)
     round = None if old else chosen.get("round")  # counted from 0 in the older form
     test = _evaluation(evaluated, summary, clients, round)
     return FinishedRun(
@@ -181,7 +176,7 @@ def _tested_afterwards(
 
 def _personalized_only(folder: Path, content: Mapping[str, Any]) -> FinishedRun:
     """A run whose clients were personalized from a model that was not trained."""
-    config = _read_config(folder)
+    config = read_config(first_config(folder), strict=True)
     groups = [content[name] for name in ("participating", "novel") if name in content]
     rounds = int(content.get("round") or 0)
     found = {"method": content["method"], "seed": content["seed"], "rounds": rounds}
@@ -226,28 +221,6 @@ def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any], resum
     return max(planned, played)
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    path = folder / "config.yaml"
-    return _parse_config(path, path.stat().st_mtime_ns) if path.is_file() else {}
-
-
-@lru_cache(maxsize=1000)
-def _parse_config(path: Path, changed: int) -> Mapping[str, Any]:
-    """The config; a table that is shown again and again reads it once."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        text = path.read_text()
-        found = yaml.load(text, Loader=loader)
-        if not text.endswith("\n"):
-            raise ValueError("its end is missing" if text else "it is empty")
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(
-            f"{path} is not valid YAML ({type(error).__name__}: {error}); leave the run out, repair the file, or "
-            "remove it: the run is then read without its options"
-        ) from error
-    return found if isinstance(found, dict) else {}
-
-
 def _init_args(value: Any) -> Mapping[str, Any]:
     found = value.get("init_args") if isinstance(value, Mapping) else None
     return found if isinstance(found, Mapping) else {}
@@ -290,7 +263,7 @@ def _rounds_of(results: Mapping[str, Any]) -> set[int]:
 
 
 def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any]:
-    path = folder / "personalized.json"
+    path = folder / PERSONALIZED
     if not path.is_file():
         return {}
     content = read_json(path, "its personalization")

@@ -9,17 +9,20 @@ import yaml
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.changes import (
     Distance,
-    changes,
+    Scope,
     check_seed,
+    diff,
     distance,
     evaluated_otherwise,
     in_words,
-    newest_config,
-    read_config,
     record_changes,
-    says_how,
 )
+from pfl_lightning.runs.files import newest_config, read_config
 from pfl_lightning.runs.folder import RunFolder, runs_below
+
+
+def changes(before, now):
+    return diff(before, now, Scope.RUN)
 
 
 def config(*, method="FedAvg", lr=0.1, seed=0, rounds=30, **more):
@@ -82,8 +85,8 @@ def test_an_engine_that_trains_otherwise_is_another_run():
         return config(model=model)
 
     plain, defaults, short = config(), with_engine(max_steps=-1, threads=2), with_engine(max_steps=3)
-    assert all(says_how(change) for change in changes(plain, defaults))
-    assert [change.option for change in changes(plain, short) if not says_how(change)] == [
+    assert all(change.of_execution for change in changes(plain, defaults))
+    assert [change.option for change in changes(plain, short) if not change.of_execution] == [
         "model.engine.init_args.max_steps"
     ]
 
@@ -209,7 +212,7 @@ def test_damaged_changes_are_named(tmp_path, content):
     (tmp_path / "changes.json").write_bytes(content)
     saved = tmp_path / "config-resumed-1.yaml"
     saved.write_text(yaml.safe_dump(config(rounds=40)))
-    with pytest.raises(ConfigurationError, match=r"changes\.json is damaged: .* Move it away"):
+    with pytest.raises(ConfigurationError, match=r"changes\.json is not what a run .* or remove it"):
         record_changes(tmp_path, saved, config(), round=2)
     assert (tmp_path / "changes.json").read_bytes() == content
 

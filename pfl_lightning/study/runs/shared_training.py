@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.runs.config import is_below, same_options
+from pfl_lightning.runs.config import is_below, leaves, same_options
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.definition.options import option_of
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.runs.state import all_options, finished_folder, last_checkpoint
+from pfl_lightning.study.runs.state import finished_folder, last_checkpoint
 
 __all__ = ["SharedTraining", "Trained", "settle"]
 
@@ -104,8 +104,7 @@ class SharedTraining:
 
 def training_options(run: Run) -> dict[str, Any]:
     """The options of a run that have an effect before its last round is played, places of data among them."""
-    options = all_options(run.config)
-    return {path: value for path, value in options.items() if not any(is_below(path, name) for name in OTHERWISE)}
+    return {path: value for path, value in leaves(run.config).items() if not is_below(path, *OTHERWISE)}
 
 
 def _training_of(run: Run) -> Trained | None:

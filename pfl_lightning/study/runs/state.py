@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import RunLockedError, UsageError
-from pfl_lightning.runs.config import alike, same_options
+from pfl_lightning.runs.changes import diff
+from pfl_lightning.runs.config import is_below, leaves, same_options
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import Config
@@ -21,7 +22,6 @@ from pfl_lightning.study.runs.versions import own_versions
 __all__ = [
     "NOT_GIVEN",
     "RunState",
-    "all_options",
     "changed_options",
     "finished_folder",
     "flat_options",
@@ -86,30 +86,12 @@ def changed_options(run: Run) -> dict[str, tuple[Any, Any]]:
     before, now = flat_options(written), flat_options(run.config)
     if not same_options(before, now):
         now = flat_options(as_read(run.config))  # as the file has it: a text such as 1e5 is a number there
-    different = [path for path in {**before, **now} if not alike(before, now, path)]
-    return {path: (before.get(path, NOT_GIVEN), now.get(path, NOT_GIVEN)) for path in different}
+    return {change.option: (change.before, change.now) for change in diff(before, now, missing=NOT_GIVEN)}
 
 
 def flat_options(config: Config) -> dict[str, Any]:
     """The options of a config by path, without those that change no result."""
-    return {path: value for path, value in all_options(config).items() if not _is_elsewhere(path)}
-
-
-def all_options(config: Config) -> dict[str, Any]:
-    """The options of a config by path."""
-    return dict(_flat(config))
-
-
-def _is_elsewhere(path: str) -> bool:
-    return any(path == one or path.startswith(f"{one}.") for one in ELSEWHERE)
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, entry in value.items():
-            yield from _flat(entry, f"{path}.{key}".lstrip("."))
-    else:
-        yield path, value
+    return {path: value for path, value in leaves(config).items() if not is_below(path, *ELSEWHERE)}
 
 
 def finished_folder(run: Run) -> Path | None:

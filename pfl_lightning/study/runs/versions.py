@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.runs.changes import Change, changes, first_config, read_config, resumed_configs, says_how
-from pfl_lightning.runs.config import SETTINGS, changes_training, find_seeds, flatten, is_below
+from pfl_lightning.runs.changes import Change, Scope, diff
+from pfl_lightning.runs.config import SETTINGS, find_seeds, flatten, is_below
+from pfl_lightning.runs.files import first_config, read_config, resumed_configs
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Run
@@ -41,29 +41,19 @@ def others_versions(run: Run) -> list[Path]:
 
 
 def _is_own(run: Run, version: Path) -> bool:
-    before = _config(first_config(version))
+    before = read_config(first_config(version))
     wanted = as_read(run.config)
     if before and not _agree(wanted, before):
         return False
     if before and not _is_of_a_study(before) and _differs(_studys_config(run, wanted), before):
         return False
     for path in resumed_configs(version):
-        now = _config(path)
+        now = read_config(path)
         by_the_study = _is_of_a_study(now) and _agree(wanted, now)
-        if now and not by_the_study and any(_makes_a_result(one) for one in changes(before, now)):
+        if now and not by_the_study and any(_makes_a_result(one) for one in diff(before, now, Scope.RUN)):
             return False
         before = now or before
     return True
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    return _read(path, path.stat().st_mtime_ns) if path.is_file() else {}
-
-
-@lru_cache(maxsize=1000)
-def _read(path: Path, changed: int) -> Mapping[str, Any]:
-    """A config, which is asked for again and again while a study runs."""
-    return read_config(path)
 
 
 def _is_of_a_study(config: Mapping[str, Any]) -> bool:
@@ -76,27 +66,23 @@ def _is_of_a_study(config: Mapping[str, Any]) -> bool:
 
 def _studys_config(run: Run, wanted: Config) -> Config:
     """The config of the first version that the study has made, with all defaults; empty if there is none."""
-    configs = (_config(first_config(version)) for version in RunFolder(run.folder).versions())
+    configs = (read_config(first_config(version)) for version in RunFolder(run.folder).versions())
     return next((config for config in configs if _is_of_a_study(config) and _agree(wanted, config)), {})
 
 
 def _differs(studys: Config, other: Config) -> bool:
     """Whether a version was made with other options than the study's; some may be such as the study leaves alone."""
-    found = changes(studys, other) if studys else []
-    return any(_of_an_engine(one) or (one.known and _is_compared(one.option) and _makes_a_result(one)) for one in found)
-
-
-def _of_an_engine(change: Change) -> bool:
-    return changes_training(change.option, change.before, change.now)
+    found = diff(studys, other, Scope.RUN) if studys else []
+    return any(one.of_an_engine or (one.known and _is_compared(one.option) and _makes_a_result(one)) for one in found)
 
 
 def _is_compared(option: str) -> bool:
     """Whether an option is none of the Trainer's that change no result, such as a progress bar."""
-    return not option.startswith("trainer.") or any(is_below(option, name) for name in COMPARED)
+    return not option.startswith("trainer.") or is_below(option, *COMPARED)
 
 
 def _makes_a_result(change: Change) -> bool:
-    return not says_how(change) and not any(is_below(change.option, name) for name in NO_RESULT)
+    return not change.of_execution and not is_below(change.option, *NO_RESULT)
 
 
 def _agree(mine: Config, theirs: Config) -> bool:
