@@ -1,7 +1,7 @@
 """Private names of Lightning that are used here, each behind a function and with a test.
 
 What one feature uses alone stands with it: ``drop_in/forms/trainer_data`` (what a Trainer was given),
-``drop_in/fits/inner_trainer`` (records of logged values), ``callbacks/preemption`` (signals of SLURM).
+``drop_in/fits/inner_trainer`` (records of logged values), ``federation/preemption`` (signals of SLURM).
 """
 
 from __future__ import annotations

@@ -108,6 +108,8 @@ class Round:
 
     def broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
         """Send each client what the server has for it, when its turn comes."""
+        if self.number == 0 and self.clients.carried is not None:
+            self.clients.carried.clear()  # a Trainer that starts at round 0 resumes no schedules
         for client in self.cohort:
             broadcast = self.server.broadcast(client, self.number)
             if not isinstance(broadcast, Broadcast):

@@ -17,11 +17,11 @@ from rich.console import Console
 
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.callbacks.inspection import InspectionCallback
-from pfl_lightning.callbacks.preemption import slurm_job
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.preemption import slurm_job
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, in_words, record_changes
 from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pfl_lightning.state.image import Growth
 
 if TYPE_CHECKING:
-    from pfl_lightning.federation.base import Federation
+    from pfl_lightning.federation.federation import Federation
 
 __all__ = ["DivergenceGuard"]
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines import Engine, EvaluationResult, EvaluationTask, FitEnvironment
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pfl_lightning.engines import EvaluationResult
 from pfl_lightning.engines.notices import named_clients
 from pfl_lightning.errors import ClientError, FederationError
+from pfl_lightning.lightning_private import set_batches_that_stepped
 from pfl_lightning.metrics import EvalMetrics, summarize
+
+if TYPE_CHECKING:
+    from pfl_lightning.federation.federation import Federation
 
 __all__ = ["Evaluation", "Scores", "summarize_scores", "warn_if_not_finetuned"]
 
@@ -45,11 +51,26 @@ class Evaluation:
     is_closed: bool = False
     _results: Iterator[EvaluationResult] = field(default_factory=lambda: iter(()), repr=False)
 
-    def start(
-        self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], engine: Engine, environment: FitEnvironment
-    ) -> None:
-        """Hand the clients to the engine."""
-        self._results = engine.evaluate(tasks, environment)
+    @classmethod
+    def begin(
+        cls, federation: Federation, limits: Sequence[int | float], *, validation: bool, test: bool
+    ) -> Evaluation:
+        """Hand the clients to the engine.
+
+        Args:
+            federation: The federation.
+            limits: The outer Trainer's limits of batches, which are clients, for each of its loaders.
+            validation: Whether clients are evaluated on their validation parts.
+            test: Whether they are evaluated on their test parts.
+        """
+        clients, stage = federation.data.evaluated_clients()[: int(limits[0])], federation._stage
+        tasks = ((client, federation.evaluation_task(client, validation=validation, test=test)) for client in clients)
+        prepared = (
+            (federation.clients.model_of(client), task) if stage is None else stage.prepare(client, task)
+            for client, task in tasks
+        )
+        results = federation.engine.evaluate(prepared, federation.environment)
+        return cls(federation.round, left=len(clients), _results=results)
 
     def evaluate_next(self, client: int) -> None:
         """Evaluate the next client.
@@ -94,6 +115,24 @@ class Evaluation:
             for prefix, group in ((part, trained), (f"novel_{part}", others)):
                 if group:
                     self.summary |= summarize(prefix, group)
+
+    def log(self, federation: Federation) -> None:
+        """Log the summary, outside of a fit to the loggers, too.
+
+        During a fit the loop logs it against the round; Lightning would count local fits.
+        """
+        outside = federation.trainer.state.fn != TrainerFn.FITTING
+        if outside and federation.has_trained:  # Lightning logs against this, which it does not know of a loaded model
+            set_batches_that_stepped(federation.trainer, federation.round)
+        scores = (*self.validation_scores.values(), *self.test_scores.values())
+        shown = {name for score in scores for name in score.shown}
+        to = None if outside else False  # of True Lightning would warn where there is no logger
+        for name, value in self.summary.items():  # names may have the number of a loader already
+            federation.log(name, value, name in shown, logger=to, batch_size=1, add_dataloader_idx=False)
+        for prefix in () if outside else ("val_", "novel_val_", "test_", "novel_test_"):
+            mean = self.summary.get(f"{prefix}accuracy/mean")
+            if mean is not None and f"{prefix}accuracy" not in self.summary:  # which a user's module may log itself
+                federation.log(f"{prefix}accuracy", mean, logger=False, prog_bar=True, batch_size=1)
 
 
 def summarize_scores(prefix: str, scores: Scores, *, has_loss: bool = True) -> dict[str, float]:

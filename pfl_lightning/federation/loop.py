@@ -8,21 +8,19 @@ import warnings
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import lightning as L
+import numpy as np
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
-from pfl_lightning.federation import resume
-from pfl_lightning.federation.cohorts import draw_clients, number_of_clients
-from pfl_lightning.federation.curves import purge_curves
+from pfl_lightning.federation import outer_trainer as outer
 from pfl_lightning.federation.divergence import MOST_GROWTH, DivergenceGuard
-from pfl_lightning.federation.rounds import FederationRounds
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
 from pfl_lightning.state.update_norms import UpdateGuard
 
 if TYPE_CHECKING:
-    from pfl_lightning.federation.base import Federation
+    from pfl_lightning.federation.federation import Federation
 
 __all__ = ["RoundLoop"]
 
@@ -84,8 +82,7 @@ class RoundLoop(L.Callback):
         self._start = 0.0
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
-        self._ignored: Any = None  # Lightning's remark on batches, as a filter of warnings, during a fit
-        self._every_before: int | None = None  # the Trainer's own, while it asks for each round's cohort
+        self._loaders = outer.RoundLoaders()
         self._eval_cohort_before = self.eval_cohort
         self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
 
@@ -117,7 +114,7 @@ class RoundLoop(L.Callback):
         self._goes_on = stage == "fit"
         if not self._goes_on:
             return
-        if self.rounds and not resume.has_begun(trainer):
+        if self.rounds and not outer.has_begun(trainer):
             self.begin()  # those were another Trainer's fit's; a checkpoint's are loaded after this
         data: Any = pl_module.data
         clients = data.participating
@@ -138,18 +135,7 @@ class RoundLoop(L.Callback):
 
         data.cohort = cohort
         data.eval_clients = [clients[place] for place in self.sample_eval_clients(len(clients), pl_module.seed)]
-        # The cohort may differ in size from round to round, and Lightning asks for the loader's length only on reload.
-        options: Any = trainer
-        if self._every_before is None:
-            self._every_before = options.reload_dataloaders_every_n_epochs
-        options.reload_dataloaders_every_n_epochs = 1
-        # It would be said again with each round's loader, of clients; every round is logged.
-        warnings.filterwarnings(
-            "ignore",
-            r"The number of training batches \(\d+\) is smaller than the logging interval",
-            module=r"(lightning\.pytorch|pytorch_lightning)\.",
-        )
-        self._ignored = warnings.filters[0]
+        self._loaders.begin(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Go on where a checkpoint or an error left off; the curves of rounds that are repeated leave TensorBoard.
@@ -157,12 +143,12 @@ class RoundLoop(L.Callback):
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.
         """
-        resume.check_planned(trainer, self.rounds)
+        outer.check_planned(trainer, self.rounds)
         if self.rounds:
-            purge_curves(trainer.loggers, self.rounds)
-            resume.count_round(trainer, self.rounds)
+            outer.purge_curves(trainer.loggers, self.rounds)
+            outer.count_round(trainer, self.rounds)
             if trainer.ckpt_path:
-                resume.stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
+                outer.stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say if the run so far evaluated others."""
@@ -182,17 +168,10 @@ class RoundLoop(L.Callback):
         if self._of_the_fit is not None:
             self._load(self._of_the_fit)
             self._of_the_fit = None
-        if self._every_before is not None:
-            trainer.reload_dataloaders_every_n_epochs, self._every_before = self._every_before, None
-        if self._ignored in warnings.filters:  # a plain Trainer may come next
-            warnings.filters.remove(self._ignored)  # type: ignore[attr-defined]
-        self._evaluate_all(trainer)
-
-    @staticmethod
-    def _evaluate_all(trainer: L.Trainer) -> None:
+        self._loaders.end(trainer)
         data: Any = getattr(trainer, "datamodule", None)
         if hasattr(data, "eval_clients"):
-            data.eval_clients = None
+            data.eval_clients = None  # all
 
     # ------------------------------------------------------------------ a round
 
@@ -215,7 +194,7 @@ class RoundLoop(L.Callback):
         self.undone = 0 if growth.fault is None else self.undone + 1
         self._sound = growth.fault is None and growth.factor <= MOST_GROWTH
         if growth.fault is None:
-            resume.previous_checkpoints(trainer).tried()
+            outer.previous_checkpoints(trainer).tried()
         if self.undone >= MAX_ROLLBACKS:
             raise FederationError(
                 f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
@@ -264,7 +243,7 @@ class RoundLoop(L.Callback):
         self._give_back(trainer)
         failed = self.undone or (self.results and all(result.error is not None for result in self.results))
         if isinstance(exception, FederationError) and failed and not self.aggregated:
-            resume.name_previous(trainer, exception)
+            outer.name_previous(trainer, exception)
         if _is_federation(pl_module):
             pl_module.stop_engine()
 
@@ -277,7 +256,7 @@ class RoundLoop(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A finished run keeps its last checkpoint alone, unless the last round may have spoiled it."""
         if self._sound:
-            resume.previous_checkpoints(trainer).tried()
+            outer.previous_checkpoints(trainer).tried()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the validation found against the round, which is over."""
@@ -333,4 +312,24 @@ class RoundLoop(L.Callback):
 
 
 def _is_federation(module: L.LightningModule) -> TypeGuard[Federation]:
-    return isinstance(module, FederationRounds)
+    return hasattr(module, "begin_round")
+
+
+def number_of_clients(name: str, value: int | float, num_clients: int) -> int:
+    """The number of clients that a share, rounded up, or a number means.
+
+    Raises:
+        ConfigurationError: More clients than there are.
+    """
+    if isinstance(value, float):
+        return max(1, math.ceil(value * num_clients - 1e-9))
+    if value > num_clients:
+        raise ConfigurationError(f"{name} is {value} clients, there are {num_clients}")
+    return value
+
+
+def draw_clients(size: int, num_clients: int, seed: int) -> list[int]:
+    """Distinct clients, ascending; a pure function of its arguments."""
+    if size == num_clients:
+        return list(range(num_clients))
+    return sorted(np.random.default_rng(seed).choice(num_clients, size, replace=False).tolist())

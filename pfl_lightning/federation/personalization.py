@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, usual_augmentations
-from pfl_lightning.engines import EvaluationTask, FitEnvironment
+from pfl_lightning.data import usual_augmentations
+from pfl_lightning.engines import EvaluationTask
 from pfl_lightning.engines.evaluation import forget_preparation, load_own_state
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
-from pfl_lightning.state.clients import Clients
+
+if TYPE_CHECKING:
+    from pfl_lightning.federation.federation import Federation
 
 __all__ = ["LinearProbe", "PersonalizationStage"]
 
@@ -39,25 +40,19 @@ class PersonalizationStage:
 
     Args:
         personalization: What is trained, and how.
-        clients: The trained clients.
-        data: Their data.
-        environment: The run's seed, and how clients compute.
-        convert: Brings a new module to the outer Trainer's precision.
+        federation: The federation, whose trained clients adapt.
     """
 
-    def __init__(
-        self,
-        personalization: Personalization,
-        clients: Clients,
-        data: FederatedData,
-        environment: FitEnvironment,
-        convert: Callable[[nn.Module], nn.Module] = lambda module: module,
-    ) -> None:
+    def __init__(self, personalization: Personalization, federation: Federation) -> None:
+        clients, environment = federation.clients, federation.environment
+        convert = federation.trainer.precision_plugin.convert_module  # to the outer Trainer's precision
         for model in clients.models:
             model.check_personalization(personalization)
         self._settings, self._clients, self._environment = personalization, clients, environment
         self._new_head = personalization.new_head
-        self._augmentations = usual_augmentations(data) if personalization.adapts and personalization.augment else ()
+        self._augmentations = (
+            usual_augmentations(federation.data) if personalization.adapts and personalization.augment else ()
+        )
         self._encoders: dict[int, dict[str, Tensor]] = {}
         self._stand_in: int | None = None  # the place of its probe
         self.modules: list[FederatedClient]
@@ -76,7 +71,6 @@ class PersonalizationStage:
             ]
         else:
             self.modules = clients.models
-
         for module in self.modules if personalization.adapts else ():
             module.personalization = personalization
 

@@ -34,6 +34,7 @@ from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_trav
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options, check_options
+from pfl_lightning.federation.set_up import missing_callbacks
 from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
@@ -133,11 +134,7 @@ class ModuleFederation(HoldsGivenModule):
         self.look_for_changes()
         given = self._given.module.configure_callbacks()
         own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
-        return [*own, *self.missing_callbacks(own)]
-
-    def default_loop(self) -> L.Callback:
-        """The loop that was given to :func:`federate`'s federation."""
-        return self.loop
+        return [*own, *missing_callbacks(self.trainer, lambda: self.loop, own)]
 
     def setup(self, stage: str) -> None:
         """Build the clients, and let loggers get the hyper-parameters of the project's data module, too."""

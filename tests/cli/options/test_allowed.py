@@ -128,7 +128,7 @@ REFUSED = [
     "operator.methodcaller",
     "own_code.alias",
     "own_code.prepared",
-    "pfl_lightning.callbacks.preemption.requeue",
+    "pfl_lightning.federation.preemption.requeue",
     "pfl_lightning.cli.main.main",
     "pfl_lightning.state.checkpoints.file.read_checkpoint",
     "torch.distributed.nn.RemoteModule",

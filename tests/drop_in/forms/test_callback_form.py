@@ -16,9 +16,9 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from pfl_lightning import FederatedLoop, TrainerEngine, federate
-from pfl_lightning.callbacks.preemption import Preemption
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.preemption import Preemption
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedProx
 from pfl_lightning.state.checkpoints.module import as_federation_wrote
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO

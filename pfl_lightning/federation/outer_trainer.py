@@ -1,15 +1,32 @@
-"""Where a fit goes on that follows another one: after an early end, or after an error in a round's validation."""
+"""What the outer Trainer is told of rounds: where a fit goes on, which loaders and curves it has, what its bar says."""
 
 from __future__ import annotations
 
 import logging
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
+
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.state.checkpoints.previous import PreviousCheckpoints
 
-__all__ = ["check_planned", "count_round", "has_begun", "name_previous", "previous_checkpoints", "stay_ended"]
+__all__ = [
+    "RoundLoaders",
+    "check_planned",
+    "count_round",
+    "has_begun",
+    "name_previous",
+    "name_round",
+    "previous_checkpoints",
+    "purge_curves",
+    "release_data",
+    "stay_ended",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -89,3 +106,65 @@ def has_begun(trainer: Any) -> bool:
 def _has_stopped(early_stopping: Any) -> bool:
     """Whether it has ended a run."""
     return bool(early_stopping.stopped_epoch > 0 or early_stopping.stopping_reason.name != "NOT_STOPPED")
+
+
+class RoundLoaders:
+    """Lets a Trainer ask for the loader of each round's cohort during a fit, without remarks on its length."""
+
+    def __init__(self) -> None:
+        self._every: int | None = None  # the Trainer's own, during a fit
+        self._ignored: Any = None  # the remark, as a filter of warnings
+
+    def begin(self, trainer: Any) -> None:
+        """A fit begins: a cohort may differ in size from the last, and Lightning asks for its length only on reload."""
+        if self._every is None:
+            self._every = trainer.reload_dataloaders_every_n_epochs
+        trainer.reload_dataloaders_every_n_epochs = 1
+        warnings.filterwarnings(
+            "ignore",
+            r"The number of training batches \(\d+\) is smaller than the logging interval",
+            module=r"(lightning\.pytorch|pytorch_lightning)\.",
+        )
+        self._ignored = warnings.filters[0]
+
+    def end(self, trainer: Any) -> None:
+        """The fit is over; a plain one may come next."""
+        if self._every is not None:
+            trainer.reload_dataloaders_every_n_epochs, self._every = self._every, None
+        if self._ignored in warnings.filters:
+            warnings.filters.remove(self._ignored)  # type: ignore[attr-defined]
+
+
+def release_data(trainer: Any) -> None:
+    """End the processes that read a project's data."""
+    with suppress(ReferenceError):  # the Trainer is gone, and its data have heard of its end
+        release = getattr(getattr(trainer, "datamodule", None), "release", None)
+        if release is not None:
+            release()
+
+
+def purge_curves(loggers: Iterable[Logger], step: int) -> None:
+    """Let TensorBoard forget what earlier files of the folder say about a step and later ones.
+
+    ``SummaryWriter(purge_step=...)`` writes the same mark, but when the logger is made the step is not known yet.
+
+    Args:
+        loggers: Loggers, of which those of TensorBoard are marked.
+        step: The first step that is logged again.
+    """
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            writer: Any = logger.experiment
+            writer.purge_step = step
+            writer.close()  # the next event opens a file that begins with the mark
+
+
+def name_round(trainer: Any) -> None:
+    """Have Lightning's progress bars say ``Round 1/3`` in place of ``Epoch 0``; others stay as they are."""
+    bar, most = trainer.progress_bar_callback, trainer.max_epochs or -1
+    text = f"Round {trainer.current_epoch + 1}{f'/{most}' if most > 0 else ''}"
+    if isinstance(bar, TQDMProgressBar) and bar.is_enabled:
+        bar.train_progress_bar.set_description(text)
+    elif isinstance(bar, RichProgressBar) and bar.progress is not None and bar.train_progress_bar_id is not None:
+        # As wide as the bar of the evaluation, as Lightning has it: bars of two widths would flicker.
+        bar.progress.update(bar.train_progress_bar_id, description=text.ljust(len(bar.validation_description)))

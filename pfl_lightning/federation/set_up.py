@@ -1,0 +1,203 @@
+"""What a federation is made of, and what is refused before the first round."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import isclass
+from typing import TYPE_CHECKING, Any, cast
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+
+from pfl_lightning.checks import check_number, check_seed
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData
+from pfl_lightning.engines import Engine
+from pfl_lightning.engines.notices import forget_shown
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.facts import RunFacts
+from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.outer_callbacks import check_callbacks, check_strategy, end_by_rounds
+from pfl_lightning.federation.preemption import Preemption
+from pfl_lightning.federation.single_items import check_single_items
+from pfl_lightning.fit.public import check_public
+from pfl_lightning.import_paths import method_named
+from pfl_lightning.lightning_private import has_trainer
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+from pfl_lightning.server import Aggregator
+from pfl_lightning.state.architectures import MethodFactory
+from pfl_lightning.state.carried import CarriedStates
+from pfl_lightning.state.checkpoints.writing import use_atomic_files
+from pfl_lightning.state.client_states import spill_to_disk
+from pfl_lightning.state.clients import Clients
+
+if TYPE_CHECKING:
+    from pfl_lightning.federation.federation import Federation
+
+__all__ = [
+    "begin",
+    "build",
+    "check_arguments",
+    "check_clients",
+    "checked_method",
+    "missing_callbacks",
+]
+
+
+def check_arguments(engine: Any, seed: Any, client_state_memory_gb: Any) -> None:
+    """Refuse arguments of a federation that are no engine, no seed, or no amount of memory.
+
+    Raises:
+        ConfigurationError: Says what to give.
+    """
+    if engine is not None and not isinstance(engine, Engine):
+        raise ConfigurationError(f"engine must be an engine, such as VectorizedEngine() or RayEngine(), got {engine!r}")
+    if seed is not None:
+        check_seed("seed", seed)
+    if client_state_memory_gb is not None:
+        check_number("client_state_memory_gb", client_state_memory_gb)
+
+
+def checked_method(given: Any) -> MethodFactory:
+    """What makes the clients.
+
+    Raises:
+        ConfigurationError: It makes none; says what to give.
+    """
+    method: Any = method_named(given) if isinstance(given, str) else given
+    made = method
+    while isinstance(made, partial):
+        made = made.func
+    if isinstance(made, nn.Module):
+        name = type(made).__name__
+        raise ConfigurationError(
+            f"method must be a class of pfl_lightning.methods, a partial of one or its name, got a {name} that is made "
+            f"already: the federation makes it of the encoder and the data; give {name}, or partial({name}, lr=0.1)"
+        )
+    if not callable(made) or (isclass(made) and not issubclass(made, FederatedClient)):
+        raise ConfigurationError(
+            f"method must be a class of pfl_lightning.methods, a partial of one or its name, got {given!r}"
+        )
+    return cast(MethodFactory, method)
+
+
+def begin(federation: Federation, stage: str) -> None:
+    """A fit, a validation or a test begins: make what is not there yet.
+
+    Raises:
+        ConfigurationError: Other clients than before, or batches of one item that the clients cannot train on.
+    """
+    forget_shown()
+    check_strategy(federation.trainer)
+    use_atomic_files(federation.trainer)
+    data = federation.data
+    if not federation.is_set_up:
+        federation._build(data)
+    elif federation.num_clients != data.num_clients:
+        raise ConfigurationError(
+            f"this federation has {federation.num_clients} clients, the data have {data.num_clients}"
+        )
+    elif stage == "fit":
+        federation._saved.know(data)
+    if stage == "fit":
+        check_single_items(federation.clients, data)
+
+
+def build(federation: Federation, data: FederatedData) -> None:
+    """Give a federation its clients' modules, its server and the clients' states.
+
+    Raises:
+        ConfigurationError: The method's server is none, or the data lack what the method needs.
+    """
+    assignment = federation._assignment
+    groups, models = assignment.assign(data.num_clients), federation.build_models(data)
+    if models[0].views > 1 and not data.augment and models[0].step_module is models[0]:
+        warnings.warn(
+            f"{type(models[0]).__name__} compares {models[0].views} augmented views of each sample, and the data "
+            "module augments nothing (augment=False): the views are equal",
+            stacklevel=2,
+        )
+    check_public(models[0], data)
+    # Lightning would convert later, when the server and the personal states have taken their dtype already. (A
+    # checkpoint is loaded before that, too.)
+    convert = federation.trainer.precision_plugin.convert_module
+    converted = [cast(FederatedClient, convert(model)) for model in models]
+    federation.models.extend(converted)
+    federation.clients = Clients(converted, assignment.labels, groups)
+    with torch_seed(derive_seed(federation.seed, Purpose.SERVER)):
+        server = converted[0].configure_aggregator(data.num_clients)
+    if not isinstance(server, Aggregator):
+        raise ConfigurationError(
+            f"{type(converted[0]).__name__}.configure_aggregator returned {type(server).__name__}, expected an "
+            "Aggregator: return the method's server, such as AveragingAggregator(self, num_clients)"
+        )
+    federation.server = cast(Aggregator, convert(server))
+    federation.server.seed = federation.seed
+    limit, stores = federation.client_state_memory_gb, federation.personal.stores
+    spill_to_disk(limit, [*stores, *federation.server.client_states()], federation.spill_dir)
+    if any(model.hands_on for model in converted):
+        rest = None if limit is None else limit - sum(store.most_bytes for store in stores) / 1e9
+        federation.clients.carried = CarriedStates(data.num_clients, rest, federation.spill_dir)
+    federation._saved.know(data)
+
+
+def no_data(federation: Federation) -> ConfigurationError:
+    """The error of a federation that is asked for its data, and has no Trainer, or one of other data."""
+    if not has_trainer(federation):
+        return ConfigurationError(
+            "this federation belongs to no Trainer, and so has no clients' data: a copy, or one that was read from a "
+            "file, has none. Ask the one that was fitted, write its models by export_clients, or give this one to a "
+            "Trainer: trainer.validate(federation, datamodule=..., ckpt_path=...)"
+        )
+    return ConfigurationError(
+        "a Federation needs a FederatedDataModule: trainer.fit(federation, datamodule=...); got "
+        f"{type(getattr(federation.trainer, 'datamodule', None)).__name__}. pfl_lightning.datamodules.FromLightning "
+        "and FromDatasets wrap others, and pfl_lightning.federate gives one"
+    )
+
+
+def check_clients(clients: Clients, data: FederatedData, facts: RunFacts) -> None:
+    """Refuse clients that lack what the method needs before the first round, not when their turn comes.
+
+    Raises:
+        ConfigurationError: Names what is missing, and whose.
+    """
+    for model in clients.models:
+        model.check_phases()
+        model.check_run(facts)
+        for client in data.participating if model.needs_validation else ():
+            if not len(data.client_data(client).validation):
+                raise ConfigurationError(
+                    f"{type(model).__name__} needs validation samples of every client, and client {client} has none: "
+                    "set the data module's validation_share"
+                )
+    if any(type(model).check_samples is not FederatedClient.check_samples for model in clients.models):
+        groups: dict[int, dict[int, int]] = {}
+        for client in data.participating:
+            own, model = data.client_data(client), clients.model_of(client)
+            part = own.train_and_unlabeled if model.uses_unlabeled_data else own.train
+            groups.setdefault(clients.architecture_of[client], {})[client] = len(part)
+        for index, samples in groups.items():
+            clients.models[index].check_samples(samples)
+
+
+def missing_callbacks(
+    trainer: Any, make_loop: Callable[[], L.Callback], extra: Sequence[L.Callback] = ()
+) -> list[L.Callback]:
+    """The loop that a fit lacks, and on SLURM what waits for its signals; nothing for an evaluation.
+
+    Args:
+        trainer: The outer Trainer.
+        make_loop: Makes the loop.
+        extra: Callbacks that the Trainer gets beside those that it has.
+    """
+    callbacks = [*trainer.callbacks, *extra]
+    check_callbacks(callbacks)
+    if trainer.state.fn != TrainerFn.FITTING:
+        return []
+    end_by_rounds(callbacks)
+    missing = [] if any(isinstance(callback, RoundLoop) for callback in callbacks) else [make_loop()]
+    return [*missing, Preemption()] if Preemption.is_needed(trainer) else missing
