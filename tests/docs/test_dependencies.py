@@ -91,12 +91,7 @@ def test_what_a_package_does_not_import(name):
 KNOWN = [
     # The class of a method's clients on a user's module is made where it is needed.
     {f"drop_in.client.{name}" for name in ("chosen", "head", "made_class", "module_client", "network_parts")}
-    | {
-        "drop_in.client.roles",
-        "drop_in.client.tracing",
-        "drop_in.fits.module_evaluation",
-        "drop_in.fits.module_trainer",
-    }
+    | {"drop_in.client.roles", "drop_in.client.tracing"}
     | {f"drop_in.features.feature_{name}" for name in ("client", "method", "parts")}
     | {"drop_in.features.view_client"},
 ]

@@ -25,6 +25,8 @@ from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles, find_roles
 from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
+from pfl_lightning.drop_in.fits.local_evaluation import score_module
+from pfl_lightning.drop_in.fits.local_fit import fit_module
 from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.drop_in.fits.own_data import OwnData, own_values
 from pfl_lightning.fit.data import FitData
@@ -98,7 +100,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
             fine_tune_lr=fine_tune_lr,
             eval_model=eval_model,
             batch_norm=batch_norm,
-            schedule="restart",  # of the base, which counts epochs by themselves: GoesOn counts here
+            schedule="restart",  # of the base, which counts epochs by themselves: ResumableClient counts here
         )
         self._record = self._own_loss = None
         self._transients: list[Transient] = []  # made before the first fit
@@ -243,8 +245,6 @@ class ModuleClient(NetworkParts, ModuleSteps):
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
     ) -> EvalMetrics:
         """Return what the module's own validation or test step logs, and its accuracy where that is known."""
-        from pfl_lightning.drop_in.fits.module_evaluation import score_module
-
         with self.on_own_data(data, stage, part):
             return score_module(self, part, stage, data, environment, make_trainer)
 
@@ -259,7 +259,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
 
     def lent_data(self, data: FitData) -> AbstractContextManager[None]:
         """Inside, divided data sets have the plain attributes that the client's own fits have left."""
-        return own_values(data.part, self.course)
+        return own_values(data.part, self.progress)
 
     def fit_under_trainer(
         self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
@@ -268,8 +268,6 @@ class ModuleClient(NetworkParts, ModuleSteps):
 
         What it logged becomes :attr:`logged_metrics`; it is not part of the loss terms.
         """
-        from pfl_lightning.drop_in.fits.module_trainer import fit_module
-
         self.logged_metrics |= fit_module(self, make_trainer, context, generator)
         self.to(context.data.device)
         return {}

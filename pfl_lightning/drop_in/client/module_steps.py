@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from pfl_lightning.drop_in.fits.continuity import GoesOn
-from pfl_lightning.drop_in.fits.counters import warn_of_counters
 from pfl_lightning.drop_in.fits.logs import LogRecord, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_calls import (
     at_learning_rate,
@@ -20,13 +18,15 @@ from pfl_lightning.drop_in.fits.module_calls import (
     held_schedulers,
     patched,
     share_of_learning_rates,
+    warn_of_counters,
 )
+from pfl_lightning.drop_in.fits.resume import ResumableClient
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["ModuleSteps"]
 
 
-class ModuleSteps(GoesOn):
+class ModuleSteps(ResumableClient):
     """A client whose steps are those of the attribute ``module``; what a method adds is added to its loss."""
 
     module: L.LightningModule
@@ -87,17 +87,17 @@ class ModuleSteps(GoesOn):
 
     def optimizers_from(self, configure: Callable[[], Any]) -> Any:
         """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
-        with nullcontext() if self.course is None else self.course.as_last_made(self.step_module):
+        with nullcontext() if self.progress is None else self.progress.as_last_made(self.step_module):
             configured = self.new_optimizers(configure)
         if self.phase.lr_share is not None:
-            if self.course is not None and self.course.settings.continues:
+            if self.progress is not None and self.progress.settings.continues:
                 raise ConfigurationError(
                     f"{type(self).__name__} sets the learning rate of each round, and here rates go on from a client's "
                     "last fit: use federate(..., schedule='restart'), or leave its lr_schedule out"
                 )
             configured = share_of_learning_rates(configured, self.phase.lr_share)
-        if self.course is not None:
-            self.course.take_over([configured, *held_schedulers(self.step_module, configured)], self.step_module)
+        if self.progress is not None:
+            self.progress.take_over([configured, *held_schedulers(self.step_module, configured)], self.step_module)
         return configured
 
     def new_optimizers(self, configure: Callable[[], Any]) -> Any:
@@ -126,7 +126,7 @@ class ModuleSteps(GoesOn):
                 self.logged_metrics |= self._record.values()
                 self.shown_metrics |= self._record.shown
                 self.logged_reductions = {**self.logged_reductions, **self._record.reductions}
-                if self.course is not None:
-                    self.course.finish_phase(self.course.counts.after(self.phase.epochs))
+                if self.progress is not None:
+                    self.progress.finish_phase_without_trainer(self.phase.epochs)
         finally:
             self._record = None

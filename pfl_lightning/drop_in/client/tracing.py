@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.module_calls import patched
+from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
 from pfl_lightning.engines.notices import naming_clients, silence
 from pfl_lightning.fit.data import FitData
 
@@ -85,9 +86,6 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
 
 
 def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
-    from pfl_lightning.drop_in.fits.module_trainer import standing_in
-    from pfl_lightning.drop_in.fits.own_data import OwnData
-
     client = data.participating[0]
     own = data.client_data(client)
     settings: Any = getattr(own, "batches", None) or data

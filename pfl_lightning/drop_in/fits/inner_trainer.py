@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.fits.added_layers import KeepsAdded
-from pfl_lightning.drop_in.fits.counters import names_in_code
 from pfl_lightning.drop_in.fits.loggers import OuterRun
+from pfl_lightning.drop_in.fits.module_calls import names_in_code
 from pfl_lightning.drop_in.outer.handed_in import copies, sees_evaluations
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import MakeTrainer
@@ -68,13 +68,11 @@ class MetricNotLogged(ConfigurationError, KeyError):
 class _Metrics(dict[str, Any]):
     """Values that an inner Trainer has; of one that it does not have it says why."""
 
-    where = "a local fit or an evaluation of one client"
-
     def __missing__(self, name: str) -> Any:
         raise MetricNotLogged(
-            f"self.trainer has no value of {name!r}: in {self.where}, it has what that has logged "
-            f"({', '.join(sorted(self)) or 'nothing yet'}). Ask by .get({name!r}) or 'in', or ask a callback of the "
-            "Trainer, whose trainer.callback_metrics has the means over the clients"
+            f"self.trainer has no value of {name!r}: in the local fit or the evaluation of one client, it has what "
+            f"that has logged ({', '.join(sorted(self)) or 'nothing yet'}). Ask by .get({name!r}) or 'in', or ask a "
+            "callback of the Trainer, whose trainer.callback_metrics has the means over the clients"
         )
 
 
@@ -89,37 +87,12 @@ class Trainer(L.Trainer):
     """The outer Trainer and its turn."""
     evaluates = False
     """Whether it validates or tests, and so has no optimizers of its own."""
-    without_validation: str | None = None
-    """Why the client cannot be validated in its fit."""
     _was_asked = False
 
     @property
-    def _where(self) -> str:
-        if self.evaluates:
-            return "an evaluation of one client, whose Trainer has not trained"
-        reason = f" without a validation ({self.without_validation})" if self.without_validation else ""
-        return f"the local fit of one client{reason}"
-
-    def _as_metrics(self, name: str) -> Any:
-        """The connector's own dictionary, to which callbacks may write, as one that says what is missing."""
-        values = with_own_metrics(self, name, _Metrics)
-        values.where = self._where
-        return values
-
-    @property
     def callback_metrics(self) -> Any:
-        """Values for callbacks."""
-        return self._as_metrics("callback_metrics")
-
-    @property
-    def logged_metrics(self) -> Any:
-        """Values for loggers."""
-        return self._as_metrics("logged_metrics")
-
-    @property
-    def progress_bar_metrics(self) -> Any:
-        """Values for progress bars."""
-        return self._as_metrics("progress_bar_metrics")
+        """Values for callbacks, which may write to them."""
+        return with_own_metrics(self, "callback_metrics", _Metrics)
 
     @property
     def checkpoint_callbacks(self) -> Any:
@@ -150,33 +123,21 @@ class Trainer(L.Trainer):
     def _make_optimizers(self) -> None:
         if not self.evaluates or self._was_asked or self.strategy.optimizers:
             return
-        self._was_asked, name = True, type(self.lightning_module).__name__
+        self._was_asked, what = True, "gets new ones of its configure_optimizers, which have learned nothing"
         try:
             self.strategy.setup_optimizers(self)
         except Exception as error:  # of the user's code, which may ask for what there is in a fit alone
-            _say_that_there_are_none(name, f"{type(error).__name__}: {error}")
-        else:
-            _say_that_optimizers_are_new(name)
+            what = f"gets none, since its configure_optimizers ended in {type(error).__name__}: {error}"
+        _say_of_optimizers(type(self.lightning_module).__name__, what)
 
 
 @cache
-def _say_that_optimizers_are_new(name: str) -> None:
+def _say_of_optimizers(name: str, what: str) -> None:
     _log.warning(
         "%s asks for its optimizers or schedulers (self.optimizers(), self.lr_schedulers()) in an evaluation, where a "
-        "client has none: it gets new ones of its configure_optimizers, with their first rates and without what they "
-        "have learned",
+        "client has none: it %s. Ask for them in hooks of the training, or where self.trainer.training is true",
         name,
-    )
-
-
-@cache
-def _say_that_there_are_none(name: str, reason: str) -> None:
-    _log.warning(
-        "%s asks for its optimizers or schedulers in an evaluation, where a client has none, and its "
-        "configure_optimizers cannot make new ones there (%s): ask for them in hooks of the training, or where "
-        "self.trainer.training is true",
-        name,
-        reason,
+        what,
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 from torch.optim import Optimizer
@@ -13,7 +17,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["at_learning_rate", "call_step", "flat_objects", "held_schedulers", "patched", "share_of_learning_rates"]
+__all__ = [
+    "at_learning_rate",
+    "call_step",
+    "flat_objects",
+    "held_schedulers",
+    "lent_to_trainer",
+    "names_in_code",
+    "patched",
+    "share_of_learning_rates",
+    "training",
+    "warn_of_counters",
+]
+
+_PACKAGES = ("torch.", "lightning.", "pytorch_lightning.", "lightning_fabric.", "pfl_lightning.")
 
 
 @contextmanager
@@ -29,6 +46,28 @@ def patched(module: nn.Module, **functions: Any) -> Iterator[None]:
         vars(module).update(before)
 
 
+@contextmanager
+def lent_to_trainer(module: L.LightningModule, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Lend a module to an inner Trainer.
+
+    ``setup`` and its like were called when the federation was set up; called again, they might make the layers again.
+
+    Args:
+        module: The module.
+        functions: What stands in the place of its methods.
+    """
+    done = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), nothing)
+    try:
+        with patched(module, **done, configure_callbacks=list, **functions):  # the outer Trainer has its callbacks
+            yield
+    finally:
+        module.trainer = None
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing, in the place of what was done before."""
+
+
 def call_step(step: Callable[..., Any], batch: Any, batch_idx: int, dataloader_idx: int | None = None) -> Any:
     """Call a ``*_step``, of which the number of the batch may be left out; of several loaders, with theirs."""
     if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
@@ -38,6 +77,19 @@ def call_step(step: Callable[..., Any], batch: Any, batch_idx: int, dataloader_i
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return step(batch, batch_idx)
     return step(batch)
+
+
+@contextmanager
+def training(module: nn.Module, wanted: Mapping[str, bool]) -> Iterator[None]:
+    """Inside, parameters that are named have this ``requires_grad``."""
+    before = {p: p.requires_grad for name, p in module.named_parameters() if name in wanted}
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(wanted.get(name, parameter.requires_grad))
+    try:
+        yield
+    finally:
+        for parameter, value in before.items():
+            parameter.requires_grad_(value)
 
 
 def at_learning_rate(configured: Any, lr: float) -> Any:
@@ -107,3 +159,39 @@ def held_schedulers(module: nn.Module, configured: Any) -> list[LRScheduler]:
 
 def _among(one: Any, others: list[Any]) -> bool:
     return any(one is other for other in others)
+
+
+def warn_of_counters(module: L.LightningModule) -> None:
+    """Warn if a module's code asks for its epoch or step: without a Trainer they are always 0."""
+    found = sorted(names_in_code(module) & {"current_epoch", "global_step"})
+    if found:
+        warnings.warn(
+            f"{type(module).__name__} asks for {' and '.join(found)}, which SequentialEngine does not count: "
+            f"always 0. Use TrainerEngine if it matters",
+            stacklevel=2,
+        )
+
+
+def names_in_code(owner: Any, without: tuple[str, ...] = ()) -> set[str]:
+    """Names of attributes and functions in what the author of a module's or a callback's class has written.
+
+    Args:
+        owner: The module or callback.
+        without: What names of methods begin with that are left out.
+    """
+    of_lightning, replaced = {*dir(L.LightningModule), *dir(L.Callback)}, set[str]()
+    waiting: list[CodeType] = []
+    for base in type(owner).__mro__:
+        if f"{base.__module__}.".startswith(_PACKAGES):
+            continue
+        for name, value in vars(base).items():
+            is_own = inspect.isfunction(value) and (name in of_lightning or not name.startswith("__"))
+            if is_own and name not in replaced and not (without and name.startswith(without)):
+                waiting.append(inspect.unwrap(value).__code__)
+                replaced |= set() if "super" in waiting[-1].co_names else {name}
+    found = set[str]()
+    while waiting:
+        code = waiting.pop()
+        found |= {*code.co_names}
+        waiting += [one for one in code.co_consts if inspect.iscode(one)]  # of functions and comprehensions in it
+    return found

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
-from pfl_lightning.data import SplitSource
+from pfl_lightning.data import BatchSource, SplitSource
 from pfl_lightning.datamodules.adapters.items import OwnItems, own_items
 from pfl_lightning.datamodules.adapters.loading.plain_values import nested_datasets, plain_values, set_values
 from pfl_lightning.datamodules.adapters.loading.stages import brings
-from pfl_lightning.drop_in.fits.continuity import Course
+from pfl_lightning.drop_in.fits.module_calls import nothing
+from pfl_lightning.drop_in.fits.resume import FitProgress
 from pfl_lightning.fit.data import FitData
 
-__all__ = ["OwnData", "own_values"]
+__all__ = ["OwnData", "own_values", "standing_in"]
 
 HOOKS = {"train": "train_dataloader", "validation": "val_dataloader", "test": "test_dataloader"}
 
@@ -112,24 +116,24 @@ class OwnData:
 
 
 @contextmanager
-def own_values(part: Any, course: Course | None) -> Iterator[None]:
+def own_values(part: Any, progress: FitProgress | None) -> Iterator[None]:
     """Inside, divided Datasets have the plain attributes that the client's last fits have left; afterwards the first.
 
     So a curriculum that a fit advances is the client's own, and not advanced by those that share the Dataset.
 
     Args:
         part: The client's training items.
-        course: Of the fit, which hands on what the attributes come to; ``None`` where nothing goes on.
+        progress: Of the fit, which hands on what the attributes come to; ``None`` where nothing goes on.
     """
     datasets = [each for one in divided(part) for each in nested_datasets(one.source.dataset)]
     first = plain_values(datasets)
-    if course is not None and course.datasets:
-        set_values(datasets, course.datasets)
+    if progress is not None and progress.settings.continues and progress.earlier.datasets:
+        set_values(datasets, progress.earlier.datasets)
     try:
         yield
         found = plain_values(datasets)
-        if course is not None and found != first:
-            course.keep_datasets(found)
+        if progress is not None and found != first:
+            progress.keep_datasets(found)
     finally:
         set_values(datasets, first)
 
@@ -140,6 +144,29 @@ def divided(part: Any) -> Iterator[Any]:
         whole: Any = getattr(getattr(one, "source", None), "dataset", None)
         if hasattr(one, "indices") and hasattr(whole, "__len__") and len(one) != len(whole):
             yield one
+
+
+def standing_in(
+    datamodule: LightningDataModule, loaders: Mapping[str, BatchSource | None], own: OwnData
+) -> LightningDataModule:
+    """The data module of one client: with its batches as loaders, and its items in attributes; it is set up already.
+
+    Args:
+        datamodule: The data module.
+        loaders: Those that its Trainer asks for, by the names of the hooks.
+        own: What the client has of the data.
+    """
+    found = copy.copy(datamodule)
+    functions: dict[str, Any] = dict.fromkeys(("prepare_data", "setup", "teardown"), nothing)
+    functions |= own.attributes(datamodule) | own.hooks(datamodule)
+    for name, loader in loaders.items():
+        functions[name] = partial(_given, [] if loader is None else loader)
+    vars(found).update(functions)
+    return found
+
+
+def _given(loader: Any) -> Any:
+    return loader
 
 
 def _is(one: Any, other: Any) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.forms.trainer_data import GivenData
-from pfl_lightning.drop_in.outer.changes import Changes
+from pfl_lightning.drop_in.outer.fingerprint import Changes
 from pfl_lightning.drop_in.predictions import first_values, first_values_in, warn_of_unshared_parts
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.messages import State
@@ -126,7 +126,7 @@ class GlobalWeights:
         changes: Changes | None = None,
     ) -> None:
         self._module, self._federation, self._given, self._trainer = module, federation, given, trainer
-        self._changes = changes if changes is not None and changes.begin(module) else None
+        self._changes, self._values = changes, None if changes is None else changes.begin(module)
         self._warned = False
         self._before = vars(module).get("on_load_checkpoint")
         vars(module)["on_load_checkpoint"] = self._load
@@ -140,8 +140,8 @@ class GlobalWeights:
         vars(self._module).pop("on_load_checkpoint", None)
         if self._before is not None:
             vars(self._module)["on_load_checkpoint"] = self._before
-        if self._changes is not None:  # the module has run, and its own hooks may have changed it
-            self._changes.end(self._module)
+        if self._changes is not None and self._values is not None:  # the module's own hooks may have changed it
+            self._changes.end(self._module, self._values)
 
     def _load(self, checkpoint: dict[str, Any]) -> None:
         self.leave()

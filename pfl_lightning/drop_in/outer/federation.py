@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.parsing import AttributeDict
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
@@ -21,18 +23,19 @@ from pfl_lightning.drop_in.client.network_parts import bare_name
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.fits.added_layers import add_layers
-from pfl_lightning.drop_in.fits.continuity import Continuity
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
+from pfl_lightning.drop_in.fits.resume import Continuity
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
 from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
-from pfl_lightning.drop_in.outer.changes import Changes
-from pfl_lightning.drop_in.outer.gained import Gained
-from pfl_lightning.drop_in.outer.given_module import Given, HoldsGivenModule
 from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_local
+from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.drop_in.outer.set_up import set_up_by, warn_of_pooled_numbers
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
+from pfl_lightning.drop_in.outer.user_hooks import UserHooks
+from pfl_lightning.drop_in.outer.user_module import UserModule
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation.evaluation import Scores
 from pfl_lightning.federation.outer_callbacks import call_with_options, check_options
 from pfl_lightning.federation.set_up import missing_callbacks
 from pfl_lightning.lightning_private import trainer_or_none
@@ -43,7 +46,7 @@ from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 __all__ = ["ModuleFederation"]
 
 
-class ModuleFederation(HoldsGivenModule):
+class ModuleFederation(UserHooks):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
@@ -101,17 +104,15 @@ class ModuleFederation(HoldsGivenModule):
         parts = ClientParts(client, settings, head, features, labels, module_factory, frozen, chosen)
         first = parts.copied(module)
         take_cli_optimizers(module, first)
-        self._given = Given(module, first, parts, module_factory, frozen, Gained(module))
+        self._parts, self.user_module = parts, UserModule(module, first, module_factory, frozen)
         name_followers(module, frozen)
         if plain_state(module):  # otherwise it makes its layers in setup
-            parts.try_out(self._first_once_more())
-        self.loop, self.monitor = loop, monitor
-        self.take_hparams(made.__name__)
+            parts.try_out(self.user_module.first_once_more())
+        self.loop, self.logs = loop, LogsOverClients(type(module).__name__, monitor)
+        self._hparams = AttributeDict({"method": made.__name__, **module.hparams})
         check_local(local_callbacks, self.has_inner_trainers)
         self.local, self.handed = LocalHooks(local_callbacks), HandedOptions()
-        self.changes = Changes()
         self._continuity = Continuity(schedule, optimizer_state)
-        self._best: dict[str, float] = {}
         self._averaged_buffers = AveragedBuffers()
 
     # ------------------------------------------------------------------ set-up
@@ -119,7 +120,7 @@ class ModuleFederation(HoldsGivenModule):
     @property
     def reads_classes(self) -> bool:
         """Whether the method reads the classes of batches."""
-        return self._given.parts.on_features
+        return self._parts.on_features
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
@@ -131,8 +132,10 @@ class ModuleFederation(HoldsGivenModule):
         except ConfigurationError:
             self.handed.give_back()
             raise
-        self.look_for_changes()
-        given = self._given.module.configure_callbacks()
+        changes = self.user_module.changes
+        changes.begin(self.given_module)
+        changes.warn(type(self.given_module).__name__, self.stage_name == "fit")
+        given = self.given_module.configure_callbacks()
         own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *missing_callbacks(self.trainer, lambda: self.loop, own)]
 
@@ -140,26 +143,26 @@ class ModuleFederation(HoldsGivenModule):
         """Build the clients, and let loggers get the hyper-parameters of the project's data module, too."""
         super().setup(stage)
         own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
-        self.log_hparams(self._given.parts.client_type.__name__, own)
+        self.log_hparams(self._parts.client_type.__name__, own)
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
-        module = self._first_once_more()
+        module = self.user_module.first_once_more()
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
-            with self._given.gained.handed_to(module, self._given.module), set_up_by(module, trainer_or_none(self)):
+            with self.user_module.handed_to(module), set_up_by(module, trainer_or_none(self)):
                 if is_overridden("setup", module):  # first, as in a Trainer
                     module.setup(self.stage_name)
                 if is_overridden("configure_model", module):
                     module.configure_model()
             epochs = None if trainer_or_none(self) is None else self.trainer.max_epochs
-            warn_of_pooled_numbers(module, self._given.gained.places, data, epochs)
+            warn_of_pooled_numbers(module, self.user_module.places, data, epochs)
             self.local.added = add_layers(
-                self.local.callbacks, module, partial(self._copied, module), trainer_or_none(self)
+                self.local.callbacks, module, partial(self.user_module.copied, module), trainer_or_none(self)
             )
-            client = self._given.parts.make(module, data)
+            client = self._parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity
-        thawed = {name for name in self._shared_names() if f"module.{name}" not in client.frozen}
-        for network in (client.module, self._given.first):
+        thawed = {name for name in self.user_module.shared_names() if f"module.{name}" not in client.frozen}
+        for network in (client.module, self.user_module.first):
             apart(network, thawed)
         return [client]
 
@@ -171,7 +174,7 @@ class ModuleFederation(HoldsGivenModule):
         """Refuse ``shared=`` of what the method's server does not average."""
         _, shared = cast(ModuleClient, self.clients.models[0]).chosen
         sent = {bare_name(name) for name in self._sent()} if shared else set()
-        unsent = sorted(shared - sent - self._shared_names())
+        unsent = sorted(shared - sent - self.user_module.shared_names())
         if unsent:
             raise ConfigurationError(
                 f"shared= names {unsent[0]}, and the server of {self.method_name} averages no such part of a model: "
@@ -187,17 +190,31 @@ class ModuleFederation(HoldsGivenModule):
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
         for model in self.clients.models:
-            cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.monitor)
+            cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.logs.monitor)
         client = cast(ModuleClient, self.clients.models[0])
         say_what_travels(client)
         if len(self.data.participating) > 1:
             self._averaged_buffers.begin(client, self._sent())
         if self.trainer.current_epoch == 0:
-            self._best.clear()
+            self.logs.best.clear()
 
     def on_train_epoch_end(self) -> None:
         """Look at what the round has made of averaged buffers."""
         self._averaged_buffers.look(self.given_module, self._sent())
+
+    def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
+        """What the modules logged, over clients; see :class:`~pfl_lightning.drop_in.outer.logs_over_clients`."""
+        trains = self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
+        return self.logs.summary_of(prefix, scores, trains)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """As of every federation, and the best values so far."""
+        return {**super().get_extra_state(), "best": dict(self.logs.best)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        super().set_extra_state(state)
+        self.logs.best = dict(state.get("best", {}))
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:
@@ -206,8 +223,8 @@ class ModuleFederation(HoldsGivenModule):
         Raises:
             ConfigurationError: A linear head on features is asked for.
         """
-        if personalization.new_head and not self._given.parts.on_features:
-            name, method = type(self._given.module).__name__, self._given.parts.client_type.__name__
+        if personalization.new_head and not self._parts.on_features:
+            name, method = type(self.given_module).__name__, self._parts.client_type.__name__
             raise ConfigurationError(
                 f"personalize.train {personalization.train!r} puts a new head on features, and {method} looks for "
                 f"none in {name}: use 'head', which goes on with the head that is there, or 'all', or train by a "
@@ -215,6 +232,6 @@ class ModuleFederation(HoldsGivenModule):
             )
         model = self.clients.models[0] if self.is_set_up else None
         if personalization.train == "head" and isinstance(model, ModuleClient):
-            self._given.parts.find_missing_head(model, self.data)
+            self._parts.find_missing_head(model, self.data)
         with super().personalized(personalization):
             yield

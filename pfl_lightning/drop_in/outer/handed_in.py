@@ -190,6 +190,10 @@ _NONE_INSIDE: dict[str, Any] = dict.fromkeys(_NONE_OUTSIDE) | {
 """Values of an engine that was not given the option."""
 
 
+_OF_CLASS = object()
+"""In the place of a method that an object has from its class."""
+
+
 class HandedOptions:
     """Gives an engine what its Trainers are to do with batches, in place of the outer Trainer, until the run ends."""
 
@@ -227,11 +231,13 @@ class HandedOptions:
             self.keep(trainer, "check_val_every_n_epoch", 1)
 
     def keep(self, owner: Any, name: str, value: Any) -> None:
-        """Let an attribute have another value until the run ends."""
-        self._before.append((owner, name, getattr(owner, name)))
+        """Let an attribute, or a method, have another value until the run ends."""
+        before = getattr(owner, name)
+        self._before.append((owner, name, _OF_CLASS if callable(before) and name not in vars(owner) else before))
         setattr(owner, name, value)
 
     def give_back(self) -> None:
-        """Let both have their own options again."""
+        """Let all have their own options and methods again."""
         while self._before:
-            setattr(*self._before.pop())
+            owner, name, before = self._before.pop()
+            delattr(owner, name) if before is _OF_CLASS else setattr(owner, name, before)

@@ -12,8 +12,7 @@ from typing import Any
 import lightning as L
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.fits.counters import names_in_code
-from pfl_lightning.drop_in.fits.module_calls import patched
+from pfl_lightning.drop_in.fits.module_calls import names_in_code, patched
 from pfl_lightning.lightning_private import attached
 
 __all__ = ["OF_LOADERS", "set_up_by", "warn_of_pooled_numbers"]

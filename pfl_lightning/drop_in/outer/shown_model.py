@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
 from weakref import ref
 
@@ -13,12 +15,20 @@ import torch
 from lightning.pytorch.utilities.parsing import AttributeDict
 from torch import Tensor, nn
 
-from pfl_lightning.drop_in.outer.logged_hparams import logged_hparams
+from pfl_lightning.drop_in.client.network_parts import NETWORKS
+from pfl_lightning.drop_in.client.plain_state import load_plain_state
+from pfl_lightning.drop_in.outer.user_module import UserModule
+from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.lightning_private import HYPERPARAMETERS, name_of_hyperparameters, trainer_or_none
+from pfl_lightning.lightning_private import (
+    HYPERPARAMETERS,
+    hyperparameters_of,
+    name_of_hyperparameters,
+    trainer_or_none,
+)
 from pfl_lightning.state.checkpoints.module import plain, python_numbers
 
-__all__ = ["ShowsGlobalModel"]
+__all__ = ["ShowsGlobalModel", "logged_hparams"]
 
 _NEVER_SHOWN = {
     *(name for kind in Federation.__mro__ for name in vars(kind).get("__annotations__", ())),
@@ -75,22 +85,33 @@ class ShowsGlobalModel(Federation):
 
     _shown: _Shown | None = None
 
+    user_module: UserModule
+    """The module that the federation was made of, and its copies."""
+
     @property
-    @abstractmethod
     def given_module(self) -> L.LightningModule:
-        """The module that the federation was made of."""
+        """The module that the federation was made of; when a call of the Trainer is over, it has the global model."""
+        return self.user_module.module
 
-    @abstractmethod
     def global_model(self) -> L.LightningModule:
-        """A new copy of the global model."""
+        """The model that the server would send, of the class that was given; it is the caller's.
 
-    @abstractmethod
+        What never travels under the method has the values that it had before the first round.
+        """
+        if not self.is_set_up:
+            raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
+        client: Any = copy.deepcopy(self.clients.models[0])
+        client.networks_as_given()
+        module: L.LightningModule = client.exported_module()
+        self.load_global(module)
+        return module
+
     def load_global(self, module: nn.Module) -> None:
-        """Load the global model into a copy of the module."""
-
-    @abstractmethod
-    def fill_given_module(self) -> None:
-        """Load the global model into the module that was given."""
+        """Load the model that the server would send into a copy of the module."""
+        state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
+        for prefix in NETWORKS:
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            load_plain_state(module, own)
 
     @property
     def shown(self) -> L.LightningModule:
@@ -140,7 +161,12 @@ class ShowsGlobalModel(Federation):
         return getattr(self.shown, name)
 
     def _shows(self, name: str) -> bool:
-        if name.startswith("__") or name in _NEVER_SHOWN or hasattr(type(self), name) or "_given" not in vars(self):
+        if (
+            name.startswith("__")
+            or name in _NEVER_SHOWN
+            or hasattr(type(self), name)
+            or "user_module" not in vars(self)
+        ):
             return False
         own: Any = self.clients.models[0] if self.is_set_up else None
         module = self.given_module if own is None else own.module
@@ -148,14 +174,6 @@ class ShowsGlobalModel(Federation):
             return True
         searches = type(module).__getattr__ is not nn.Module.__getattr__
         return name in vars(module) or hasattr(type(module), name) or (searches and hasattr(module, name))
-
-    def take_hparams(self, method: str) -> None:
-        """Have the module's own hyper-parameters, and the name of the method.
-
-        Args:
-            method: Name of the method.
-        """
-        self._hparams = AttributeDict({"method": method, **self.given_module.hparams})
 
     def log_hparams(self, method: str, datamodule: Any) -> None:
         """Let loggers get what is plain of the project's hyper-parameters, before the Trainer asks for them.
@@ -183,15 +201,48 @@ class ShowsGlobalModel(Federation):
         super().on_save_checkpoint(checkpoint)
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the clients' states; the global model is then another."""
+        """Restore the clients' states; the global model is then another, and is loaded when it is asked for."""
         super().set_extra_state(state)
-        self.forget_shown()
-
-    def forget_shown(self) -> None:
-        """Let the global model be loaded when it is asked for the next time."""
         if self._shown is not None:
             self._shown.holds = None
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the copy that is shown, which is made when it is asked for."""
         return {**super().__getstate__(), "_shown": None}
+
+
+def logged_hparams(method: str, module: L.LightningModule, datamodule: Any = None) -> dict[str, Any]:
+    """The module's hyper-parameters and its data module's, as a plain run logs them, and the name of the method.
+
+    Args:
+        method: Name of the method, which joins what the module logs.
+        module: The module.
+        datamodule: The project's data module, if it has one.
+
+    Returns:
+        What is made of numbers and words, in lists and dictionaries, too; nothing where neither has any to log.
+    """
+    own = hyperparameters_of(module)
+    found = {} if own is None else {"method": method, **own}
+    return dict(_plain_entries({**found, **(hyperparameters_of(datamodule) or {})}))
+
+
+def _plain_entries(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        made = _made_plain(value)
+        if plain(made):
+            yield str(name), made
+
+
+def _made_plain(value: Any) -> Any:
+    """Containers of other kinds, such as OmegaConf's, as dictionaries and lists; what cannot be made plain as it is."""
+    value = python_numbers(value)
+    if plain(value):
+        return value
+    if isinstance(value, Mapping):
+        return dict(_plain_entries(value))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_made_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name
+    return str(value) if isinstance(value, PurePath) else value

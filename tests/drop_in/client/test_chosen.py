@@ -157,5 +157,5 @@ def test_tied_weights_stay_together_and_buffers_to_be_set_are_not_shared():
 def test_a_method_with_an_option_of_that_name_gets_it(given):
     method = DualFed if given else partial(DualFed, personal=("head",))
     federation, _ = federate(Net(), Data(), method, num_clients=2, head="fc", **given)
-    assert federation._given.parts.settings["personal"] == ("head",)
-    assert federation._given.parts.chosen == ChosenParts()
+    assert federation._parts.settings["personal"] == ("head",)
+    assert federation._parts.chosen == ChosenParts()

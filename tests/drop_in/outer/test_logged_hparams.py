@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.parsing import AttributeDict
 
 from pfl_lightning import FederatedLoop
-from pfl_lightning.drop_in.outer.logged_hparams import logged_hparams
+from pfl_lightning.drop_in.outer.shown_model import logged_hparams
 from pfl_lightning.methods import FedAvg
 
 

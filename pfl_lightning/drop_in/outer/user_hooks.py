@@ -1,29 +1,30 @@
-"""Hooks of a user's module that frame a run: ``setup`` and ``teardown``, ``prepare_data``, checkpoints, ``predict``."""
+"""Hooks of the outer Trainer that a federation passes on to the user's module, and into local fits."""
 
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from functools import wraps
 from typing import Any
 
 import lightning as L
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
-from pfl_lightning.drop_in.outer.gained import Gained
-from pfl_lightning.drop_in.outer.outer_hooks import OuterHooks
+from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks, keep_results_in_place
+from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_epochs, sort_callbacks
 from pfl_lightning.drop_in.outer.set_up import set_up_by
+from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
 from pfl_lightning.drop_in.predictions import first_values, warn_of_unshared_parts
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.lightning_private import attached, predict_source, trainer_or_none
+from pfl_lightning.federation.outer_callbacks import call_with_options
+from pfl_lightning.lightning_private import LOG_GRAPH, attached, predict_source, trainer_or_none
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints.module import FEDERATION, as_module_would_write
 
-__all__ = ["MODULE_CONTENT", "UserStages"]
+__all__ = ["MODULE_CONTENT", "UserHooks"]
 
 MODULE_CONTENT = "pfl_lightning_module"
 """Key of what the module itself has put into a checkpoint."""
@@ -33,28 +34,33 @@ _PREDICT_HOOKS = (
     *_BATCH_HOOKS,
     "predict_dataloader",
     "predict_step",
-    "on_predict_batch_start",
-    "on_predict_batch_end",
-    "on_predict_epoch_start",
-    "on_predict_epoch_end",
+    *(f"on_predict_{part}_{place}" for part in ("batch", "epoch") for place in ("start", "end")),
     "on_predict_start",
     "on_predict_end",
 )
 
 
-class UserStages(OuterHooks):
-    """Calls what the module has for the stages of a run, on the copies that clients train."""
+class UserHooks(ShowsGlobalModel):
+    """Calls what the module has for the stages of a run, on the copies that clients train; hands callbacks in."""
+
+    local: LocalHooks
+    """Callbacks and loggers of local fits."""
+
+    handed: HandedOptions
+    """Options of the outer Trainer that hold in local fits, and hooks that are others until the run ends."""
+
+    _taken: list[L.Callback] = []  # noqa: RUF012  # replaced, never changed
+    _stages_seen: frozenset[str] | set[str] = frozenset()
+    _last_data: FederatedData | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without data."""
+        return {**super().__getstate__(), "_last_data": None}
 
     @property
     def stage_name(self) -> str:
         """The stage as Lightning tells ``setup``: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``."""
         return "fit" if trainer_or_none(self) is None else trainer_or_none(self).state.fn or "fit"
-
-    @property
-    def _project_validates(self) -> bool:
-        """Whether a plain run of the project would validate: it has a step and, as far as is known, data for it."""
-        own = getattr(getattr(trainer_or_none(self), "datamodule", None), "datamodule", None)
-        return brings(self.given_module, "validation_step") and (own is None or gives(own, "val_dataloader"))
 
     @property
     def data(self) -> FederatedData:
@@ -64,21 +70,80 @@ class UserStages(OuterHooks):
             return self._last_data
         return super().data
 
-    _last_data: FederatedData | None = None
+    @property
+    def _project_validates(self) -> bool:
+        """Whether a plain run of the project would validate: it has a step and, as far as is known, data for it."""
+        own = getattr(getattr(trainer_or_none(self), "datamodule", None), "datamodule", None)
+        return brings(self.given_module, "validation_step") and (own is None or gives(own, "val_dataloader"))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State without data."""
-        return {**super().__getstate__(), "_last_data": None}
+    # ------------------------------------------------------------------ callbacks of local fits
+
+    @property
+    def has_inner_trainers(self) -> bool:
+        """Whether local fits have a Trainer."""
+        return bool(getattr(self.engine, "engine", self.engine).gives_trainer)
+
+    def hand_in(self, own: list[L.Callback]) -> list[L.Callback]:
+        """Take those callbacks that belong inside local fits from the outer Trainer, until it is done.
+
+        Args:
+            own: Callbacks that the module configures itself.
+
+        Returns:
+            The rest of them.
+        """
+        trainer: Any = self.trainer
+        self._give_back()
+        # Lightning does it for those that are returned. Under FederatedLoop(method=...) they were attached before, too.
+        replaced = tuple({kind for each in own for kind in type(each).__mro__} - {*L.Callback.__mro__})
+        trainer.callbacks = [each for each in trainer.callbacks if each in own or type(each) not in replaced]
+        self.local.moved = sort_callbacks([*trainer.callbacks, *own], self.has_inner_trainers, own)
+        # Another list: the Trainer may go through the one that it has.
+        self._taken = [callback for callback in trainer.callbacks if callback in self.local.moved]
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback not in self._taken]
+        return [callback for callback in own if callback not in self.local.moved]
+
+    def _give_back(self) -> None:
+        taken, self._taken = self._taken, []
+        if taken and trainer_or_none(self) is not None:
+            trainer: Any = trainer_or_none(self)
+            trainer.callbacks = [*taken, *trainer.callbacks]
+
+    def on_fit_start(self) -> None:
+        """Start the engine, where callbacks inside local fits can have an effect."""
+        client = self.clients.models[0]
+        continues = bool(getattr(getattr(client, "continuity", None), "continues", False))
+        trainer: Any = self.trainer
+        call = call_with_options(trainer.callbacks)
+        check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues, call)
+        super().on_fit_start()
+
+    def on_test_start(self) -> None:
+        """Start the engine.
+
+        Raises:
+            ConfigurationError: No client has test data; a plain Trainer refuses such a call, too.
+        """
+        if not any(len(self.data.client_data(client).test) for client in self.data.evaluated_clients()):
+            raise ConfigurationError(
+                "trainer.test needs test data, and no client has any: give the data module or the module a "
+                "test_dataloader, or give the loader to this call (with FederatedLoop(method=...)) or to federate(..., "
+                "test_dataloaders=...); trainer.validate evaluates clients on their validation data"
+            )
+        super().on_test_start()
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """It is the client's turn."""
+        self.local.outer.turn(int(batch[0]), batch_idx)
+
+    on_validation_batch_start = on_test_batch_start = on_train_batch_start
+
+    # ------------------------------------------------------------------ stages
 
     def prepare_data(self) -> None:
         """Call the module's own."""
-        with attached(self.given_module, trainer_or_none(self)), self._gained.preparing(self.given_module):
+        with attached(self.given_module, trainer_or_none(self)), self.user_module.preparing():
             self.given_module.prepare_data()
-
-    @property
-    @abstractmethod
-    def _gained(self) -> Gained:
-        """What the module has gained since it was copied."""
 
     def setup(self, stage: str) -> None:
         """Build the clients, or call the module's own ``setup`` for a stage that they have not seen."""
@@ -92,9 +157,24 @@ class UserStages(OuterHooks):
         else:
             before = self.is_set_up
             super().setup(stage)
+            self._show_to_clients()
             self._last_data = self.data
             if not before:
                 self._stages_seen = {stage}
+        self._set_up_for(stage)
+        if stage == "predict":
+            self._predict_like_the_module(has_data)
+
+    def _show_to_clients(self) -> None:
+        """Let the outer Trainer's loggers be known inside, and have the graph of the author's module."""
+        self.local.outer.trainer = self.trainer
+        keep_results_in_place(self.trainer)  # a round has several values of every client
+        for logger in self.trainer.loggers:
+            if getattr(logger, LOG_GRAPH, False):
+                logger.log_graph(self.shown)
+                self.handed.keep(logger, LOG_GRAPH, False)
+
+    def _set_up_for(self, stage: str) -> None:
         adapts = bool(self.clients.models[0].personalization_phases()) or self._personalization is not None
         # Clients that adapt before they are evaluated train.
         wanted = ["fit", stage] if adapts and stage != "fit" else [stage]
@@ -103,21 +183,18 @@ class UserStages(OuterHooks):
         if missing and brings(self.given_module, "setup"):
             for module in self._networks():
                 drawn = torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS))
-                with set_up_by(module, trainer_or_none(self)), drawn, self._gained.setting_up(module):
+                with set_up_by(module, trainer_or_none(self)), drawn, self.user_module.setting_up(module):
                     for one in missing:
                         module.setup(one)
             self._shown = None
-        if stage == "predict":
-            self._predict_like_the_module(has_data)
-
-    _stages_seen: frozenset[str] | set[str] = frozenset()
 
     def teardown(self, stage: str) -> None:
         """Stop the engine, let the module that was given hold the global model, and call the module's own."""
         super().teardown(stage)
         if not self.is_set_up:
             return
-        self.fill_given_module()
+        self.trainer.precision_plugin.convert_module(self.given_module)  # as a plain fit does with "bf16-true"
+        self.user_module.take(self.global_model(), self.local.added)
         if brings(self.given_module, "teardown"):
             for module in self._networks():
                 with attached(module, trainer_or_none(self)):
@@ -129,6 +206,13 @@ class UserStages(OuterHooks):
         networks = client.networks_as_given()
         client.forget_given()
         return list(networks)
+
+    def stop_engine(self) -> None:
+        """Stop the engine, and give the outer Trainer its callbacks and options back; hooks are the federation's."""
+        super().stop_engine()
+        self.local.outer.trainer = None
+        self._give_back()
+        self.handed.give_back()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -186,8 +270,8 @@ class UserStages(OuterHooks):
             warn_of_unshared_parts(self.shown, first_values(self))  # a checkpoint may have been loaded since
             own_start()
 
-        self._patch(self, {name: getattr(shown, name) for name in _PREDICT_HOOKS})
-        self._patch(self, {"on_predict_start": on_predict_start})
+        for name in _PREDICT_HOOKS:
+            self.handed.keep(self, name, on_predict_start if name == "on_predict_start" else getattr(shown, name))
         data: Any = self.data if has_data else None
         trainer: Any = self.trainer
         if data is None or predict_source(trainer) is not data:
@@ -196,26 +280,13 @@ class UserStages(OuterHooks):
         if own is not None and is_overridden("predict_dataloader", own, LightningDataModule):
             own.trainer = trainer
             own.setup("predict")
-            hooks = [name for name in _BATCH_HOOKS if is_overridden(name, own, LightningDataModule)]
-            self._patch(data, {name: getattr(own, name) for name in ("predict_dataloader", *hooks)})
+            for name in ("predict_dataloader", *_BATCH_HOOKS):
+                if is_overridden(name, own, LightningDataModule):
+                    self.handed.keep(data, name, getattr(own, name))
         elif is_overridden("predict_dataloader", shown, L.LightningModule):
-            self._patch(data, {"predict_dataloader": shown.predict_dataloader})
+            self.handed.keep(data, "predict_dataloader", shown.predict_dataloader)
         else:
             raise ConfigurationError(
                 "neither the module nor the data module has a predict_dataloader: trainer.predict(federation, "
                 "dataloaders=...) takes loaders"
             )
-
-    _patches: tuple[tuple[Any, tuple[str, ...]], ...] = ()
-
-    def _patch(self, target: nn.Module | LightningDataModule, functions: dict[str, Any]) -> None:
-        vars(target).update(functions)
-        self._patches = (*self._patches, (target, tuple(functions)))
-
-    def stop_engine(self) -> None:
-        """Stop the engine; hooks are the federation's again."""
-        super().stop_engine()
-        patches, self._patches = self._patches, ()
-        for target, names in patches:
-            for name in names:
-                vars(target).pop(name, None)

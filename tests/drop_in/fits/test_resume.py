@@ -11,7 +11,7 @@ from _helpers.toy import SEED, GivenCohorts, Toy, assert_same, quiet_trainer, wh
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
-from pfl_lightning.drop_in.fits.continuity import Continuity, Course
+from pfl_lightning.drop_in.fits.resume import Continuity, FitProgress
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import Ditto, FedAvg, FedRep, LocalOnly
 
@@ -238,7 +238,7 @@ def test_a_client_that_fails_keeps_what_it_had():
     with pytest.warns(UserWarning, match="left out of the aggregation"):
         after, _ = run_project(LocalOnly, 3, module=Failing(), cohorts=cohorts, optimizer_state="keep")
     for client in (0, 1):
-        had = [Course(Continuity(), each.clients.carried.get(client), "").counts for each in (before, after)]
+        had = [FitProgress(Continuity(), each.clients.carried.get(client), "").counts for each in (before, after)]
         assert had[0].epochs == 2
         assert had[0] == had[1]
         assert after.clients.carried.get(client) == before.clients.carried.get(client)

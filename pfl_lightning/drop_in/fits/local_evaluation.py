@@ -5,22 +5,25 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
-from pfl_lightning.drop_in.client.module_client import ModuleClient
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, undefined_as_nan
-from pfl_lightning.drop_in.fits.module_calls import call_step, patched
-from pfl_lightning.drop_in.fits.own_data import OwnData
+from pfl_lightning.drop_in.fits.module_calls import call_step, lent_to_trainer, patched
+from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
+from pfl_lightning.drop_in.fits.resume import Counts, set_counts
 from pfl_lightning.engines.advice import needs_no_trainer
+from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
@@ -28,7 +31,10 @@ from pfl_lightning.functional.numerics import hits
 from pfl_lightning.lightning_private import combining_mode
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["ClassScores", "StepsTask", "as_test_name", "run_steps", "score_module"]
+if TYPE_CHECKING:
+    from pfl_lightning.drop_in.client.module_client import ModuleClient
+
+__all__ = ["ClassScores", "as_test_name", "score_module"]
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +176,7 @@ def score_module(
     if own is not None:
         with undefined_as_nan(module), scores.watching():
             items = OwnData(data, stage, part)
-            logged = run_steps(StepsTask(client, own, part, data, environment, scores, notes, items), make_trainer)
+            logged = _run_steps(StepsTask(client, own, part, data, environment, scores, notes, items), make_trainer)
     if not logged and not scores.forward_called:
         scores = _probed(client, part, data, environment)
     if own is not None and own != stage:
@@ -207,12 +213,10 @@ def as_test_name(name: str) -> str:
     return f"test_{name}"
 
 
-def run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
+def _run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
     """Run the steps and hooks of a stage under an inner Trainer, where there is one; return what the module logged."""
-    from pfl_lightning.drop_in.fits.module_trainer import run_steps_under_trainer
-
     try:
-        found = run_steps_under_trainer(task, make_trainer)
+        found = _run_steps_under_trainer(task, make_trainer)
         return _run_steps_in_loop(task) if found is None else found
     except Exception as error:
         place = f"in the {task.stage} of a client by the module's own steps"
@@ -225,6 +229,48 @@ def run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
             )
         error.add_note(note)
         raise
+
+
+def _run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float] | None:
+    """Run the validation or test loop of a Trainer on one client's batches.
+
+    Returns:
+        Values that the module logged, by name; ``None`` where the engine has no inner Trainer.
+    """
+    callback = _ScoresCallback(task.scores, task.notes)
+    with silence():
+        module = task.client.module
+        trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
+    if trainer is None:
+        return None
+    clock = task.environment.clock
+    set_counts(trainer, Counts(clock.epoch, clock.step, clock.step))
+    trainer.fit_loop.max_epochs = clock.max_epochs
+    validates, datamodule = task.stage == "validation", task.part.datamodule  # a loader of the call has none
+    run: Callable[..., Any] = trainer.validate if validates else trainer.test
+    functions = {"log": task.notes.watched(module.log), "optimizers": _optimizers_when_asked_for(module)}
+    with silence(), lent_to_trainer(module, **functions):
+        if datamodule is None:
+            run(module, dataloaders=task.loader(task.environment.device), verbose=False)
+        else:
+            loader = task.loader(torch.device("cpu"))
+            name = "val_dataloader" if validates else "test_dataloader"
+            run(module, datamodule=standing_in(datamodule, {name: loader}, task.own), verbose=False)
+    task.client.to(task.environment.device)
+    task.client.eval()
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def _optimizers_when_asked_for(module: L.LightningModule) -> Callable[..., Any]:
+    """``optimizers`` of a module whose steps ask for them where none are: in a plain fit there are some."""
+    own = module.optimizers
+
+    @wraps(own)
+    def optimizers(*args: Any, **kwargs: Any) -> Any:
+        made = module.trainer.optimizers  # which makes those that the strategy gives
+        return own(*args, **kwargs) if made else made
+
+    return optimizers
 
 
 def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
@@ -265,3 +311,30 @@ def _numbered(loader: BatchSource) -> Iterator[tuple[Any, int, int | None]]:
 
 def _call(module: nn.Module, hook: str, *args: Any) -> None:
     getattr(module, hook)(*args)
+
+
+class _ScoresCallback(L.Callback):
+    """Shows every evaluated batch to a :class:`ClassScores`, and notes of which of several loaders it is."""
+
+    def __init__(self, scores: ClassScores, notes: LogNotes) -> None:
+        self._scores, self._notes = scores, notes
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Note the loader."""
+        self._notes.loader = dataloader_idx
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """There are no more batches."""
+        self._notes.loader = None
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Show a validation batch."""
+        self._scores.see(batch)
+
+    on_test_batch_start = on_validation_batch_start
+    on_test_epoch_end = on_validation_epoch_end
+    on_test_batch_end = on_validation_batch_end

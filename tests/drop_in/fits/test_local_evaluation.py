@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning import FederatedLoop, SequentialEngine, TrainerEngine
-from pfl_lightning.drop_in.fits.module_evaluation import ClassScores
+from pfl_lightning.drop_in.fits.local_evaluation import ClassScores
 from pfl_lightning.methods import FedAvg
 
 ENGINES = pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
@@ -198,7 +198,7 @@ def test_schedulers_that_an_evaluation_cannot_make_are_none(caplog):
             assert self.lr_schedulers() is None
 
     run_project(FedAvg, module=Guarded(), engine=TrainerEngine())
-    (said,) = [message for message in caplog.messages if "cannot make new ones there" in message]
+    (said,) = [message for message in caplog.messages if "asks for its optimizers" in message]
     assert "RuntimeError: only in a fit" in said
 
 

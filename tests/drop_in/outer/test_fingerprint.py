@@ -13,7 +13,7 @@ from _helpers.toy import quiet_trainer
 from torch import nn
 
 from pfl_lightning import FederatedLoop, federate
-from pfl_lightning.drop_in.outer.changes import Changes, Look
+from pfl_lightning.drop_in.outer.fingerprint import Changes, ModuleFingerprint
 from pfl_lightning.methods import FedAvg, FedPer
 
 SAYS = "changes made to Own between calls of the Trainer do not reach the clients"
@@ -83,7 +83,10 @@ def test_a_federation_of_its_own_warns_too_and_copies_forget():
     module = Own()
     federation, data = federate(module, Data(), FedPer, num_clients=2, head="fc", seed=0)
     quiet_trainer(1).fit(federation, datamodule=data)
-    for other in (copy.deepcopy(federation.changes), pickle.loads(pickle.dumps(federation.changes))):
+    for other in (
+        copy.deepcopy(federation.user_module.changes),
+        pickle.loads(pickle.dumps(federation.user_module.changes)),
+    ):
         assert not other.begin(module)
     module.fc = nn.Linear(3, 5)
     with pytest.warns(UserWarning, match=f"{SAYS}.*: layers fc\\. .*call it again"):
@@ -128,7 +131,7 @@ def test_a_call_that_failed_leaves_nothing_to_compare_with():
 
 def test_kinds_of_attributes():
     module = Own()
-    look = Look(module)
+    look = ModuleFingerprint(module)
     assert not look.attributes_changed_in(module)
     module.words.append("c")
     module.function, module.kinds, module.tensors = max, {2}, 3
@@ -139,14 +142,13 @@ def test_kinds_of_attributes():
 def test_a_diverged_model_is_as_it_was():
     module, changes = Own(), Changes()
     module.fc.bias.data.fill_(float("nan"))
-    state = {name: value.clone() for name, value in module.state_dict().items()}
     changes.end(module)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert changes.begin(module, lambda: state)
+        assert changes.begin(module)
         changes.warn("Own", fits=True)
-    module.fc.bias.data.fill_(0.0)
     changes.end(module)
-    assert changes.begin(module, lambda: state)
+    module.fc.bias.data.fill_(0.0)
+    assert changes.begin(module)
     with pytest.warns(UserWarning, match="values of fc.bias"):
         changes.warn("Own", fits=True)
