@@ -135,7 +135,7 @@ def test_a_head_of_any_class_is_taken(method, head):
     assert {name.partition(".")[0] for name in client._roles.head} == {"head"}
     if method is not FedPer:
         assert (client.feature_width, client.num_classes) == (FEATURES, CLASSES)
-    before, after = federation.user_module.first.head.state_dict(), federation.client_model(1).head.state_dict()
+    before, after = federation.owner.first.head.state_dict(), federation.client_model(1).head.state_dict()
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 

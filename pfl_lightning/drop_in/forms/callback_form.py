@@ -111,9 +111,7 @@ class CallbackForm:
         """Leave the module where it is: it has the global model after a fit, and gets that of a checkpoint."""
         if trainer.lightning_module is not module:
             put_in_place(trainer, module, given.datamodule, **given.loaders)
-        changes = (
-            self.federation.user_module.changes if self.federation is not None and module is self._module else None
-        )
+        changes = self.federation.owner.changes if self.federation is not None and module is self._module else None
         made = partial(self._federation_of, trainer, module, given)
         self._predicting = GlobalWeights(module, made, given, trainer, changes)
         before = None if self._module is None else written_class(self._module)

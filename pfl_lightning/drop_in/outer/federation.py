@@ -32,7 +32,7 @@ from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.drop_in.outer.set_up import set_up_by, warn_of_pooled_numbers
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
 from pfl_lightning.drop_in.outer.user_hooks import UserHooks
-from pfl_lightning.drop_in.outer.user_module import UserModule
+from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Scores
@@ -104,10 +104,10 @@ class ModuleFederation(UserHooks):
         parts = ClientParts(client, settings, head, features, labels, module_factory, frozen, chosen)
         first = parts.copied(module)
         take_cli_optimizers(module, first)
-        self._parts, self.user_module = parts, UserModule(module, first, module_factory, frozen)
+        self._parts, self.owner = parts, UserModuleOwner(module, first, module_factory, frozen)
         name_followers(module, frozen)
         if plain_state(module):  # otherwise it makes its layers in setup
-            parts.try_out(self.user_module.first_once_more())
+            parts.try_out(self.owner.first_once_more())
         self.loop, self.logs = loop, LogsOverClients(type(module).__name__, monitor)
         self._hparams = AttributeDict({"method": made.__name__, **module.hparams})
         check_local(local_callbacks, self.has_inner_trainers)
@@ -132,7 +132,7 @@ class ModuleFederation(UserHooks):
         except ConfigurationError:
             self.handed.give_back()
             raise
-        changes = self.user_module.changes
+        changes = self.owner.changes
         changes.begin(self.given_module)
         changes.warn(type(self.given_module).__name__, self.stage_name == "fit")
         given = self.given_module.configure_callbacks()
@@ -147,22 +147,22 @@ class ModuleFederation(UserHooks):
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
-        module = self.user_module.first_once_more()
+        module = self.owner.first_once_more()
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
-            with self.user_module.handed_to(module), set_up_by(module, trainer_or_none(self)):
+            with self.owner.handed_to(module), set_up_by(module, trainer_or_none(self)):
                 if is_overridden("setup", module):  # first, as in a Trainer
                     module.setup(self.stage_name)
                 if is_overridden("configure_model", module):
                     module.configure_model()
             epochs = None if trainer_or_none(self) is None else self.trainer.max_epochs
-            warn_of_pooled_numbers(module, self.user_module.places, data, epochs)
+            warn_of_pooled_numbers(module, self.owner.places, data, epochs)
             self.local.added = add_layers(
-                self.local.callbacks, module, partial(self.user_module.copied, module), trainer_or_none(self)
+                self.local.callbacks, module, partial(self.owner.copied, module), trainer_or_none(self)
             )
             client = self._parts.make(module, data)
         client.local, client.continuity = self.local, self._continuity
-        thawed = {name for name in self.user_module.shared_names() if f"module.{name}" not in client.frozen}
-        for network in (client.module, self.user_module.first):
+        thawed = {name for name in self.owner.shared_names() if f"module.{name}" not in client.frozen}
+        for network in (client.module, self.owner.first):
             apart(network, thawed)
         return [client]
 
@@ -174,7 +174,7 @@ class ModuleFederation(UserHooks):
         """Refuse ``shared=`` of what the method's server does not average."""
         _, shared = cast(ModuleClient, self.clients.models[0]).chosen
         sent = {bare_name(name) for name in self._sent()} if shared else set()
-        unsent = sorted(shared - sent - self.user_module.shared_names())
+        unsent = sorted(shared - sent - self.owner.shared_names())
         if unsent:
             raise ConfigurationError(
                 f"shared= names {unsent[0]}, and the server of {self.method_name} averages no such part of a model: "

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.plain_state import load_plain_state
-from pfl_lightning.drop_in.outer.user_module import UserModule
+from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.lightning_private import (
@@ -85,13 +85,13 @@ class ShowsGlobalModel(Federation):
 
     _shown: _Shown | None = None
 
-    user_module: UserModule
+    owner: UserModuleOwner
     """The module that the federation was made of, and its copies."""
 
     @property
     def given_module(self) -> L.LightningModule:
         """The module that the federation was made of; when a call of the Trainer is over, it has the global model."""
-        return self.user_module.module
+        return self.owner.module
 
     def global_model(self) -> L.LightningModule:
         """The model that the server would send, of the class that was given; it is the caller's.
@@ -161,12 +161,7 @@ class ShowsGlobalModel(Federation):
         return getattr(self.shown, name)
 
     def _shows(self, name: str) -> bool:
-        if (
-            name.startswith("__")
-            or name in _NEVER_SHOWN
-            or hasattr(type(self), name)
-            or "user_module" not in vars(self)
-        ):
+        if name.startswith("__") or name in _NEVER_SHOWN or hasattr(type(self), name) or "owner" not in vars(self):
             return False
         own: Any = self.clients.models[0] if self.is_set_up else None
         module = self.given_module if own is None else own.module

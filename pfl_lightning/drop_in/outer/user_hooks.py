@@ -142,7 +142,7 @@ class UserHooks(ShowsGlobalModel):
 
     def prepare_data(self) -> None:
         """Call the module's own."""
-        with attached(self.given_module, trainer_or_none(self)), self.user_module.preparing():
+        with attached(self.given_module, trainer_or_none(self)), self.owner.preparing():
             self.given_module.prepare_data()
 
     def setup(self, stage: str) -> None:
@@ -183,7 +183,7 @@ class UserHooks(ShowsGlobalModel):
         if missing and brings(self.given_module, "setup"):
             for module in self._networks():
                 drawn = torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS))
-                with set_up_by(module, trainer_or_none(self)), drawn, self.user_module.setting_up(module):
+                with set_up_by(module, trainer_or_none(self)), drawn, self.owner.setting_up(module):
                     for one in missing:
                         module.setup(one)
             self._shown = None
@@ -194,7 +194,7 @@ class UserHooks(ShowsGlobalModel):
         if not self.is_set_up:
             return
         self.trainer.precision_plugin.convert_module(self.given_module)  # as a plain fit does with "bf16-true"
-        self.user_module.take(self.global_model(), self.local.added)
+        self.owner.take(self.global_model(), self.local.added)
         if brings(self.given_module, "teardown"):
             for module in self._networks():
                 with attached(module, trainer_or_none(self)):

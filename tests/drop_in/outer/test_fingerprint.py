@@ -84,8 +84,8 @@ def test_a_federation_of_its_own_warns_too_and_copies_forget():
     federation, data = federate(module, Data(), FedPer, num_clients=2, head="fc", seed=0)
     quiet_trainer(1).fit(federation, datamodule=data)
     for other in (
-        copy.deepcopy(federation.user_module.changes),
-        pickle.loads(pickle.dumps(federation.user_module.changes)),
+        copy.deepcopy(federation.owner.changes),
+        pickle.loads(pickle.dumps(federation.owner.changes)),
     ):
         assert not other.begin(module)
     module.fc = nn.Linear(3, 5)

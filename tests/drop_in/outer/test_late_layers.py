@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pfl_lightning import FederatedLoop
-from pfl_lightning.drop_in.outer.user_module import take_layers
+from pfl_lightning.drop_in.outer.user_module_owner import take_layers
 from pfl_lightning.methods import FedAvg
 
 

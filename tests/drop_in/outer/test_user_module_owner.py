@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop
-from pfl_lightning.drop_in.outer.user_module import UserModule
+from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
 from pfl_lightning.methods import FedAvg
 
 
@@ -80,7 +80,7 @@ def test_what_is_prepared_beside_a_data_module_reaches_clients():
 
 def test_what_cannot_be_copied_is_named(caplog):
     module = Net()
-    other, gained = copy.deepcopy(module), UserModule(module, copy.deepcopy(module))
+    other, gained = copy.deepcopy(module), UserModuleOwner(module, copy.deepcopy(module))
     module.lock, module.rate = threading.Lock(), 0.5
     with caplog.at_level(logging.WARNING), gained.handed_to(other):
         other.rate = 0.1  # its own setup
@@ -92,7 +92,7 @@ def test_what_cannot_be_copied_is_named(caplog):
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda gained: pickle.loads(pickle.dumps(gained))])
 def test_a_copy_in_another_process_hands_nothing_over(again):
     module = Net()
-    gained, other = again(UserModule(module, module)), copy.deepcopy(module)
+    gained, other = again(UserModuleOwner(module, module)), copy.deepcopy(module)
     module.rate = 0.5
     with gained.handed_to(other):
         pass

@@ -23,12 +23,12 @@ from pfl_lightning.drop_in.outer.set_up import OF_LOADERS
 from pfl_lightning.older_package import written_class
 from pfl_lightning.state.closures import bind_functions
 
-__all__ = ["UserModule", "take_layers"]
+__all__ = ["UserModuleOwner", "take_layers"]
 
 _log = logging.getLogger(__name__)
 
 
-class UserModule:
+class UserModuleOwner:
     """Owns the author's module, which holds the global model in the end, and a copy of it as it was.
 
     A Trainer calls ``prepare_data`` and the hooks that make loaders on the author's module alone. What these set is
