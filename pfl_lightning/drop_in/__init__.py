@@ -7,10 +7,10 @@ Where to look:
   ``trainer_data`` (internals of Lightning), ``later_loaders``, ``loaded_module`` and ``cli_optimizers``. Data and
   arguments: ``given_data``, ``checks``.
 - ``outer/``: the federation, and what its Trainer has. ``federation``; ``user_hooks`` (setup, callbacks, checkpoints,
-  predict); ``shown_model`` (the global model behind ``pl_module``); ``user_module_owner`` (the author's
-  module, its copies, and what hooks give them), ``fingerprint`` (how a module differs), ``set_up``; ``logs_over_clients``; ``handed_in``
-  (which callbacks and options hold in local fits; what is refused stands in ``federation/outer_callbacks``);
-  ``traveling`` (what is said of tensors that travel).
+  predict); ``shown_model`` (the global model behind ``pl_module``); ``user_module_owner`` (the author's module, its
+  copies, and what hooks give them), ``fingerprint`` (how a module differs), ``set_up``; ``logs_over_clients``;
+  ``handed_in`` (which callbacks and options hold in local fits; what is refused stands in
+  ``federation/outer_callbacks``); ``traveling`` (what is said of tensors that travel).
 - ``client/``: a client. ``module_client`` and ``module_steps``, with ``made_class`` (of a method) and
   ``module_options``, ``network_parts``, ``roles`` and ``head``, ``tracing`` (which layer is the head), ``parts`` (what
   a method needs of a module), ``chosen`` (what its user keeps or shares), ``copies``, ``transient``,
