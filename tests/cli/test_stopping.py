@@ -21,7 +21,7 @@ from pfl_lightning.cli.stopping import how_to_go_on, stopping_signal
 from pfl_lightning.errors import FederationError
 from pfl_lightning.runs.folder import RunFolder
 
-CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "fedpac_digits.yaml"
 OPTIONS = {
     "model.encoder": "mlp",
     "model.method.init_args.epochs": 1,

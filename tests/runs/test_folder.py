@@ -24,7 +24,7 @@ from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.runs.reading import read_run
 from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
 
-CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "fedpac_digits.yaml"
 
 
 def pfl(monkeypatch, *args):
