@@ -12,23 +12,16 @@ from typing import Any, Literal
 
 import lightning as L
 
-from pfl_lightning.callbacks.result_rows import accuracies, as_text, summary_of
 from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.runs.files import EVALUATIONS
+from pfl_lightning.runs.results import accuracies, as_text, summary_of
 
 __all__ = ["Part", "evaluation_files", "rename_aside", "set_later_aside"]
 
 Part = Literal["test", "validation"]
 """Which of a client's parts were evaluated."""
-
-
-ROWS = {
-    "test.json": "test_clients.csv",
-    "validate.json": "validate_clients.csv",
-    "personalized.json": "personalized.csv",
-}
-"""Files of evaluations outside of a fit, and those of their clients."""
 
 
 def set_later_aside(folder: Path, rounds: int) -> list[Path]:
@@ -41,7 +34,7 @@ def set_later_aside(folder: Path, rounds: int) -> list[Path]:
     Returns:
         The files, by their new names.
     """
-    return [rename_aside(folder / name) for name in ROWS if _round_of(folder / name) > rounds]
+    return [rename_aside(folder / name) for name in EVALUATIONS if _round_of(folder / name) > rounds]
 
 
 def _round_of(path: Path) -> int:
@@ -61,7 +54,7 @@ def rename_aside(path: Path) -> Path:
     Returns:
         Its new name.
     """
-    rows = path.with_name(ROWS[path.name])
+    rows = path.with_name(EVALUATIONS[path.name])
     number = next(n for n in itertools.count(1) if not path.with_stem(f"{path.stem}-{n}").exists())
     with suppress(FileNotFoundError):
         rows.rename(rows.with_stem(f"{rows.stem}-{number}"))

@@ -15,26 +15,26 @@ import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files, set_later_aside
-from pfl_lightning.callbacks.result_rows import (
-    ChosenRound,
-    HistoryEntry,
-    accuracies,
-    as_text,
-    from_first_format,
-    mean_of,
-)
-from pfl_lightning.callbacks.run_facts import FORMAT, counts, evaluated, run_facts
+from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
+from pfl_lightning.runs.files import CLIENTS, PARTITION, RESULTS
 from pfl_lightning.runs.lock import RunLock, is_locked_here, keep_lock
+from pfl_lightning.runs.results import (
+    CHOICES,
+    FORMAT,
+    ChosenRound,
+    HistoryEntry,
+    accuracies,
+    as_text,
+    mean_of,
+)
 from pfl_lightning.state.files import replace_file
 
 __all__ = ["ResultsWriter"]
-
-CHOICES = ("last", "validation_selected", "best_test")
 
 
 class ResultsWriter(L.Callback):
@@ -132,7 +132,7 @@ class ResultsWriter(L.Callback):
                 warnings.warn(
                     f"{path} is an evaluation of a round that is played again; it is kept under this name", stacklevel=2
                 )
-            trainer.datamodule.save_partition(str(folder / "partition.npz"))  # type: ignore[attr-defined]
+            trainer.datamodule.save_partition(str(folder / PARTITION))  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From now on there may be results to write; those of a run that goes on say that it is not finished."""
@@ -198,7 +198,7 @@ class ResultsWriter(L.Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             text = as_text(self.results(trainer, pl_module))
             how = "resuming the run from its last checkpoint writes them"
-            self._write(trainer, {"results.json": text, "clients.csv": self._clients(pl_module)}, how)
+            self._write(trainer, {RESULTS: text, CLIENTS: self._clients(pl_module)}, how)
 
     def _write(self, trainer: L.Trainer, files: Mapping[str, str], how: str) -> None:
         folder = self.folder(trainer)
@@ -265,17 +265,15 @@ class ResultsWriter(L.Callback):
         return {"format": FORMAT, "chosen": chosen, "history": history, "counted": self._counted}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what was seen before the checkpoint, which may be of a version whose rounds counted from 0."""
+        """Restore what was seen before the checkpoint."""
         if not self._fits and self.history and self._of_the_fit is None:
             self._of_the_fit = self.state_dict()
         self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        known = "format" in state_dict
-        chosen, history = (state_dict["chosen"], state_dict["history"]) if known else from_first_format(state_dict)
-        self.chosen = {name: ChosenRound(**entry) for name, entry in chosen.items()}
-        self.history = [HistoryEntry(**entry) for entry in history]
-        counted = state_dict.get("counted")
+        self.chosen = {name: ChosenRound(**entry) for name, entry in state_dict["chosen"].items()}
+        self.history = [HistoryEntry(**entry) for entry in state_dict["history"]]
+        counted = state_dict["counted"]
         self._counted = None if counted is None else tuple(counted)
 
 

@@ -18,11 +18,9 @@ import torch
 
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.runs.results import FORMAT
 
 __all__ = ["as_json", "counts", "evaluated", "method_arguments", "run_facts", "score_name"]
-
-FORMAT = 2
-"""Number of the format of ``results.json``; see docs/results_format.md."""
 
 NOT_ARGUMENTS = {"self", "encoder", "num_classes", "head", "factory", "frozen"}
 """Parameters of a client's class that are no hyper-parameters, or whose values are modules."""

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from pfl_lightning.cli.options.words import WordParser, share
 from pfl_lightning.errors import ConfigurationError, UsageError
+from pfl_lightning.report.formats import fitting_tables
 from pfl_lightning.report.grouping import group_runs
-from pfl_lightning.report.output.formats import fitting_tables
-from pfl_lightning.report.output.notes import FAIRNESS
-from pfl_lightning.report.output.writing import FORMATS, SEPARATE, Report
+from pfl_lightning.report.notes import FAIRNESS
 from pfl_lightning.report.rows import ReportSettings, with_figure
 from pfl_lightning.report.significance import CAVEAT
+from pfl_lightning.report.writing import FORMATS, SEPARATE, Report
 from pfl_lightning.runs.reading import find_runs, read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.state.files import explain_folder, make_folder

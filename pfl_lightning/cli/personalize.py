@@ -14,11 +14,12 @@ from typing import Any
 from rich.table import Table
 
 from pfl_lightning.callbacks.evaluation_file import Part, rename_aside
-from pfl_lightning.callbacks.result_rows import as_text
 from pfl_lightning.callbacks.run_facts import evaluated, run_facts, score_name
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
+from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED
+from pfl_lightning.runs.results import as_text
 from pfl_lightning.state.files import replace_file
 
 __all__ = ["evaluation_table", "personalization_table", "write_personalization"]
@@ -113,10 +114,10 @@ def write_personalization(
         content[name] = {"num_clients": number, **{key: _known(value) for key, value in figures.items()}}
     text = as_text(content)
     kept = _keep_other(folder, json.loads(text))
-    with replace_file(folder / "personalized.json") as temporary:
+    with replace_file(folder / PERSONALIZED) as temporary:
         temporary.write_text(text)
     novel, failed = set(federation.data.novel), set(federation.finetune_failures)
-    with replace_file(folder / "personalized.csv") as temporary, temporary.open("w", newline="") as file:
+    with replace_file(folder / EVALUATIONS[PERSONALIZED]) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         columns = ["client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples"]
         writer.writerow([*columns, "test_accuracy", "test_loss"])
@@ -139,7 +140,7 @@ def write_personalization(
 
 def _keep_other(folder: Path, content: Mapping[str, Any]) -> Path | None:
     """Rename what is there, unless it is of the same personalization and round."""
-    path = folder / "personalized.json"
+    path = folder / PERSONALIZED
     if not path.is_file():
         return None
     with suppress(ValueError, AttributeError):  # a damaged file is kept, too

@@ -15,6 +15,7 @@ from pfl_lightning.callbacks.results_table import fit_table
 from pfl_lightning.cli.personalize import evaluation_table, personalization_table, write_personalization
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.runs.files import last_checkpoint
 
 __all__ = ["print_evaluation", "print_fit", "print_personalization", "say_unevaluated"]
 
@@ -66,7 +67,7 @@ def _results_writer(trainer: Any) -> ResultsWriter:
 
 def say_unevaluated(trainer: L.Trainer, folder: Path) -> None:
     """Say that a run has ended without accuracies, and how to get them."""
-    every, last = trainer.check_val_every_n_epoch, folder / "checkpoints" / "last.ckpt"
+    every, last = trainer.check_val_every_n_epoch, last_checkpoint(folder)
     why = f" (check_val_every_n_epoch is {every}, and the run has {trainer.current_epoch} rounds)"
     told = f"; `pfl test --ckpt_path {last}` with the options of this run evaluates the last one"
     print(

@@ -1,15 +1,17 @@
 """Reports of finished runs: tables, significance, rankings and curves, as Markdown, CSV, LaTeX, PNG and HTML.
 
 =======================================  ==========================================================================
-``rows``, ``grouping``, ``labels``       runs of one method and setting; which runs belong together; their names
+``rows``, ``grouping``                   runs of one method and setting; which runs belong together, and their names
 ``statistics``                           figures over seeds, rounds and bytes to a target accuracy
 ``significance``, ``ranking``            paired tests; ranking of methods over settings
-``output``                               tables, curves and the page, as files and on a terminal
+``tables``, ``notes``, ``curves``        tables as texts, and their columns; the sentences below them; pictures
+``formats``, ``page``                    Markdown, LaTeX, HTML, CSV and the terminal; the HTML page
+``writing``                              all of it as files, and the table on a terminal
 =======================================  ==========================================================================
 """
 
-from pfl_lightning.report.output.writing import live_table, write_report
 from pfl_lightning.report.rows import ReportSettings, Row
+from pfl_lightning.report.writing import live_table, write_report
 from pfl_lightning.runs.reading import find_runs, read_run
 from pfl_lightning.runs.results import Evaluation, FinishedRun, HistoryEntry, Source
 

@@ -98,6 +98,11 @@ class MeasuredRow:
     without: int = 0
     of_setting: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Its label, with the setting where there are several."""
+        return f"{self.label} ({self.setting})" if self.setting else self.label
+
     def over_seeds(self, figure: Callable[[FinishedRun], float]) -> OverSeeds:
         """Mean and standard deviation over seeds of a figure of a run."""
         return over_seeds([figure(run) for run in self.runs])

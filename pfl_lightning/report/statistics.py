@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pfl_lightning.runs.results import FinishedRun, HistoryEntry
 
@@ -77,17 +78,27 @@ def reach(history: Sequence[HistoryEntry], target: float) -> Target:
         target: Mean test accuracy over clients, in [0, 1].
 
     Example:
-        >>> reach([HistoryEntry(5, 0.4, bytes_up=1e6, bytes_down=2e6), HistoryEntry(10, 0.6)], 0.4)
+        >>> reach([HistoryEntry(5, test=0.4, bytes_up=10**6, bytes_down=2 * 10**6), HistoryEntry(10, test=0.6)], 0.4)
         Target(rounds=5.0, megabytes=3.0, seconds=nan)
     """
-    if all(math.isnan(entry.test) for entry in history):
+    means = _column(history, "test")
+    if np.isnan(means).all():
         return Target(math.nan, math.nan, math.nan)
-    sizes = np.cumsum([entry.bytes_up + entry.bytes_down for entry in history]) / 1e6
-    seconds = np.cumsum([entry.seconds for entry in history])
-    for index, entry in enumerate(history):
-        if entry.test >= target - ROUNDING:
-            return Target(float(entry.round), float(sizes[index]), float(seconds[index]))
-    return Target(math.inf, math.inf, math.inf)
+    reached = np.flatnonzero(means >= target - ROUNDING)
+    if not len(reached):
+        return Target(math.inf, math.inf, math.inf)
+    seconds, first = np.cumsum(_column(history, "seconds")), reached[0]
+    return Target(float(history[first].round), float(_megabytes(history)[first]), float(seconds[first]))
+
+
+def _column(history: Sequence[HistoryEntry], name: str) -> NDArray[np.float64]:
+    """A figure of the rounds; NaN where it is not known."""
+    return np.array([getattr(entry, name) for entry in history], dtype=np.float64)
+
+
+def _megabytes(history: Sequence[HistoryEntry]) -> NDArray[np.float64]:
+    """Megabytes in both directions until the end of each round."""
+    return np.cumsum(_column(history, "bytes_up") + _column(history, "bytes_down")) / 1e6
 
 
 def learning_curve(runs: Sequence[FinishedRun]) -> list[tuple[int, float, float, float]]:
@@ -97,9 +108,8 @@ def learning_curve(runs: Sequence[FinishedRun]) -> list[tuple[int, float, float,
     """
     curves = []
     for run in runs:
-        sizes = np.cumsum([entry.bytes_up + entry.bytes_down for entry in run.history]) / 1e6
-        entries = zip(run.history, sizes, strict=True)
-        curves.append({e.round: (float(size), e.test) for e, size in entries if not math.isnan(e.test)})
+        entries = zip(run.history, _megabytes(run.history), _column(run.history, "test"), strict=True)
+        curves.append({e.round: (float(size), float(mean)) for e, size, mean in entries if not math.isnan(mean)})
     common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     found = []
     for round in common:

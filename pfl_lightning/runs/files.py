@@ -21,6 +21,7 @@ __all__ = [
     "PERSONALIZED",
     "RESULTS",
     "SLURM_JOB",
+    "TEST",
     "damaged",
     "first_config",
     "last_checkpoint",
@@ -42,8 +43,9 @@ RESULTS, CLIENTS = "results.json", "clients.csv"
 PERSONALIZED = "personalized.json"
 """The results of a personalization."""
 
+TEST = "test.json"
 EVALUATIONS = {
-    "test.json": "test_clients.csv",
+    TEST: "test_clients.csv",
     "validate.json": "validate_clients.csv",
     PERSONALIZED: "personalized.csv",
 }

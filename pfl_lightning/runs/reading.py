@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,17 +12,33 @@ import yaml
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.changes import resumed_rounds, resumed_with
 from pfl_lightning.runs.config import find_seeds, flatten, run_options
-from pfl_lightning.runs.files import CLIENTS, PERSONALIZED, RESULTS, damaged, first_config, read_config, read_json
+from pfl_lightning.runs.files import (
+    CLIENTS,
+    EVALUATIONS,
+    PERSONALIZED,
+    RESULTS,
+    TEST,
+    damaged,
+    first_config,
+    read_config,
+    read_json,
+)
 from pfl_lightning.runs.folder import study_place
-from pfl_lightning.runs.results import CHOICES, Evaluation, FinishedRun, HistoryEntry, Source, client_accuracies
+from pfl_lightning.runs.results import (
+    CHOICES,
+    FORMAT,
+    Evaluation,
+    FinishedRun,
+    HistoryEntry,
+    Source,
+    client_accuracies,
+    number_of,
+)
 
 __all__ = ["find_runs", "read_run"]
 
 ASIDE = ("search", "probe", "replaced")
 """Folders of a study, beside its runs, that no table is made of."""
-
-NEWEST = 2
-"""The newest form of results.json that is read here."""
 
 SHOWN = 3
 """Folders that a sentence names."""
@@ -103,15 +118,14 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     if choice not in CHOICES:
         raise ConfigurationError(f"choice must be one of {', '.join(CHOICES)}, got {choice!r}")
     path = folder / RESULTS
-    if not path.is_file() and (folder / PERSONALIZED).is_file():
-        path = folder / PERSONALIZED
+    trained = path.is_file() or not (folder / PERSONALIZED).is_file()
+    path = path if trained else folder / PERSONALIZED
     try:
         content = read_json(path)
-        if int(content.get("format", 1)) > NEWEST:
-            raise ConfigurationError(
-                f"{path} has format {content['format']}, this version of pfl_lightning reads up to {NEWEST}: update it"
-            )
-        run = _personalized_only(folder, content) if path.name != RESULTS else _trained(folder, content, choice)
+        if "accuracy" in content or "format" in content:  # the first form had no number
+            _check_format(path, int(content.get("format", 1)))
+        found = _trained(folder, content, choice) if trained else _personalized_only(folder, content)
+        run = FinishedRun(path=folder, place=study_place(folder), **_facts(folder, content), **found)
     except ConfigurationError:
         raise
     except (ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, OSError) as error:
@@ -121,93 +135,32 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     return run
 
 
-def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> FinishedRun:
-    old = int(results.get("format", 1)) == 1
-    config = read_config(first_config(folder), strict=True)
-    chosen = results["accuracy"][choice] or {}
-    evaluated = _guess_evaluated(config, results) if old else results["evaluated"]
-    summary = chosen if old else chosen.get("test") or {}
-    clients = client_accuracies(folder / CLIENTS, f"test_accuracy_{choice}", summary)
-    round = None if old else chosen.get("round")  # counted from 0 in the older form
-    test = _evaluation(evaluated, summary, clients, round)
-    return FinishedRun(
-        path=folder,
-        method=str(results["method"]),
-        finished=bool(results.get("finished", True)),
-        data=_source(results.get("data"), config.get("data")),
-        partition=_source(results.get("partition"), _init_args(config.get("data")).get("partition")),
-        **_configured(config, results, resumed_rounds(folder), resumed_with(folder)),
-        place=study_place(folder),
-        seed=int(results["seed"]),
-        rounds=int(results["rounds"]),
-        num_clients=int(results["num_clients"]),
-        never_trained=_never_trained(results),
-        test=test if old or chosen.get("test") else _tested_afterwards(folder, chosen, choice, results) or test,
-        **_personalized(folder, _rounds_of(results)),
-        bytes_up=_number(results["bytes"]["up"]),
-        bytes_down=_number(results["bytes"]["down"]),
-        seconds_per_round=_number(results["seconds_per_round"]),
-        history=tuple((_old_entry if old else _entry)(entry) for entry in results["history"]),
-        versions=dict(results.get("versions") or {}),
-    )
+def _check_format(path: Path, format: int) -> None:
+    if format > FORMAT:
+        raise ConfigurationError(
+            f"{path} has format {format}, this version of pfl_lightning reads up to {FORMAT}: update it"
+        )
+    if format < FORMAT:
+        raise ConfigurationError(
+            f"{path} has format {format}, which is of pfl_lightning 0.2.0 and earlier: pfl-lightning==0.3.0 reads it"
+        )
 
 
-def _never_trained(results: Mapping[str, Any]) -> tuple[int, ...]:
-    """Clients without a round; none where nothing was trained, or a version that did not count them wrote the file."""
-    rounds, novel = results.get("rounds_trained") or [], set(results.get("novel_clients") or ())
-    return tuple(c for c, number in enumerate(rounds) if not number and c not in novel) if any(rounds) else ()
-
-
-def _tested_afterwards(
-    folder: Path, chosen: Mapping[str, Any], choice: str, results: Mapping[str, Any]
-) -> Evaluation | None:
-    """What ``trainer.test`` has found of the chosen round, where rounds do not evaluate test parts."""
-    path = folder / "test.json"
-    if choice == "best_test" or not path.is_file():
-        return None
-    content = read_json(path, "it")
-    found = content["accuracy"]["last"] or {}
-    wanted = results["rounds"] if choice == "last" and not chosen else chosen.get("round")  # where none was evaluated
-    if not found.get("test") or found["round"] != wanted:
-        return None
-    clients = client_accuracies(folder / "test_clients.csv", "test_accuracy", found["test"], "0")
-    return _evaluation(content["evaluated"], found["test"], clients, found["round"])
-
-
-def _personalized_only(folder: Path, content: Mapping[str, Any]) -> FinishedRun:
-    """A run whose clients were personalized from a model that was not trained."""
-    config = read_config(first_config(folder), strict=True)
-    groups = [content[name] for name in ("participating", "novel") if name in content]
-    rounds = int(content.get("round") or 0)
-    found = {"method": content["method"], "seed": content["seed"], "rounds": rounds}
-    return FinishedRun(
-        path=folder,
-        method=str(content["method"]),
-        data=_source(content.get("data"), config.get("data")),
-        partition=_source(content.get("partition"), _init_args(config.get("data")).get("partition")),
-        **_configured(config, found),
-        place=study_place(folder),
-        seed=int(content["seed"]),
-        rounds=rounds,
-        num_clients=sum(int(group["num_clients"]) for group in groups),
-        **_personalized(folder),
-    )
-
-
-def _configured(
-    config: Mapping[str, Any],
-    results: Mapping[str, Any],
-    rounds: int | None = None,
-    resumed: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What the config says: options, with what a resumption has changed of them, its rounds as well, and seeds."""
-    method, arguments = str(results["method"]), results.get("method_arguments") or {}
-    planned = _planned_rounds(config, results, rounds)
+def _facts(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """What identifies a run: method, data and seeds; its options, with what a resumption has changed of them."""
+    config, method = read_config(first_config(folder), strict=True), str(content["method"])
+    trained = "rounds" in content  # resumptions are of trainings
+    planned = _planned_rounds(config, content, resumed_rounds(folder)) if trained else int(content.get("round") or 0)
+    arguments = content.get("method_arguments") or {}
     return {
+        "method": method,
+        "data": _source(content.get("data")),
+        "partition": _source(content.get("partition")),
         "config": config,
-        "options": run_options(config, method, arguments, planned) | dict(resumed or {}),
+        "options": run_options(config, method, arguments, planned) | (resumed_with(folder) if trained else {}),
+        "seed": int(content["seed"]),
         "data_seeds": tuple(find_seeds(config.get("data"))),
-        "seeds": (int(results["seed"]), *find_seeds(config)),
+        "seeds": (int(content["seed"]), *find_seeds(config)),
     }
 
 
@@ -221,39 +174,62 @@ def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any], resum
     return max(planned, played)
 
 
-def _init_args(value: Any) -> Mapping[str, Any]:
-    found = value.get("init_args") if isinstance(value, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def _source(said: Mapping[str, Any] | None) -> Source:
+    return Source(str(said.get("name") or ""), str(said.get("fingerprint") or "")) if said else Source()
 
 
-def _source(said: Mapping[str, Any] | None, configured: Any) -> Source:
-    """What the results say of data or partition; in the older form, what the config does."""
-    if said:
-        return Source(str(said.get("name") or ""), str(said.get("fingerprint") or ""))
-    named = configured.get("class_path") if isinstance(configured, Mapping) else None
-    return Source(str(named or "").rpartition(".")[2])
+def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> dict[str, Any]:
+    """What a training has left, with evaluations and a personalization after it."""
+    chosen = results["accuracy"][choice] or {}
+    summary = chosen.get("test") or {}
+    clients = client_accuracies(folder / CLIENTS, f"test_accuracy_{choice}", summary)
+    test = _evaluation(results["evaluated"], summary, clients, chosen.get("round"))
+    rounds, novel = results.get("rounds_trained") or [], set(results.get("novel_clients") or ())
+    idle = [client for client, number in enumerate(rounds) if not number and client not in novel]
+    return {
+        "finished": bool(results.get("finished", True)),
+        "rounds": int(results["rounds"]),
+        "num_clients": int(results["num_clients"]),
+        "never_trained": tuple(idle) if any(rounds) else (),  # a version may not have counted them
+        "test": test if summary else _tested_afterwards(folder, chosen, choice, results) or test,
+        **_personalized(folder, _rounds_of(results)),
+        "bytes_up": number_of(results["bytes"]["up"]),
+        "bytes_down": number_of(results["bytes"]["down"]),
+        "seconds_per_round": number_of(results["seconds_per_round"]),
+        "history": tuple(map(HistoryEntry.from_dict, results["history"])),
+        "versions": dict(results.get("versions") or {}),
+    }
 
 
-def _guess_evaluated(config: Mapping[str, Any], results: Mapping[str, Any]) -> Mapping[str, str]:
-    """In the older form: self-supervised methods, which alone have an objective, were scored by nearest neighbors."""
-    model = config.get("model")
-    arguments = _init_args(model.get("method") if isinstance(model, Mapping) else None)
-    neighbors = "objective" in arguments or results["method"] in ("Calibre", "FedEMA", "PFLSSL")
-    return {"score": "nearest_neighbor" if neighbors else "classifier"}
+def _tested_afterwards(
+    folder: Path, chosen: Mapping[str, Any], choice: str, results: Mapping[str, Any]
+) -> Evaluation | None:
+    """What ``trainer.test`` has found of the chosen round, where rounds do not evaluate test parts."""
+    path = folder / TEST
+    if choice == "best_test" or not path.is_file():
+        return None
+    content = read_json(path, "it")
+    found = content["accuracy"]["last"] or {}
+    wanted = results["rounds"] if choice == "last" and not chosen else chosen.get("round")  # where none was evaluated
+    if not found.get("test") or found["round"] != wanted:
+        return None
+    clients = client_accuracies(folder / EVALUATIONS[TEST], "test_accuracy", found["test"], "0")
+    return _evaluation(content["evaluated"], found["test"], clients, found["round"])
+
+
+def _personalized_only(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A run whose clients were personalized from a model that was not trained."""
+    groups = [content[name] for name in ("participating", "novel") if name in content]
+    number = sum(int(group["num_clients"]) for group in groups)
+    return {"rounds": int(content.get("round") or 0), "num_clients": number, **_personalized(folder)}
 
 
 def _evaluation(
     evaluated: Mapping[str, Any], summary: Mapping[str, Any], clients: Mapping[int, float], round: int | None
 ) -> Evaluation:
-    return Evaluation(
-        score=str(evaluated.get("score") or "classifier"),
-        model=str(evaluated.get("model") or ""),
-        mean=_number(summary.get("mean")),
-        std=_number(summary.get("std")),
-        worst_decile=_number(summary.get("worst_decile")),
-        clients=clients,
-        round=round,
-    )
+    score, model = str(evaluated.get("score") or "classifier"), str(evaluated.get("model") or "")
+    figures = {name: number_of(summary.get(name)) for name in ("mean", "std", "worst_decile")}
+    return Evaluation(score=score, model=model, **figures, clients=clients, round=round)
 
 
 def _rounds_of(results: Mapping[str, Any]) -> set[int]:
@@ -279,28 +255,7 @@ def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any
     for name, group, novel in (("personalized", "participating", "0"), ("personalized_novel", "novel", "1")):
         if group in content:
             trained = novel == "0" and "never_trained" in content
-            path = folder / "personalized.csv"
+            path = folder / EVALUATIONS[PERSONALIZED]
             clients = client_accuracies(path, "test_accuracy", content[group], novel, trained)
             found[name] = _evaluation(evaluated, content[group], clients, content.get("round"))
     return found
-
-
-def _entry(entry: Mapping[str, Any]) -> HistoryEntry:
-    return HistoryEntry(
-        round=int(entry["round"]),
-        test=_number((entry.get("test") or {}).get("accuracy")),
-        validation=_number((entry.get("validation") or {}).get("accuracy")),
-        bytes_up=_number(entry.get("bytes_up")),
-        bytes_down=_number(entry.get("bytes_down")),
-        seconds=_number(entry.get("seconds")),
-    )
-
-
-def _old_entry(entry: Mapping[str, Any]) -> HistoryEntry:
-    """Its rounds counted from 0."""
-    test, validation = _number(entry.get("test_accuracy")), _number(entry.get("accuracy"))
-    return HistoryEntry(round=int(entry["round"]) + 1, test=test, validation=validation)
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)

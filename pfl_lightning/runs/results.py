@@ -1,20 +1,41 @@
-"""What the files of a finished run say."""
+"""What the files of results say: their parts, as they are written and as they are read."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.runs.config import is_below
 from pfl_lightning.runs.files import damaged
 from pfl_lightning.runs.folder import StudyPlace
 
-__all__ = ["CHOICES", "FIGURES", "Evaluation", "FinishedRun", "HistoryEntry", "Source", "client_accuracies"]
+__all__ = [
+    "CHOICES",
+    "FIGURES",
+    "FORMAT",
+    "ChosenRound",
+    "Evaluation",
+    "FinishedRun",
+    "HistoryEntry",
+    "Source",
+    "accuracies",
+    "as_text",
+    "client_accuracies",
+    "mean_of",
+    "number_of",
+    "summary_of",
+]
+
+FORMAT = 2
+"""Number of the format of ``results.json``; see docs/results_format.md."""
+
 
 CHOICES = ("last", "validation_selected", "best_test")
 """Rules that choose a round."""
@@ -65,23 +86,60 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """An evaluated round.
+    """A round that was played; seconds and bytes are those since the entry before.
 
     Attributes:
-        round: Number of the round, from 1.
-        test: Mean test accuracy over clients; NaN where there is none.
-        validation: Mean validation accuracy over clients; NaN where there is none.
-        bytes_up: Bytes that clients uploaded since the entry before; NaN where unknown.
-        bytes_down: Bytes that the server sent since the entry before; NaN where unknown.
-        seconds: Wall time since the entry before; NaN where unknown.
+        round: Its number, from 1.
+        clients: How many clients were evaluated after it; 0 for none.
+        seconds: Wall time without the evaluation; ``None`` where it is not known, as in runs of earlier versions.
+        bytes_up: Bytes that the clients uploaded; likewise.
+        bytes_down: Bytes that the server sent; likewise.
+        loss: Mean training loss over the clients of the round.
+        test: Mean test accuracy over the evaluated clients.
+        validation: Mean validation accuracy over the evaluated clients.
     """
 
     round: int
-    test: float = math.nan
-    validation: float = math.nan
-    bytes_up: float = math.nan
-    bytes_down: float = math.nan
-    seconds: float = math.nan
+    clients: int = 0
+    seconds: float | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    loss: float | None = None
+    test: float | None = None
+    validation: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The form of ``results.json``."""
+        parts = {"test": self.test, "validation": self.validation}
+        return {**asdict(self), **{part: None if mean is None else {"accuracy": mean} for part, mean in parts.items()}}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> HistoryEntry:
+        """The entry in this form; a version may have written less."""
+        means = {part: (entry.get(part) or {}).get("accuracy") for part in ("test", "validation")}
+        known = {name: entry.get(name) for name in ("seconds", "bytes_up", "bytes_down", "loss")}
+        return cls(round=int(entry["round"]), clients=int(entry.get("clients") or 0), **known, **means)
+
+
+@dataclass
+class ChosenRound:
+    """A round that was chosen by some rule, and every client's accuracies in it.
+
+    Attributes:
+        round: Its number, from 1.
+        criterion: What the rule has compared.
+        validation: Accuracies on the validation parts, by client.
+        test: Accuracies on the test parts, by client.
+    """
+
+    round: int
+    criterion: float
+    validation: dict[int, float]
+    test: dict[int, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The form of ``results.json``."""
+        return {"round": self.round, "test": summary_of(self.test), "validation": summary_of(self.validation)}
 
 
 @dataclass(frozen=True)
@@ -189,3 +247,31 @@ def client_accuracies(
         why = f"the mean of its accuracies is {fmean(found.values()):.6g}, that of the results {mean:.6g}"
         raise damaged(path, why, "its clients")
     return {client: accuracy for client, accuracy in found.items() if math.isfinite(accuracy)}
+
+
+def accuracies(scores: Mapping[int, EvalMetrics]) -> dict[int, float]:
+    """Every client's accuracy; not of models that have none, such as those of a regression."""
+    return {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """A file's text; JSON has no NaN, so that none may be in it."""
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def mean_of(values: Mapping[int, float]) -> float:
+    """Mean over clients of their accuracies; at least one."""
+    return summarize(list(values), list(values.values())).mean
+
+
+def summary_of(values: Mapping[int, float]) -> dict[str, float | int] | None:
+    """Mean, spread and extremes of accuracies over clients; ``None`` without clients."""
+    if not values:
+        return None
+    found = summarize(list(values), list(values.values()))
+    return {**found.as_dict(), "variance": found.std**2, "num_clients": len(values)}
+
+
+def number_of(value: Any) -> float:
+    """A number as it was read; NaN for none."""
+    return math.nan if value is None else float(value)

@@ -64,27 +64,6 @@ def write_run(folder, method="FedAvg", clients=(0.25, 0.5, 0.75), *, seed=0, con
     return folder
 
 
-def write_old_run(folder, *, seed=0, method="FedAvg", config=None, curve=((0, 0.5),), **changes):
-    """A run of results.json's first form, whose rounds counted from 0."""
-    folder.mkdir(parents=True)
-    found = {"mean": curve[-1][1], "std": 0.1, "worst_decile": 0.2}
-    results = {
-        "method": method,
-        "rounds": len(curve),
-        "num_clients": 3,
-        "seed": seed,
-        "accuracy": {"last": found, "validation_selected": None, "best_test": found},
-        "bytes": {"up": 1000, "down": 2000},
-        "seconds_per_round": 2.0,
-        "history": [{"round": float(round), "test_accuracy": value} for round, value in curve],
-        **changes,
-    }
-    (folder / "results.json").write_text(json.dumps(results))
-    if config is not None:
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder
-
-
 def write_personalized(folder, participating=None, novel=None):
     """What ``pfl personalize`` leaves."""
     folder.mkdir(parents=True, exist_ok=True)

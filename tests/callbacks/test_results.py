@@ -364,21 +364,6 @@ class _NoHead(FedAvg):
     evaluation = "knn"
 
 
-def test_a_checkpoint_of_rounds_from_0_goes_on_in_rounds_from_1(tmp_path):
-    """What versions before format 2 have saved."""
-    first = {
-        "history": [{"round": 0.0, "clients": 5.0, "test_accuracy": 0.5, "accuracy": 0.25}],
-        "chosen": {"last": {"round": 0, "criterion": 0.0, "validation": {0: 0.25}, "test": {0: 0.5}}},
-    }
-    writer = ResultsWriter(str(tmp_path))
-    writer.load_state_dict(first)
-    assert [(row.round, row.test, row.validation, row.seconds) for row in writer.history] == [(1, 0.5, 0.25, None)]
-    assert writer.chosen["last"].round == 1
-    again = ResultsWriter()
-    again.load_state_dict(writer.state_dict())
-    assert (again.history, again.chosen) == (writer.history, writer.chosen)
-
-
 def test_a_folder_that_another_process_writes_to_is_refused_and_left_alone(tmp_path, monkeypatch):
     """With a Trainer in Python; here the lock is of this process, which is not asked."""
     resume.play(tmp_path, 1, partial(FedPer, epochs=1))

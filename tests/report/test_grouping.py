@@ -1,7 +1,7 @@
 """Which runs are one row, which stand in a table of their own, and what rows are called."""
 
 import pytest
-from _helpers.finished import write_old_run, write_run
+from _helpers.finished import write_run
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report import read_run
@@ -55,7 +55,7 @@ def test_runs_are_one_row_if_only_seeds_and_places_differ(tmp_path, change, rows
         "data": {"init_args": {"seed": 0, "root": "data"}},
         "loop": {"cohort": 1.0},
     }
-    paths = [write_old_run(tmp_path / "a", config=base), write_old_run(tmp_path / "b", seed=1, config=base | change)]
+    paths = [write_run(tmp_path / "a", config=base), write_run(tmp_path / "b", seed=1, config=base | change)]
     assert len(group(paths)) == rows
 
 
@@ -130,7 +130,11 @@ def test_runs_of_other_data_or_partitions_have_a_table_of_their_own(tmp_path, ch
 
 
 def test_partitions_of_other_options_have_a_table_of_their_own(tmp_path):
-    paths = [write_old_run(tmp_path / str(alpha), config=config(partition__alpha=alpha)) for alpha in (0.1, 0.5)]
+    unknown = {"name": "Dirichlet", "fingerprint": None}
+    paths = [
+        write_run(tmp_path / str(alpha), config=config(partition__alpha=alpha), partition=unknown)
+        for alpha in (0.1, 0.5)
+    ]
     assert group(paths) == [
         ("Digits, Dirichlet, alpha=0.1", "FedAvg", 1),
         ("Digits, Dirichlet, alpha=0.5", "FedAvg", 1),

@@ -30,7 +30,7 @@ def test_a_figure_that_one_seed_does_not_know_has_no_mean():
 def test_what_it_takes_to_a_target_is_that_of_a_loop():
     random = np.random.default_rng(0)
     rounds = np.cumsum(random.integers(1, 4, size=20))
-    entries = [HistoryEntry(int(r), *random.random(2), *(random.random(3) * 1e6)) for r in rounds]
+    entries = [HistoryEntry(int(r), 1, *(random.random(3) * 1e6), None, *random.random(2)) for r in rounds]
     for target in (0.3, 0.9, 0.99, 1.0):
         rounds, bytes, seconds, found = math.inf, 0.0, 0.0, False
         for entry in entries:
@@ -48,12 +48,12 @@ def test_a_mean_that_is_the_target_but_for_its_last_digit_reaches_it():
     shares = [53 / 60, 55 / 60, 57 / 60, 54 / 60, 54 / 60, 51 / 60]  # 324 of 360
     mean = sum(shares) / len(shares)
     assert mean < 0.9
-    assert reach([HistoryEntry(1, mean)], 0.9).rounds == 1
-    assert reach([HistoryEntry(1, 0.9 - 1 / 10_000_000)], 0.9).rounds == math.inf
+    assert reach([HistoryEntry(1, test=mean)], 0.9).rounds == 1
+    assert reach([HistoryEntry(1, test=0.9 - 1 / 10_000_000)], 0.9).rounds == math.inf
 
 
 def test_rounds_without_an_evaluation_count_for_bytes():
-    entries = [HistoryEntry(1, math.nan, bytes_up=1e6, bytes_down=0.0), HistoryEntry(2, 0.5, math.nan, 1e6, 0.0)]
+    entries = [HistoryEntry(n, bytes_up=10**6, bytes_down=0, test=test) for n, test in ((1, None), (2, 0.5))]
     assert reach(entries, 0.5).megabytes == 2.0
     assert math.isnan(reach([], 0.5).rounds)
 

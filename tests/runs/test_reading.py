@@ -1,10 +1,10 @@
-"""What is read from the folders of finished runs, of both forms of results.json."""
+"""What is read from the folders of finished runs, and which forms of results.json are read."""
 
 import json
 import math
 
 import pytest
-from _helpers.finished import summary, write_old_run, write_personalized, write_run
+from _helpers.finished import summary, write_personalized, write_run
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report import HistoryEntry, Source, find_runs, read_run
@@ -23,7 +23,7 @@ def test_a_run_of_the_second_form(tmp_path):
     assert run.test.clients == {0: 0.25, 1: 0.5, 2: 0.75}
     assert run.test.mean == 0.5
     assert run.test.worst_decile == 0.25
-    assert run.history[0] == HistoryEntry(1, 0.2, run.history[0].validation, 1e6, 3e6, 2.0)
+    assert run.history[0] == HistoryEntry(1, seconds=2.0, bytes_up=10**6, bytes_down=3 * 10**6, test=0.2)
     assert (run.bytes_up, run.bytes_down, run.seconds_per_round) == (2e6, 6e6, 2.0)
     assert run.options["model.method"] == "FedPAC"
     assert run.options["model.method.lr"] == 0.1  # no config says it
@@ -40,20 +40,10 @@ def test_the_chosen_round_is_the_one_asked_for(tmp_path):
         read_run(folder, "first")
 
 
-def test_rounds_of_the_first_form_counted_from_0(tmp_path):
-    run = read_run(write_old_run(tmp_path / "run", curve=((0, 0.25), (9, 0.5))))
-    assert [(entry.round, entry.test) for entry in run.history] == [(1, 0.25), (10, 0.5)]
-    assert math.isnan(run.history[0].bytes_up)
-    assert run.test.mean == 0.5
-    assert run.test.score == "classifier"
-
-
-def test_self_supervised_methods_of_the_first_form_have_scores_of_nearest_neighbors(tmp_path):
-    method = {"class_path": "my.Own", "init_args": {"objective": "simclr"}}
-    config = {"model": {"method": method}, "data": {"class_path": "a.b.Digits"}}
-    run = read_run(write_old_run(tmp_path / "run", method="Own", config=config))
-    assert run.test.score == "nearest_neighbor"
-    assert run.data == Source("Digits")
+def test_the_first_form_is_refused_with_the_version_that_reads_it(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"method": "FedAvg", "rounds": 1, "accuracy": {"last": None}}))
+    with pytest.raises(ConfigurationError, match=r"has format 1, .*: pfl-lightning==0\.3\.0 reads it"):
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize(("round", "shown"), [(2, True), (1, True), (3, True), (4, False)])

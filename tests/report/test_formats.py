@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from pfl_lightning.report.output.formats import NAME_WIDTH, fitting_tables
-from pfl_lightning.report.output.tables import Cell, TextTable
+from pfl_lightning.report.formats import NAME_WIDTH, fitting_tables
+from pfl_lightning.report.tables import Cell, TextTable
 
 HEADINGS = ("run", "seeds", "model", "test accuracy, %", "std over clients, %", "worst decile, %", "MB up", "MB down")
 

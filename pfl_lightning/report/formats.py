@@ -1,20 +1,37 @@
-"""Tables of texts as Markdown, LaTeX, HTML and on a terminal."""
+"""Tables as Markdown, LaTeX, HTML and CSV, and on a terminal."""
 
 from __future__ import annotations
 
+import csv
 import html
+import io
+import math
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from pfl_lightning.report.output.tables import Cell, TextTable
+from pfl_lightning.report.rows import MeasuredRow, ReportSettings
+from pfl_lightning.report.significance import PairedTests
+from pfl_lightning.report.tables import Cell, Column, TextTable
+from pfl_lightning.runs.results import Evaluation
 
-__all__ = ["escape_latex", "fits", "fitting_tables", "html_table", "latex_table", "markdown_table", "terminal_table"]
+__all__ = [
+    "escape_latex",
+    "fits",
+    "fitting_tables",
+    "html_table",
+    "latex_table",
+    "markdown_table",
+    "rows_csv",
+    "runs_csv",
+    "terminal_table",
+]
 
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -186,3 +203,63 @@ def _columns(table: TextTable, first: int, last: int) -> TextTable:
     folded = [Cell(textwrap.fill(line[0].text, NAME_WIDTH, break_long_words=False)) for line in table.lines]
     lines = tuple((name, *line[first:last]) for name, line in zip(folded, table.lines, strict=True))
     return TextTable(table.title, (table.headings[0], *table.headings[first:last]), lines)
+
+
+def rows_csv(
+    rows: Sequence[MeasuredRow],
+    columns: Sequence[Column],
+    settings: ReportSettings,
+    tests: dict[tuple[str, str], PairedTests],
+) -> str:
+    """A line for each row, with mean and standard deviation over seeds of each figure in separate columns.
+
+    Args:
+        rows: The rows.
+        columns: The figures.
+        settings: The report's settings.
+        tests: Paired tests by setting and label.
+    """
+    names = [name for c in columns for name in (c.name, f"{c.name}_std_over_seeds")]
+    targets = [column for column in columns if "to_target" in column.name]
+    heading = ["setting", "run", "method", "seeds", "planned_seeds", "search_trials"]
+    heading += ["rounds", "clients", "score", "model", *names, *(f"{column.name}_seeds" for column in targets)]
+    tested = ["reference", "difference", "pairs_of_seeds", "p_seeds", "pairs_of_clients", "p_clients"]
+    lines: list[list[Any]] = [[*heading, "published_percent", *tested]]
+    for row in rows:
+        first = row.runs[0] if row.runs else None
+        evaluation = first.evaluation(settings.figure) if first else Evaluation(score="")
+        line = [row.setting, row.label, first.method if first else "", len(row.runs), row.planned, row.trials]
+        line += [first.rounds if first else None, first.num_clients if first else None]
+        line += [evaluation.score, evaluation.model]
+        line += [value for c in columns for value in (c.over_seeds(row).mean, c.over_seeds(row).std)]
+        line += [*(column.over_seeds(row).count for column in targets), row.published]
+        test = tests.get((row.setting, row.label))
+        facts = ("reference", "difference", "seeds", "p_seeds", "clients", "p_clients")
+        lines.append([*line, *(getattr(test, name, None) for name in facts)])
+    return _csv_text(lines)
+
+
+def runs_csv(rows: Sequence[MeasuredRow], columns: Sequence[Column]) -> str:
+    """A line for each run: its seed, fingerprints and figures.
+
+    Args:
+        rows: The rows.
+        columns: The figures.
+    """
+    facts = ["method", "seed", "rounds", "clients", "data", "data_fingerprint", "partition", "partition_fingerprint"]
+    lines: list[list[Any]] = [["setting", "run", "folder", *facts, "score", *(column.name for column in columns)]]
+    for row in rows:
+        for run in row.runs:
+            sources = [run.data.name, run.data.fingerprint, run.partition.name, run.partition.fingerprint]
+            about = [run.method, run.seed, run.rounds, run.num_clients, *sources, run.test.score]
+            lines.append([row.setting, row.label, run.path, *about, *(column.figure(run) for column in columns)])
+    return _csv_text(lines)
+
+
+def _csv_text(lines: list[list[Any]]) -> str:
+    """What is not known, or not finite, is empty."""
+    file = io.StringIO(newline="")
+    for line in lines:
+        known = ["" if isinstance(value, float) and not math.isfinite(value) else value for value in line]
+        csv.writer(file, lineterminator="\n").writerow(known)
+    return file.getvalue()

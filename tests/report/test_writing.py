@@ -17,11 +17,10 @@ from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.report import ReportSettings, Row, live_table, read_run, write_report
-from pfl_lightning.report.output.columns import report_columns
-from pfl_lightning.report.output.formats import latex_table
-from pfl_lightning.report.output.tables import Cell, Shown, TextTable, block_table
-from pfl_lightning.report.output.writing import STUDY_NAMES, Report
+from pfl_lightning.report.formats import latex_table
 from pfl_lightning.report.rows import MeasuredRow, measure
+from pfl_lightning.report.tables import Cell, TextTable, block_columns, block_table, report_columns
+from pfl_lightning.report.writing import STUDY_NAMES, Report
 
 METHODS = {"FedAvg": 0.6, "FedPAC": 0.8, "Ditto_<b>&": 0.7}
 NEIGHBORS = {"score": "nearest_neighbor", "model": "aggregated"}
@@ -419,4 +418,4 @@ def test_published_figures_without_a_column_of_accuracy(tmp_path):
     row = MeasuredRow("FedAvg", "", (run,), planned=1, published=90.0)
     columns = tuple(column for column in report_columns([row], ReportSettings("")) if not column.is_headline)
     assert columns
-    assert block_table("", [row], Shown(columns, (), True, "test")).headings[:2] == ("run", "seeds")
+    assert block_table("", [row], block_columns(columns, "test", (), True)).headings[:2] == ("run", "seeds")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from pfl_lightning.report.output.formats import html_table
-from pfl_lightning.report.output.tables import Cell, TextTable
+from pfl_lightning.report.formats import html_table
 from pfl_lightning.report.rows import MeasuredRow, blocks
+from pfl_lightning.report.tables import TextTable, texts
 from pfl_lightning.runs.config import differing, show
 from pfl_lightning.runs.results import FinishedRun
 
@@ -84,13 +84,9 @@ def _differences(rows: Sequence[MeasuredRow]) -> str:
     found = [row for row in rows if row.runs]
     paths = differing([row.runs[0].options for row in found]) if found else []
     below = [path for path in _paths(found) if path not in paths and not _is_common(found, path)]
-    lines = [
-        (Cell(path), *(Cell(show(row.runs[0].options[path]) if path in row.runs[0].options else "") for row in found))
-        for path in (*paths, *below)
-    ]
-    if not lines:
-        return ""
-    return html_table(TextTable("What differs", ("option", *(row.label for row in found)), tuple(lines)))
+    options = [row.runs[0].options for row in found]
+    lines = [[path, *(show(one[path]) if path in one else "" for one in options)] for path in (*paths, *below)]
+    return html_table(texts("What differs", ("option", *(row.label for row in found)), lines)) if lines else ""
 
 
 def _common(rows: Sequence[MeasuredRow]) -> str:
@@ -118,7 +114,7 @@ def _runs(row: MeasuredRow) -> str:
     if not row.runs:
         return ""
     headings = ("folder", "seed", "rounds", "data", "partition", "versions")
-    table = TextTable("", headings, tuple(tuple(map(Cell, _facts(run))) for run in row.runs))
+    table = texts("", headings, map(_facts, row.runs))
     number = f"{len(row.runs)} run{'s' if len(row.runs) > 1 else ''}"
     config = _config(row.runs[0])
     return f"<details><summary>{escape(row.label)}: {number}</summary>\n{html_table(table)}{config}</details>"

@@ -74,8 +74,7 @@ def round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
         for run in row.runs:
             round = run.evaluation(figure).round
             if round is not None and round != run.rounds:
-                of = f"{row.label}{f' ({row.setting})' if row.setting else ''}"
-                said.setdefault(of, []).append(f"round {round} of {run.rounds}")
+                said.setdefault(row.name, []).append(f"round {round} of {run.rounds}")
     listed = [f"{of}: {', '.join(dict.fromkeys(rounds))}" for of, rounds in said.items()]
     return f"Not of the last round: {'; '.join(listed)}." if listed else ""
 
@@ -88,8 +87,7 @@ def idle_note(rows: Sequence[MeasuredRow], figure: str) -> str:
         figure: The headline.
     """
     said = [
-        f"{row.label}{f' ({row.setting})' if row.setting else ''}, seed {run.seed}: "
-        + idle_clients(run.never_trained, run.evaluation(figure).clients)
+        f"{row.name}, seed {run.seed}: " + idle_clients(run.never_trained, run.evaluation(figure).clients)
         for row in rows
         for run in row.runs
         if run.never_trained and figure != "personalized_novel"
@@ -107,7 +105,7 @@ def without_note(rows: Sequence[MeasuredRow], what: str) -> str:
         rows: The rows.
         what: What they do not have, such as "test accuracy of the last round".
     """
-    said = [f"{row.label}{f' ({row.setting})' if row.setting else ''}: {row.without}" for row in rows if row.without]
+    said = [f"{row.name}: {row.without}" for row in rows if row.without]
     return f"Finished runs that have no {what} are left out ({'; '.join(said)})." if said else ""
 
 

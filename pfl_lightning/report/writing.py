@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pfl_lightning.report.curves import draw_curves
+from pfl_lightning.report.formats import fits, latex_table, markdown_table, rows_csv, runs_csv, terminal_table
 from pfl_lightning.report.grouping import apart_by_data
-from pfl_lightning.report.output.columns import Column, report_columns
-from pfl_lightning.report.output.csv_files import rows_csv, runs_csv
-from pfl_lightning.report.output.curves import draw_curves
-from pfl_lightning.report.output.formats import fits, latex_table, markdown_table, terminal_table
-from pfl_lightning.report.output.notes import (
+from pfl_lightning.report.notes import (
     FAIRNESS,
     data_note,
     idle_note,
@@ -28,18 +27,20 @@ from pfl_lightning.report.output.notes import (
     search_note,
     without_note,
 )
-from pfl_lightning.report.output.page import html_page
-from pfl_lightning.report.output.tables import (
-    Shown,
-    TextTable,
-    block_table,
-    ranking_table,
-    significance_table,
-    summary_table,
-)
+from pfl_lightning.report.page import html_page
 from pfl_lightning.report.ranking import rank_rows
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings, Row, blocks, measure
 from pfl_lightning.report.significance import CAVEAT, PairedTests, compare_with_reference
+from pfl_lightning.report.tables import (
+    Column,
+    TextTable,
+    block_columns,
+    block_table,
+    ranking_table,
+    report_columns,
+    significance_table,
+    summary_table,
+)
 from pfl_lightning.runs.results import FIGURES
 from pfl_lightning.state.files import replace_file
 
@@ -117,9 +118,8 @@ class Report:
             facts += ("search trials",) if any(row.trials for row in self.rows) else ()
             published = any(row.published is not None for row in rows)
             some = blocks(rows).items()
-            titles = [self._title(name, score) for name, _ in some]
-            shown = Shown(tuple(columns), facts, published, self.settings.figure)
-            found.append([block_table(title, rows, shown) for title, (_, rows) in zip(titles, some, strict=True)])
+            shown = block_columns(columns, self.settings.figure, facts, published)
+            found.append([block_table(self._title(name, score), rows, shown) for name, rows in some])
         return found
 
     def _title(self, setting: str, score: str) -> str:
@@ -129,13 +129,9 @@ class Report:
 
     def summaries(self) -> list[TextTable]:
         """Methods by settings, for each score, where there are several settings."""
-        if len(self.blocks) < 2:
-            return []
-        found = []
-        for rows in self.by_score.values():
-            columns = report_columns(rows, self.settings)
-            found += [summary_table(rows, column) for column in columns if column.is_headline]
-        return found
+        scores = [(rows, report_columns(rows, self.settings)) for rows in self.by_score.values()]
+        found = [summary_table(rows, column) for rows, columns in scores for column in columns if column.is_headline]
+        return found if len(self.blocks) > 1 else []
 
     def further_tables(self) -> list[TextTable]:
         """Significance and ranking, as far as there is something to say."""
@@ -152,8 +148,7 @@ class Report:
 
     def tables(self) -> list[TextTable]:
         """All tables."""
-        main = [table for tables in self.main_tables() for table in tables]
-        return [*self.summaries(), *main, *self.further_tables()]
+        return [*self.summaries(), *chain.from_iterable(self.main_tables()), *self.further_tables()]
 
     def notes(self) -> list[str]:
         """What one must know to read the tables."""
@@ -210,7 +205,7 @@ class Report:
             The files.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        writers: dict[str, Callable[[], str | bytes | None]] = {
+        makers: dict[str, Callable[[], str | bytes | None]] = {
             "md": self.markdown,
             "csv": self.csv,
             "tex": self.latex,
@@ -219,14 +214,16 @@ class Report:
         }
         written = []
         for form, name in names.items():
-            content = writers[form]()
-            if content is not None:
-                written.append(_replace(folder / name, content))
-            else:  # a picture of an earlier report would stand beside this one's files
-                (folder / name).unlink(missing_ok=True)
+            contents = {folder / name: makers[form]()}
             if form == "csv":
-                runs = runs_csv(self.rows, self.columns)
-                written.append(_replace(folder / f"{Path(name).stem}_runs.csv", runs))
+                contents[folder / f"{Path(name).stem}_runs.csv"] = runs_csv(self.rows, self.columns)
+            for path, content in contents.items():
+                if content is None:  # a picture of an earlier report would stand beside this one's files
+                    path.unlink(missing_ok=True)
+                    continue
+                with replace_file(path, shared=True) as temporary:  # other readers see the old one or the new one
+                    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+                written.append(path)
         return written
 
     def markdown(self) -> str:
@@ -269,13 +266,6 @@ def _with_title(title: str, tables: Sequence[TextTable]) -> str:
     return ": ".join(filter(None, [title, tables[0].title if len(tables) == 1 else ""]))
 
 
-def _replace(path: Path, content: str | bytes) -> Path:
-    """Write a file in one step: other readers see the old one or the new one."""
-    with replace_file(path, shared=True) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
 def _report(rows: Sequence[Row], settings: ReportSettings) -> Report:
     """The report of a study; rows with other data than the rest of their setting have tables of their own."""
     measured = measure(rows, settings)
@@ -313,7 +303,7 @@ def live_table(rows: Sequence[Row], settings: ReportSettings, width: int | None 
     published = any(row.published is not None for row in rows)
     console = Console(width=width)
     while True:
-        shown = Shown(tuple(columns), (), published, settings.figure)
+        shown = block_columns(columns, settings.figure, (), published)
         tables = [block_table(name, some, shown) for name, some in report.blocks.items()]
         table = terminal_table(tables, _with_title(settings.title, tables))
         warnings = [data_note(report.rows), without_note(report.rows, report._what())]

@@ -1,0 +1,315 @@
+"""The tables of a report, as texts: their columns; one of each setting, a summary, significance and ranking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pfl_lightning.report.ranking import Ranking
+from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks
+from pfl_lightning.report.significance import PairedTests
+from pfl_lightning.report.statistics import OverSeeds, Target, reach
+from pfl_lightning.runs.results import FIGURES, FinishedRun
+
+__all__ = ["Cell", "Column", "Fact", "TextTable", "percent", "report_columns", "texts"]
+__all__ += ["block_columns", "block_table", "p_text", "ranking_table", "significance_table", "summary_table"]
+
+SCORES = {"classifier": "", "nearest_neighbor": "nearest-neighbor "}
+"""Scores that are accuracies, each in columns of its own, and what stands before their names."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of a table.
+
+    Attributes:
+        text: The text.
+        best: Whether it is the best of its column.
+    """
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of texts; its first column names the lines.
+
+    Attributes:
+        title: What it shows; may be empty.
+        headings: Of the columns.
+        lines: The cells.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    lines: tuple[tuple[Cell, ...], ...]
+
+
+def texts(title: str, headings: Iterable[str], lines: Iterable[Iterable[str]]) -> TextTable:
+    """A table without best figures."""
+    return TextTable(title, tuple(headings), tuple(tuple(map(Cell, line)) for line in lines))
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A text of a row.
+
+    Attributes:
+        heading: What people read above it.
+        text: The text of a row.
+    """
+
+    heading: str
+    text: Callable[[MeasuredRow], str]
+
+    def cells(self, rows: Sequence[MeasuredRow]) -> list[Cell]:
+        """What people read of rows."""
+        return [Cell(self.text(row)) for row in rows]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of a run.
+
+    Attributes:
+        name: Its name in the CSV file.
+        heading: What people read.
+        figure: The figure of a run: NaN where it has none, infinity where it was not reached.
+        factor: Factor of what people read.
+        digits: Digits after the point.
+        is_headline: Whether it is the figure that the report is about.
+        highest_is_best: Whether the row with the highest mean is marked.
+        is_detail: Whether a paper's table leaves it out.
+    """
+
+    name: str
+    heading: str
+    figure: Callable[[FinishedRun], float]
+    factor: float = 1.0
+    digits: int = 2
+    is_headline: bool = False
+    highest_is_best: bool = False
+    is_detail: bool = False
+
+    def over_seeds(self, row: MeasuredRow) -> OverSeeds:
+        """Mean and standard deviation over the seeds of a row, without the factor."""
+        return row.over_seeds(self.figure)
+
+    def text(self, row: MeasuredRow) -> str:
+        """What people read of a row."""
+        found = self.over_seeds(row)
+        if not found.count:
+            return "not reached" if any(math.isinf(self.figure(run)) for run in row.runs) else "-"
+        text = f"{self.factor * found.mean:,.{self.digits}f}"
+        if not math.isnan(found.std):
+            text += f" ± {self.factor * found.std:,.{self.digits}f}"
+        return text if found.count == found.seeds else f"{text} ({found.count} of {found.seeds} seeds)"
+
+    def cells(self, rows: Sequence[MeasuredRow]) -> list[Cell]:
+        """What people read of rows, the best of several marked."""
+        means = [round(self.factor * self.over_seeds(row).mean, self.digits) for row in rows]
+        known = [mean for mean in means if not math.isnan(mean)]
+        best = max(known) if self.highest_is_best and len(known) > 1 else math.nan
+        return [Cell(self.text(row), mean == best) for row, mean in zip(rows, means, strict=True)]
+
+
+def percent(value: float) -> str:
+    """A share as a percentage, without digits that say nothing.
+
+    Example:
+        >>> percent(0.8), percent(0.925)
+        ('80 %', '92.5 %')
+    """
+    return f"{100 * value:.6g} %"
+
+
+def report_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> list[Column]:
+    """The columns for which any row has a figure; the headline first.
+
+    Args:
+        rows: All rows of the report.
+        settings: What it shows.
+    """
+    columns = [column for score in SCORES for column in _headline(settings.figure, score)]
+    columns += [_accuracy(figure, score) for figure in FIGURES if figure != settings.figure for score in SCORES]
+    if settings.target_accuracy is not None:
+        columns += [column for score in SCORES for column in _target(settings.target_accuracy, score)]
+    columns += [
+        Column("bytes_up", "MB up", lambda run: run.bytes_up, 1e-6, is_detail=True),
+        Column("bytes_down", "MB down", lambda run: run.bytes_down, 1e-6, is_detail=True),
+        Column("seconds_per_round", "s a round", lambda run: run.seconds_per_round, is_detail=True),
+    ]
+    return [c for c in columns if any(not math.isnan(c.figure(run)) for row in rows for run in row.runs)]
+
+
+def _prefix(score: str) -> str:
+    return "" if score == "classifier" else f"{score}_"
+
+
+def _accuracy(figure: str, score: str, headline: bool = False) -> Column:
+    name = _prefix(score) + ("mean" if figure == "test" else figure)
+    heading = f"{SCORES[score]}{FIGURES[figure]}, %"
+    return Column(name, heading, _of(figure, score, "mean"), 100, is_headline=headline, highest_is_best=headline)
+
+
+def _headline(figure: str, score: str) -> list[Column]:
+    name = _prefix(score) + ("" if figure == "test" else f"{figure}_")
+    what = f" ({SCORES[score].strip()})" if SCORES[score] else ""
+    worst = _of(figure, score, "worst_decile")
+    return [
+        _accuracy(figure, score, headline=True),
+        Column(f"{name}std", f"std over clients{what}, %", _of(figure, score, "std"), 100),
+        Column(f"{name}worst_decile", f"worst decile{what}, %", worst, 100, highest_is_best=True),
+    ]
+
+
+def _of(figure: str, score: str, statistic: str) -> Callable[[FinishedRun], float]:
+    def value(run: FinishedRun) -> float:
+        found = run.evaluation(figure)
+        return float(getattr(found, statistic)) if found.score == score else math.nan
+
+    return value
+
+
+def _target(accuracy: float, score: str) -> list[Column]:
+    name, what = _prefix(score), f"{percent(accuracy)}{' ' + SCORES[score].strip() if SCORES[score] else ''}"
+
+    def value(attribute: str) -> Callable[[FinishedRun], float]:
+        def found(run: FinishedRun) -> float:
+            unknown = Target(math.nan, math.nan, math.nan)
+            return float(getattr(reach(run.history, accuracy) if run.test.score == score else unknown, attribute))
+
+        return found
+
+    return [
+        Column(f"{name}rounds_to_target", f"rounds to {what}", value("rounds"), digits=1),
+        Column(f"{name}megabytes_to_target", f"MB to {what}", value("megabytes")),
+        Column(f"{name}seconds_to_target", f"s to {what}", value("seconds"), digits=1, is_detail=True),
+    ]
+
+
+def block_columns(columns: Sequence[Column], figure: str, facts: Sequence[str], published: bool) -> list[Column | Fact]:
+    """What the table of a setting shows.
+
+    Args:
+        columns: The figures.
+        figure: The headline.
+        facts: Which of ``"rounds"``, ``"clients"``, ``"model"`` (the evaluated one) and ``"search trials"`` (by which
+            options were chosen) stand before them.
+        published: Whether the published figures stand beside the headline.
+    """
+
+    def of_runs(text: Callable[[FinishedRun], str]) -> Callable[[MeasuredRow], str]:
+        return lambda row: ", ".join(dict.fromkeys(map(text, row.runs))) or "-"
+
+    known = {
+        "rounds": of_runs(lambda run: str(run.rounds)),
+        "clients": of_runs(lambda run: str(run.num_clients)),
+        "model": of_runs(lambda run: run.evaluation(figure).model.replace("_", "-") or "-"),
+        "search trials": lambda row: str(row.trials or 0),
+    }
+    found: list[Column | Fact] = [Fact("run", lambda row: row.label), Fact("seeds", _seeds)]
+    found += [Fact(name, known[name]) for name in facts]
+    headlines = [column for column in columns if column.is_headline]
+    for column in columns:
+        found.append(column)
+        if published and headlines and column is headlines[-1]:
+            found.append(Fact("published, %", lambda row: "-" if row.published is None else f"{row.published:.2f}"))
+            found.append(Fact("difference", lambda row: _difference(row, headlines)))
+    return found
+
+
+def _seeds(row: MeasuredRow) -> str:
+    return str(len(row.runs)) if len(row.runs) == row.planned else f"{len(row.runs)} of {row.planned}"
+
+
+def _difference(row: MeasuredRow, headlines: Sequence[Column]) -> str:
+    means = [column.over_seeds(row).mean for column in headlines]  # of several scores, a row has one
+    mean = next((mean for mean in means if not math.isnan(mean)), math.nan)
+    return "-" if row.published is None else _signed(100 * mean - row.published)
+
+
+def block_table(title: str, rows: Sequence[MeasuredRow], columns: Sequence[Column | Fact]) -> TextTable:
+    """The rows of one setting.
+
+    Args:
+        title: Name of the setting.
+        rows: Its rows.
+        columns: What is shown of them.
+    """
+    cells = [column.cells(rows) for column in columns]
+    return TextTable(title, tuple(column.heading for column in columns), tuple(zip(*cells, strict=True)))
+
+
+def summary_table(rows: Sequence[MeasuredRow], headline: Column) -> TextTable:
+    """Methods by settings: the headline, with the published figure in parentheses.
+
+    Args:
+        rows: The rows of all settings.
+        headline: The column that is shown.
+    """
+    by_setting = blocks(rows)
+    labels = list(dict.fromkeys(row.label for row in rows))
+    lines: list[list[Cell]] = [[Cell(label)] for label in labels]
+    for some in by_setting.values():
+        cells = dict(zip((row.label for row in some), headline.cells(some), strict=True))
+        published = {row.label: row.published for row in some}
+        for line, label in zip(lines, labels, strict=True):
+            cell, paper = cells.get(label, Cell("-")), published.get(label)
+            line.append(cell if paper is None else Cell(f"{cell.text} ({paper:.2f})", cell.best))
+    title = f"{headline.heading}, by setting"
+    if any(row.published is not None for row in rows):
+        title += " (published figures in parentheses)"
+    return TextTable(title, ("run", *by_setting), tuple(map(tuple, lines)))
+
+
+def significance_table(setting: str, tests: Sequence[PairedTests]) -> TextTable:
+    """Each row against the reference.
+
+    Args:
+        setting: Name of the block.
+        tests: Its tests.
+    """
+    columns: dict[str, Callable[[PairedTests], str]] = {
+        "run": lambda test: test.label,
+        "against": lambda test: test.reference,
+        "difference, points": lambda test: _signed(100 * test.difference),
+        "pairs of seeds": lambda test: str(test.seeds),
+        "p (paired t-test over seeds)": lambda test: p_text(test.p_seeds),
+        "pairs of clients": lambda test: str(test.clients),
+        "p (Wilcoxon over clients)": lambda test: p_text(test.p_clients),
+    }
+    title = "Significance" + (f": {setting}" if setting else "")
+    return texts(title, columns, ([text(test) for text in columns.values()] for test in tests))
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.2f}"
+
+
+def p_text(value: float) -> str:
+    """A p value as people read it.
+
+    Example:
+        >>> p_text(0.0421), p_text(1e-9), p_text(float("nan"))
+        ('0.042', '< 0.001', '-')
+    """
+    if math.isnan(value):
+        return "-"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def ranking_table(ranking: Ranking) -> TextTable:
+    """Ranks of the methods in each setting, and their average.
+
+    Args:
+        ranking: The ranking.
+    """
+    rows = zip(ranking.labels, ranking.averages, ranking.ranks, strict=True)
+    title = f"Ranking over {len(ranking.settings)} settings"
+    if not math.isnan(ranking.p_value):
+        title += f" (Friedman's test that the methods do not differ: p = {p_text(ranking.p_value)})"
+    lines = ([label, f"{average:.2f}", *(f"{rank:g}" for rank in ranks)] for label, average, ranks in rows)
+    return texts(title.replace("= <", "<"), ("run", "average rank", *ranking.settings), lines)
