@@ -48,5 +48,8 @@ napoleon_use_rtype = False
 # A cross-reference to a name that does not exist is an error. Names of other packages are shown without a link: the
 # site is built without a network.
 nitpicky = True
-nitpick_ignore = [("py:class", "MakeTrainer")]  # a type alias, imported for type checkers alone
+nitpick_ignore = [
+    ("py:class", "MakeTrainer"),  # a type alias, imported for type checkers alone
+    ("py:class", "Clients"),  # of pfl_lightning.state, which has no page
+]
 toc_object_entries_show_parents = "hide"
