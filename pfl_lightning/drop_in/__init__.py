@@ -4,7 +4,7 @@ Where to look:
 
 - ``federate``: the one call; ``predictions``: of each client's model; ``adapters``: export of clients' adapters.
 - ``forms/``: what both forms need. ``callback_form`` is what ``FederatedLoop(method=...)`` does, with
-  ``trainer_data`` (internals of Lightning), ``later_loaders``, ``loaded_module`` and ``cli_optimizers``. Data and
+  ``trainer_data`` (internals of Lightning), ``loaded_module`` and ``cli_optimizers``. Data and
   arguments: ``given_data``, ``checks``.
 - ``outer/``: the federation, and what its Trainer has. ``federation``; ``user_hooks`` (setup, callbacks, checkpoints,
   predict); ``shown_model`` (the global model behind ``pl_module``); ``user_module_owner`` (the author's module, its

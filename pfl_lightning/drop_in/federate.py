@@ -15,7 +15,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.forms.checks import check_labels, split_method
-from pfl_lightning.drop_in.forms.given_data import Division, LoadersByStage, data_of
+from pfl_lightning.drop_in.forms.given_data import GIVEN, Division, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
 from pfl_lightning.federation.loop import RoundLoop
@@ -139,7 +139,7 @@ def federate(
         optimizer_state=optimizer_state,
         seed=seed,
     )
-    loaders = LoadersByStage(train_dataloaders, val_dataloaders, test_dataloaders)
+    loaders = dict(zip(GIVEN, (train_dataloaders, val_dataloaders, test_dataloaders), strict=True))
     divided = isinstance(datamodule, FederatedDataModule | list | tuple) and federation.reads_classes
     division = Division(partition, num_clients, None if divided else labels, shared_evaluation)
     original = getattr(module, "_orig_mod", module)  # as it was before compilation

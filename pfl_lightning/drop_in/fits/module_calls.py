@@ -24,6 +24,7 @@ __all__ = [
     "held_schedulers",
     "lent_to_trainer",
     "names_in_code",
+    "nothing",
     "patched",
     "share_of_learning_rates",
     "training",

@@ -14,7 +14,7 @@ from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.datamodules.adapters.loading.stages import brings
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.drop_in.forms.checks import check_labels, split_method
-from pfl_lightning.drop_in.forms.later_loaders import with_loaders
+from pfl_lightning.drop_in.forms.given_data import with_loaders
 from pfl_lightning.drop_in.forms.loaded_module import GlobalWeights, checkpoint_of, restore, warn_of_other_weights
 from pfl_lightning.drop_in.forms.trainer_data import GivenData, data_given_to, put_in_place
 from pfl_lightning.drop_in.outer.federation import ModuleFederation

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import lightning as L
+import numpy as np
+import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, IterableDataset
 
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
-from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, brings
+from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems
+from pfl_lightning.datamodules.adapters.item_source import ItemSource
+from pfl_lightning.datamodules.adapters.items import ItemSplit
+from pfl_lightning.datamodules.adapters.labels import classes_of
+from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, brings, loaders_of
+from pfl_lightning.datamodules.adapters.sources import source_of
+from pfl_lightning.drop_in.fits.module_calls import nothing
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import is_older
 
-__all__ = ["Division", "LoadersByStage", "brings_stream", "data_of", "is_of_module", "streams_of"]
+__all__ = ["GIVEN", "Division", "brings_stream", "data_of", "is_of_module", "streams_of", "with_loaders"]
 
 HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 """Where a LightningModule brings loaders of its own."""
 
+GIVEN = ("train_dataloaders", "val_dataloaders", "test_dataloaders")
+"""How loaders without a data module are called, as in ``trainer.fit``: a loader, or a list of one a client."""
 
-@dataclass(frozen=True)
-class LoadersByStage:
-    """Loaders without a data module, each with its name in ``trainer.fit``.
-
-    Attributes:
-        train: A loader, or a list of one a client.
-        validation: The same for validation batches; ``None`` for none.
-        test: The same for test batches; ``None`` for none.
-    """
-
-    train: Any = None
-    validation: Any = None
-    test: Any = None
-
-    def named(self) -> dict[str, Any]:
-        """Those that are given."""
-        own = {"train_dataloaders": self.train, "val_dataloaders": self.validation, "test_dataloaders": self.test}
-        return {name: loader for name, loader in own.items() if loader is not None}
+_PARTS = {"val_dataloaders": "validation", "test_dataloaders": "test"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Division:
 
 def data_of(
     given: Any,
-    loaders: LoadersByStage,
+    loaders: Mapping[str, Any],
     division: Division,
     module: L.LightningModule | None = None,
     evaluates: bool = True,
@@ -80,7 +74,7 @@ def data_of(
     Args:
         given: A data module, a loader, or a list with the data of each client; ``None`` where loaders are given by
             name, or are the module's own.
-        loaders: Loaders given by name.
+        loaders: Loaders given by name; ``None`` for none.
         division: Who gets what.
         module: The LightningModule, which may bring loaders.
         evaluates: Whether the method evaluates clients in a way of its own. If not, nothing is held out for a module
@@ -90,7 +84,8 @@ def data_of(
         ConfigurationError: They are no data, they contradict each other, or it is not said who gets what.
     """
     own = module if module is not None and any(brings(module, name) for name in HOOKS) else None
-    if loaders.named():
+    loaders = {name: loader for name, loader in loaders.items() if loader is not None}
+    if loaders:
         given = _from_loaders(given, loaders, division, own)
     elif isinstance(given, DataLoader | CombinedLoader | dict):
         given = GivenLoaders(given, module=own)
@@ -132,35 +127,36 @@ def _rule(division: Division) -> Partitioner:
     return rule
 
 
-def _from_loaders(given: Any, loaders: LoadersByStage, division: Division, module: L.LightningModule | None) -> Any:
+def _from_loaders(
+    given: Any, loaders: Mapping[str, Any], division: Division, module: L.LightningModule | None
+) -> GivenLoaders | list[GivenLoaders]:
     """One data module of loaders, or one for each client where they are lists of one a client."""
     plain = isinstance(given, DataLoader | CombinedLoader | dict) or (
         isinstance(given, list | tuple) and all(isinstance(loader, DataLoader) for loader in given)
     )
-    trains = module is not None and brings(module, HOOKS[0])
-    if (given is not None and (not plain or loaders.train is not None)) or (
-        given is loaders.train is None and not trains
+    names, trains = ", ".join(loaders), module is not None and brings(module, HOOKS[0])
+    if (given is not None and (not plain or GIVEN[0] in loaders)) or (
+        given is None and GIVEN[0] not in loaders and not trains
     ):
-        names = ", ".join(loaders.named())
         raise ConfigurationError(
             f"got {names} and {'no loader for training' if given is None else f'a {type(given).__name__}'}: give "
             "either a LightningDataModule, or train_dataloaders with val_dataloaders and test_dataloaders where there "
             "are some"
         )
-    found = LoadersByStage(loaders.train if given is None else given, loaders.validation, loaders.test)
-    if not isinstance(found.train, list | tuple) or division.is_given:
-        return GivenLoaders(found.train, found.validation, found.test, module=module)
-    number = len(found.train)
-    for name, own in found.named().items():
-        if not isinstance(own, list | tuple) or len(own) != number:
-            got = len(own) if isinstance(own, list | tuple) else f"a {type(own).__name__}"
+    found = dict(loaders) if given is None else {GIVEN[0]: given, **loaders}
+    own = found.get(GIVEN[0])
+    if not isinstance(own, list | tuple) or division.is_given:
+        return GivenLoaders(*map(found.get, GIVEN), module=module)
+    number = len(own)
+    for name, each in found.items():
+        if not isinstance(each, list | tuple) or len(each) != number:
+            got = len(each) if isinstance(each, list | tuple) else f"a {type(each).__name__}"
             raise ConfigurationError(
                 f"there are {number} loaders for training, one a client, and {name} is {got}: give {number}, too, or "
                 "num_clients for one loader that is divided among clients"
             )
-    nothing = [None] * number
-    each = zip(found.train, found.validation or nothing, found.test or nothing, strict=True)
-    return [GivenLoaders(*own) for own in each]
+    columns = [found.get(name) or [None] * number for name in GIVEN]
+    return [GivenLoaders(*row) for row in zip(*columns, strict=True)]
 
 
 def _silos(given: Sequence[Any]) -> FromSilos:
@@ -210,3 +206,69 @@ def streams_of(module: L.LightningModule, num_clients: int) -> FromSilos:
 def is_of_module(part: Any) -> bool:
     """Whether a client's training part is the module's own stream."""
     return isinstance(getattr(getattr(part, "source", None), "dataset", None), _StreamOfModule)
+
+
+def with_loaders(data: Any, loaders: Mapping[str, Any]) -> FromLoaders:
+    """The same clients with the items of another loader for their validation or test.
+
+    Each client gets items in the class proportions of its training items, drawn as they are for a loader that is known
+    before the data are divided.
+
+    Args:
+        data: The divided data.
+        loaders: Loaders by their names in ``trainer.validate`` and ``trainer.test``.
+
+    Raises:
+        ConfigurationError: The data are not one loader's.
+    """
+    if not isinstance(data, FromLoaders):
+        raise ConfigurationError(
+            f"the Trainer was given {', '.join(loaders)}, and the clients' data are of a {type(data).__name__}: give "
+            "it to the Trainer as for trainer.fit, its own loaders are used"
+        )
+    parts, size = {}, 1
+    for name, given in loaders.items():
+        of_the_call = GivenLoaders(given)  # which has no hooks, as in a plain run
+        own = loaders_of(of_the_call)["train"]
+        if len(own.loaders) > 1:
+            raise ConfigurationError(
+                f"{name} has {len(own.loaders)} loaders, and the data were divided without them: give them in a data "
+                "module, or to federate, before the data are divided"
+            )
+        parts[_PARTS[name]] = _splits(data, source_of(own.first, of_the_call, "test"), own.first)
+        size = int(own.first.batch_size or 1)
+    found = object.__new__(type(data))  # a copy would go without its loaders
+    functions = {"client_data": partial(_client_data, data, parts), "release": partial(_release, data, parts)}
+    vars(found).update(vars(data), prepare_data=nothing, setup=nothing, eval_batch_size=size, **functions)
+    return found
+
+
+def _client_data(data: FromLoaders, parts: Mapping[str, list[ItemSplit]], client: int) -> ClientItems:
+    changed: dict[str, Any] = {name: splits[client] for name, splits in parts.items()}
+    return replace(data.client_data(client), **changed)
+
+
+def _release(data: FromLoaders, parts: Mapping[str, list[ItemSplit]]) -> None:
+    """End the processes that read items."""
+    data.release()
+    for splits in parts.values():
+        if splits[0].source.workers is not None:
+            splits[0].source.workers.close()
+
+
+def _splits(data: FromLoaders, source: ItemSource, loader: Any) -> list[ItemSplit]:
+    rule = data.partition
+    clients = [data.client_data(client) for client in range(data.num_clients)]
+    known = classes_of(loader.dataset, data.labels, read=rule.needs_labels) if data._labeled else None
+    classes = np.zeros(len(loader.dataset), dtype=np.int64) if known is None else known
+    # Validation items that were set aside count, too: they are among those that the rule gave the client.
+    own = [[c.train, *([c.validation] if c.validation.source is data.held_source else [])] for c in clients]
+    held = [np.concatenate([split._classes[split.indices].numpy() for split in splits]) for splits in own]
+    if known is None:
+        held = [np.zeros_like(part) for part in held]
+    if data.evaluates_on_all:
+        return [ItemSplit(source, torch.arange(len(classes)), torch.from_numpy(classes))] * len(clients)
+    # The test items that a file lists are those of the loader that it was written for.
+    divide = partial(Partitioner.partition_test, rule) if rule.fixed_test else rule.partition_test
+    found = divide(classes, held, data.test_samples_per_client)
+    return [ItemSplit(source, torch.from_numpy(part), torch.from_numpy(classes)) for part in found]
