@@ -29,7 +29,9 @@ def method_named(given: str) -> Any:
     except (ImportError, ValueError) as error:
         raise ConfigurationError(f"method {given!r} cannot be found ({error}): {_METHOD}") from error
     if not hasattr(module, name):
-        raise ConfigurationError(f"method {given!r} cannot be found: {_METHOD}{did_you_mean(name, dir(module))}")
+        raise ConfigurationError(
+            f"method {given!r} cannot be found: {_METHOD}{did_you_mean(name, getattr(module, '__all__', dir(module)))}"
+        )
     return getattr(module, name)
 
 

@@ -186,9 +186,9 @@ class Federation(L.LightningModule):
     @property
     def environment(self) -> FitEnvironment:
         """Settings of the outer Trainer and of the run that every local fit gets."""
+        participating, clip = len(self.data.participating), self.engine.gradient_clip_val
         trainer, precision = self.trainer, str(self.trainer.precision)
         rounds = (trainer.max_epochs or 0) if trainer.state.fn == TrainerFn.FITTING else 0
-        participating, clip = len(self.data.participating), self.engine.gradient_clip_val
         facts = RunFacts(participating, rounds if rounds > 0 else None, gradient_clip_val=clip, precision=precision)
         clock = Clock(trainer.current_epoch, trainer.global_step, trainer.max_epochs)
         return FitEnvironment(self.seed, self.device, trainer.precision_plugin, precision, facts, clock)

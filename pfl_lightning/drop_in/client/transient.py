@@ -45,6 +45,8 @@ class Transient:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        if isinstance(module, L.LightningModule):
+            _ = module.hparams  # Lightning asks for them in a fit, which adds them where there are none
         memo, kept = _tensors_and_layers(module), set(plain_state(module))
         self._attributes: dict[str, dict[str, Any]] = {}
         self._names: dict[str, set[str]] = {}

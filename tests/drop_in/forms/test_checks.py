@@ -301,6 +301,12 @@ class Counting(Net):
         self.accuracy = MulticlassAccuracy(4)
 
 
+def test_a_fit_leaves_a_module_without_hyperparameters_without_them(caplog):
+    """Lightning adds them to a module that is asked for them, and local fits would say that they had changed."""
+    run_project(FedAvg, module=Counting(), data=Data(drop_last=True))
+    assert "not kept for the client's next" not in caplog.text
+
+
 def test_a_copied_or_pickled_federation_says_that_it_has_no_data():
     federation, _ = run_project(FedAvg, module=Counting(), data=Data(drop_last=True))
     for other in (copy.deepcopy(federation), pickle.loads(pickle.dumps(federation))):
