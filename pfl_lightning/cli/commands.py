@@ -38,7 +38,7 @@ OTHER_COMMANDS = {
     "compare": Command("pfl_lightning.cli.compare:compare", "compare finished runs: a table and learning curves"),
     "tensorboard": Command("pfl_lightning.cli.compare:tensorboard", "show runs in TensorBoard"),
     "study": Command("pfl_lightning.study.command:study", "run a study file: methods, settings, seeds; one table"),
-    "reproduce": Command("pfl_lightning.study.reproduce:reproduce", "run a study that ships, such as a paper's table"),
+    "reproduce": Command("pfl_lightning.study.command:reproduce", "run a study that ships, such as a paper's table"),
     "completion": Command("pfl_lightning.cli.completion:completion", "print a script for completion by the shell"),
 }
 """Subcommands that need no Trainer."""

@@ -93,7 +93,7 @@ def _options_of_studies() -> dict[str, argparse.ArgumentParser]:
     import shtab
 
     from pfl_lightning.study.arguments import study_parser
-    from pfl_lightning.study.reproduce import shipped_studies
+    from pfl_lightning.study.command import shipped_studies
 
     found = {
         "study": study_parser("study", "FILE", ""),

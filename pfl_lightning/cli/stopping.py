@@ -5,42 +5,16 @@ from __future__ import annotations
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from pfl_lightning.errors import FederationError
+from pfl_lightning.jobs.supervision import handled_signals
 from pfl_lightning.state.files import FULL, file_below
 
-__all__ = ["explain_lost_files", "handled_signals", "hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
-
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-
-@contextmanager
-def handled_signals(
-    handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals] = STOPPING
-) -> Iterator[None]:
-    """Inside, signals have another handler, apart from those that are ignored (nohup).
-
-    Args:
-        handler: The handler.
-        numbers: The signals.
-    """
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
-    except ValueError:  # outside of the main thread, which alone has signals
-        before = {}
-    try:
-        yield
-    finally:
-        for number, found in before.items():
-            signal.signal(number, found)
+__all__ = ["explain_lost_files", "hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """Commands of ``pfl`` in supervised processes, several at once: a study's runs, and a search's trials.
 
-``supervision`` starts jobs, looks after them and ends them; ``local`` has processes on this machine, ``ray`` tasks
-on a Ray cluster.
+``supervision`` starts jobs, looks after them and ends them; ``processes`` has their processes, on this machine or on a
+Ray cluster.
 """

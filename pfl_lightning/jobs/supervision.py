@@ -5,16 +5,17 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
-from pfl_lightning.cli.stopping import handled_signals
-
-__all__ = ["Ended", "Job", "Jobs", "Process", "Starter", "StoppedError", "how_it_ended", "stopping_signals"]
+__all__ = [
+    *("Ended", "Job", "Jobs", "Process", "Starter", "StoppedError"),
+    *("handled_signals", "how_it_ended", "stopping_signals"),
+]
 
 GRACE = 60.0
 """Seconds that a job has to save itself and end."""
@@ -43,7 +44,7 @@ class Job:
     @property
     def arguments(self) -> list[str]:
         """The process's program and arguments."""
-        return [sys.executable, "-m", "pfl_lightning.jobs.local", *self.words]
+        return [sys.executable, "-m", "pfl_lightning.jobs.processes", *self.words]
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,12 @@ class Jobs:
     Args:
         starter: Starts their processes.
         at_once: How many run at once.
-
-    Attributes:
-        stopped: The signal that has come, if any. A second one interrupts what is being done, and kills what runs.
     """
 
     def __init__(self, starter: Starter, at_once: int = 1) -> None:
         self.starter = starter
         self.at_once = at_once
-        self.stopped: signal.Signals | None = None
+        self._stopped: signal.Signals | None = None
         self._running: dict[Job, Process] = {}
         self._deadlines: dict[Job, float] = {}  # of jobs that were asked to end
         self._ask = 0.0  # when jobs are asked for again
@@ -118,15 +116,20 @@ class Jobs:
 
         Yields:
             Each job that has ended, and ``None`` after each look at the processes.
+
+        Raises:
+            StoppedError: A signal has come, and what ran has ended. A second one kills what runs.
         """
         with handled_signals(self._note_signal):
             try:
-                while self.stopped is None and self._fill(jobs):
+                while self._stopped is None and self._fill(jobs):
                     yield from self._ended()
                     yield None
                     time.sleep(POLL)
             finally:
                 self._end_all()
+        if self._stopped is not None:
+            raise StoppedError(self._stopped)
 
     def end(self, job: Job) -> None:
         """Ask a job to save itself and end; it is killed if it takes longer than its time of grace."""
@@ -134,9 +137,9 @@ class Jobs:
         self._deadlines[job] = time.monotonic() + GRACE
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stopped is not None:
+        if self._stopped is not None:
             raise StoppedError(signal.Signals(number))
-        self.stopped = signal.Signals(number)
+        self._stopped = signal.Signals(number)
 
     def _fill(self, jobs: Iterator[Job | None]) -> bool:
         """Start as many jobs as there is room for; whether any runs, or may come."""
@@ -177,6 +180,33 @@ class Jobs:
             for process in running:
                 if process.poll() is None:
                     process.kill()
+
+
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextmanager
+def handled_signals(
+    handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals] = STOPPING
+) -> Iterator[None]:
+    """Inside, signals have another handler, apart from those that are ignored (nohup).
+
+    Args:
+        handler: The handler.
+        numbers: The signals.
+    """
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    except ValueError:  # outside of the main thread, which alone has signals
+        before = {}
+    try:
+        yield
+    finally:
+        for number, found in before.items():
+            signal.signal(number, found)
 
 
 @contextmanager

@@ -42,7 +42,6 @@ class Agenda:
         self.study = study
         self.output = output
         self.words = arguments.words
-        self.restart = arguments.restart
         planned = plan_cells(study, self.words)
         self.part = part_of(study, planned, arguments.seeds, arguments.methods, arguments.settings)
         self._set_cells(*searched_cells(study, planned, output))
@@ -90,7 +89,7 @@ class Agenda:
 
     def tried_runs(self) -> list[Run]:
         """Runs of the rows that are searched now, with a value of each option that is searched."""
-        cells = [with_some_values(search_of(self.study, cell), cell, longest=True) for cell in self.to_search]
+        cells = [with_some_values(search_of(self.study, cell), cell) for cell in self.to_search]
         return [run for run in plan_runs(self.study, cells, self.output) if self.part.has(run)]
 
     def unchecked_runs(self) -> list[Run]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from pfl_lightning.cli.options.nearest import OTHER_NAMES, nearest_flag, nearest_options
 from pfl_lightning.cli.options.words import WordParser, whole_number
 from pfl_lightning.errors import UsageError
-from pfl_lightning.study.definition.options import parse_words
 
 __all__ = ["StudyArguments", "parse_arguments", "study_parser"]
 
@@ -114,27 +113,29 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> St
             "Leave the option out"
         )
     own, others = _divide(parser, words)
-    found = vars(parser.parse_args(own))
-    return StudyArguments(**found, words=tuple(parse_words(others)))
+    return StudyArguments(**vars(parser.parse_args(own)), words=tuple(others))
 
 
-def _divide(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _divide(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The words that are the command's own, and options of every run as pairs of path and text."""
     known = parser._option_string_actions
     own: list[str] = []
-    others: list[str] = []
+    others: list[tuple[str, str]] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
-        name, equals, _ = word.partition("=")
+        name, equals, text = word.partition("=")
         if not name.startswith("--") or name in known:
             own.append(word)
             if name in known and known[name].nargs != 0 and not equals and waiting:
                 own.append(waiting.pop(0))
             continue
         _refuse_unknown(parser.prog, name, list(known))
-        others.append(word)
-        if not equals and waiting and not waiting[0].startswith("--"):
-            others.append(waiting.pop(0))
+        if not equals:
+            if not waiting or waiting[0].startswith("--"):
+                raise UsageError(f"{name} has no value; give one, as in --trainer.max_epochs 5")
+            text = waiting.pop(0)
+        others.append((name.removeprefix("--"), text))
     return own, others
 
 

@@ -16,9 +16,8 @@ from typing import Any
 from unittest.mock import patch
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.study.definition.options import Config
+from pfl_lightning.study.definition.options import Config, write_yaml
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.definition.yaml_file import write_yaml
 
 __all__ = ["check_configs", "config_errors"]
 

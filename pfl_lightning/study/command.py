@@ -1,24 +1,44 @@
-"""``pfl study FILE``: run what is not done of a study, and write its tables."""
+"""``pfl study FILE`` and ``pfl reproduce NAME``: run what is not done of a study, and write its tables."""
 
 from __future__ import annotations
 
+import errno
+import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
-from pfl_lightning.errors import UsageError
+import pfl_lightning
+from pfl_lightning.cli.options.nearest import NEAR
+from pfl_lightning.errors import ConfigurationError, DiskFullError, UsageError
+from pfl_lightning.state.files import explain_full_disk, file_below
 from pfl_lightning.study.arguments import StudyArguments, parse_arguments, study_parser
 from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.definition.reader import read_study
-from pfl_lightning.study.unwritable import explain_unwritable
+from pfl_lightning.text import nearest
 
-__all__ = ["conduct", "study"]
+__all__ = ["conduct", "explain_unwritable", "reproduce", "shipped_studies", "study"]
 
 DESCRIPTION = """Run the methods, settings and seeds of a study file (docs/studies.md), several at once, and write
 tables. The same command goes on after any interruption, and adds methods and seeds that were added to the file."""
+
+OF_REPRODUCE = """Run a study that ships with the package, such as a table of a paper. Without a name: the list of them.
+--data DIR is short for --data.init_args.root DIR."""
+
+DEFAULT_SCALE = "reduced"
+ON_DIGITS = "smoke"
+"""The scale at which every study has the bundled digits in place of its data."""
+
+FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP)
+"""A read-only disk, no rights, places in which no folder can be, and a link in the place of a file."""
+
+GO_ON = "the same command then goes on with what was saved"
 
 
 def study(args: list[str]) -> None:
@@ -35,6 +55,62 @@ def study(args: list[str]) -> None:
     if not arguments.study:
         raise UsageError("pfl study needs a study file, as in pfl study my_study.yaml")
     conduct(Path(arguments.study), replace(arguments, scale=arguments.scale or ""), ["study", *args])
+
+
+def shipped_studies() -> dict[str, Path]:
+    """The files of the studies that ship, by name."""
+    folder = Path(pfl_lightning.__file__).parent / "studies"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
+
+
+def reproduce(args: list[str]) -> None:
+    """``pfl reproduce NAME``: run a study that ships with the package.
+
+    Args:
+        args: The words behind ``pfl reproduce``.
+    """
+    parser = study_parser("reproduce", "NAME", OF_REPRODUCE)
+    arguments = parse_arguments(parser, args)
+    studies = shipped_studies()
+    if not arguments.study:
+        Console().print(_table(studies))
+        print("pfl reproduce NAME [--scale SCALE] [--data DIR] runs one; --check prints its runs, --help the options")
+        return
+    name = arguments.study.removesuffix(".yaml")
+    if name not in studies:
+        meant = _meant(name, list(studies))
+        own = f"; a study file of your own is run by pfl study {shlex.quote(arguments.study)}"
+        own = own if Path(arguments.study).is_file() else ""
+        raise UsageError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
+    scale = arguments.scale
+    if scale is None:
+        scale = DEFAULT_SCALE if DEFAULT_SCALE in read_study(studies[name]).scales else ""
+    words = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.words)
+    if scale == ON_DIGITS and any(path == "data" for path, _ in arguments.words):
+        print(f"--data is not used: the scale {ON_DIGITS} takes the bundled digits")
+        words = tuple((path, text) for path, text in arguments.words if path != "data")
+    conduct(studies[name], replace(arguments, words=words, scale=scale), ["reproduce", *args])
+
+
+def _meant(name: str, studies: Sequence[str]) -> str:
+    """The study that is like an unknown name, or all that have it in their names."""
+    name = name.lower().replace("_", "-")
+    whole = r"(?!\d)" if name[-1:].isdigit() else ""  # table1 is not table10
+    having = [study for study in studies if re.search(rf"(?<![a-z\d]){re.escape(name)}{whole}", study)]
+    if len(having) > 1:
+        return f"; these have it in their names: {', '.join(having)}"
+    near = having[0] if having else nearest(name, studies, NEAR)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _table(studies: dict[str, Path]) -> Table:
+    table = Table()
+    for column in ("name", "table", "scales"):
+        table.add_column(column, no_wrap=column == "name")
+    for name, path in studies.items():
+        study = read_study(path)
+        table.add_row(name, study.title, ", ".join(study.scales))
+    return table
 
 
 def conduct(path: Path, arguments: StudyArguments, words: Sequence[str]) -> None:
@@ -62,3 +138,29 @@ def _console() -> Console:
     """The terminal; lines of a file are as long as they are."""
     console = Console()
     return console if console.is_terminal else Console(width=160, soft_wrap=True)
+
+
+@contextmanager
+def explain_unwritable(output: Path) -> Iterator[None]:
+    """Inside, an error of writing to a study's folder says which folder, why, and what to do.
+
+    Args:
+        output: The folder.
+
+    Raises:
+        DiskFullError: The disk is full.
+        ConfigurationError: The folder cannot be written.
+    """
+    try:
+        with explain_full_disk(output):
+            yield
+    except DiskFullError as error:
+        error.add_note(GO_ON)
+        raise
+    except OSError as error:
+        if error.errno not in FORBIDDEN or file_below(error, output) is None:
+            raise
+        raise ConfigurationError(
+            f"the study's folder {output} cannot be written ({error.strerror}: {error.filename}): give another "
+            f"--output, or make it a folder that may be written; {GO_ON}"
+        ) from error

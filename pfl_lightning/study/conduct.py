@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.jobs.local import LocalStarter, cores
+from pfl_lightning.jobs.processes import LocalStarter, cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, stopping_signals
 from pfl_lightning.study.agenda import Agenda
 from pfl_lightning.study.arguments import StudyArguments
@@ -21,13 +20,12 @@ from pfl_lightning.study.changed import counted, move_aside, refusal
 from pfl_lightning.study.definition.options import Config, option_of
 from pfl_lightning.study.definition.plan import Run, check_figures
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.display import Display
-from pfl_lightning.study.runs.runner import Outcome, Runner
+from pfl_lightning.study.display import Display, Rate
+from pfl_lightning.study.runs.runner import Runner
 from pfl_lightning.study.runs.shared_training import SharedTraining
-from pfl_lightning.study.search.report import bound_notes
 from pfl_lightning.study.search.searches import NoTrialError, check_searched, search_folder
+from pfl_lightning.study.search.trials import bound_notes
 from pfl_lightning.study.tables import print_tables
-from pfl_lightning.study.timing import Rate
 
 __all__ = ["Conductor"]
 
@@ -93,40 +91,31 @@ class Conductor:
             with stopping_signals():
                 return self._run()
         except StoppedError as stopped:
-            return self._stopped(stopped.number)
+            self._say(f"pfl: stopped by {stopped.number.name}. Go on with:\npfl {shlex.join(self.words)}")
+            return 128 + stopped.number
 
     def _run(self) -> int:
-        self._check_new()
+        self._check_configs(self.agenda.unchecked_runs())  # before any of the runs is moved or searched
         self._handle_changed()
         self._search()
         self._say_plan()
         open_runs = self.agenda.open_runs()
-        outcome = self._play(open_runs) if open_runs else Outcome()
-        if outcome.stopped is not None:
-            return self._stopped(outcome.stopped)
-        self.report(outcome.failed)
-        return self._exit_code(outcome)
+        failed = self._play(open_runs) if open_runs else {}
+        self.report(failed)
+        return self._exit_code(failed)
 
     @property
     def _shared(self) -> SharedTraining:
         """Which runs train alike."""
         return SharedTraining(self.agenda.all_runs)
 
-    def _stopped(self, number: signal.Signals) -> int:
-        self._say(f"pfl: stopped by {number.name}. Go on with:\npfl {shlex.join(self.words)}")
-        return 128 + number
-
     # ------------------------------------------------------------------ the steps of a run
-
-    def _check_new(self) -> None:
-        """Check the configs of cells that nothing has been run of, or that are run again."""
-        self._check_configs(self.agenda.unchecked_runs())
 
     def _check_configs(self, runs: Sequence[Run]) -> None:
         if runs:
             check_figures(self.study, [run.cell for run in (*self.agenda.all_runs, *self.agenda.waiting_runs())])
             # The rest takes a process with all imports.
-            self._say(f"checking the configs of {len(runs)} run{'s' * (len(runs) > 1)}")
+            self._say(f"checking the configs of {counted(len(runs), 'run')}")
             from pfl_lightning.study.check import check_configs
 
             check_configs(runs)
@@ -192,7 +181,7 @@ class Conductor:
         aside = move_aside(self.output, [run for run, _ in changed])
         self._say(f"moved {counted(len(changed), 'run')} made with different options to {aside}")
 
-    def _play(self, runs: Sequence[Run]) -> Outcome:
+    def _play(self, runs: Sequence[Run]) -> dict[str, str]:
         open_names = {run.name for run in runs}
         done = {run.name for run in self.agenda.runs if run.name not in open_names}
         rate = Rate(self.agenda.runs, self._shared.repeated(runs))
@@ -207,17 +196,17 @@ class Conductor:
             )
             return runner.play(runs)
 
-    def _exit_code(self, outcome: Outcome) -> int:
-        if not outcome.failed:
+    def _exit_code(self, failed: Mapping[str, str]) -> int:
+        if not failed:
             return 1 if self._failed_searches else 0
-        names = "; ".join(outcome.failed)
-        one = len(outcome.failed) == 1
-        hint = ". Fewer --processes need less memory" * any("memory" in why for why in outcome.failed.values())
+        names = "; ".join(failed)
+        one = len(failed) == 1
+        hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
         hint += ". Exit code 2 means that a run refuses its options: correct these first" * any(
-            why.endswith("exit code 2") for why in outcome.failed.values()
+            why.endswith("exit code 2") for why in failed.values()
         )
         self._say(
-            f"pfl: {counted(len(outcome.failed), 'run')} failed and {'is' if one else 'are'} missing in the table: "
+            f"pfl: {counted(len(failed), 'run')} failed and {'is' if one else 'are'} missing in the table: "
             f"{names}. The same command tries {'it' if one else 'them'} again, after the last checkpoint{hint}"
         )
         return 1
@@ -229,7 +218,7 @@ class Conductor:
         """Starts the runs."""
         if not self.arguments.ray:
             return LocalStarter()
-        from pfl_lightning.jobs.ray import RayStarter
+        from pfl_lightning.jobs.processes import RayStarter
 
         return RayStarter(self.arguments.ray, self.arguments.threads, self.arguments.gpus)
 

@@ -1,101 +1,89 @@
-"""What a study shows while it runs: a live table on a terminal, or a line for each event."""
+"""What a study shows while it runs: bars on a terminal, or a line for each event, and how long the rest will take."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
 
 from pfl_lightning.jobs.supervision import how_it_ended
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.runs.progress import Progress, read_progress
-from pfl_lightning.study.timing import Rate, duration
+from pfl_lightning.study.runs.state import Progress, read_progress
 
-__all__ = ["Display"]
+__all__ = ["Display", "Rate", "duration"]
 
 EVERY = 1.0
 """Seconds between readings of the runs' progress."""
 
 LINE_EVERY = 60.0
-"""Seconds between two lines on the runs that are being played, where there is no live table."""
+"""Seconds between two lines on the runs that are being played, where there are no bars."""
 
-LONGEST = 30
-"""Rows of the live table; of a larger study those that are being played are shown."""
+SCORES = {"nearest_neighbor": "nearest-neighbor score"}
+"""What a score is called that is no accuracy."""
 
 
-@dataclass
 class Display:
     """Shows how far the runs are, and tells what happens.
 
-    Attributes:
+    Args:
         runs: All runs of the study.
-        done: Those that are done.
+        done: Names of those that are done.
         rate: How many rounds end in a second.
         console: Where it is shown.
-        active: Runs that are being played, by name.
-        broken: Names of runs that failed.
     """
 
-    runs: Sequence[Run]
-    done: set[str]
-    rate: Rate
-    console: Console = field(default_factory=lambda: Console(soft_wrap=True))
-    active: dict[str, Run] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)
-    _live: Live | None = None
-    _read: float = 0.0
-    _line: float = field(default_factory=time.monotonic)
-    _waited: bool = False
-    _said: set[str] = field(default_factory=set)
+    def __init__(self, runs: Sequence[Run], done: Iterable[str], rate: Rate, console: Console) -> None:
+        self.runs = runs
+        self.done = set(done)
+        self.rate = rate
+        self.console = console
+        self.active: dict[str, tuple[Run, TaskID]] = {}
+        self.broken: set[str] = set()
+        name, far = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[far]"))
+        self.bars = Bars(name, BarColumn(), far, console=console, disable=not console.is_terminal)
+        self._all = self.bars.add_task("runs", total=len(runs), far="")
+        self._read, self._line = 0.0, time.monotonic()
+        self._waited = False
+        self._said: set[str] = set()
 
     def __enter__(self) -> Display:
-        if self.console.is_terminal:
-            self._live = Live(self.table(), console=self.console, auto_refresh=False)
-            self._live.start()
+        self.bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.update(self.table(), refresh=True)
-            self._live.stop()
+        self._show()
+        self.bars.stop()
 
     # ------------------------------------------------------------------ events
 
     def started(self, run: Run, resumed: bool, trained: Run | None = None) -> None:
-        """Say that a run was started, or goes on, and after whose training."""
-        self.active[run.name] = run
+        """Say that a run is started, or goes on, and after whose training."""
         progress = read_progress(run.progress_file) if resumed else None
         self.rate.start(run, progress.round if progress is not None else 0)
+        self.active[run.name] = (run, self.bars.add_task(run.name, total=run.rounds or None, far=""))
         after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
         whose = f" of {trained.name}, which trains alike" if trained is not None else ""
         self._say(f"{run.name}{after}{whose}")
 
     def finished(self, run: Run) -> None:
         """Say that a run is done, how good it is, and how long the others will take."""
-        self.active.pop(run.name, None)
+        self._remove(run)
         self.done.add(run.name)
-        progress = read_progress(run.progress_file)
-        if progress is not None:
-            self.rate.learn(run, progress.round)
-        self._say(f"{run.name} done{_scored(progress)} ({self.summary()})")
+        self._say(f"{run.name} done{_scored(self._learn(run))} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Say why a run failed."""
-        self.active.pop(run.name, None)
+        self._remove(run)
         if not again:
             self.broken.add(run.name)
-        if lines and lines in self._said:
-            lines = "as a run above"
+        said = "as a run above" if lines in self._said else lines
         self._said.add(lines)
-        said = f": {lines}" if lines else ""
         again_too = ". It is tried again" if again else ""
-        self._say(f"{run.name} {how_it_ended(code)}{again_too}{said}\n  (log: {run.log})")
+        self._say(f"{run.name} {how_it_ended(code)}{again_too}{f': {said}' if lines else ''}\n  (log: {run.log})")
 
     def elsewhere(self, run: Run) -> None:
         """Say that another process plays what is left."""
@@ -108,97 +96,106 @@ class Display:
         if time.monotonic() - self._read < EVERY:
             return
         self._read = time.monotonic()
-        for run in self.active.values():
-            progress = read_progress(run.progress_file)
-            if progress is not None:
-                self.rate.learn(run, progress.round)
-        if self._live is not None:
-            self._live.update(self.table(), refresh=True)
-        elif self.active and time.monotonic() - self._line >= LINE_EVERY:
-            self._say(f"{'; '.join(map(_where, self.active.values()))} ({self.summary()})")
-
-    def _say(self, text: str) -> None:
-        self._line = time.monotonic()
-        self.console.print(f"{datetime.now():%H:%M:%S} {text}", highlight=False, markup=False)
-
-    # ------------------------------------------------------------------ the table
+        self._show()
+        if self.bars.disable and self.active and time.monotonic() - self._line >= LINE_EVERY:
+            where = (f"{name}: {_far(run, read_progress(run.progress_file))}" for name, (run, _) in self.active.items())
+            self._say(f"{'; '.join(where)} ({self.summary()})")
 
     def summary(self) -> str:
         """How many runs are done, and how long the others will take."""
-        left = self.rate.left(run for run in self.runs if self._is_open(run))
+        left = self.rate.left(run for run in self.runs if run.name not in self.done | self.broken)
         counts = f"{len(self.done)} of {len(self.runs)} done"
         counts += f", {len(self.active)} running" if self.active else ""
         counts += f", {len(self.broken)} failed" if self.broken else ""
         return counts + (f", about {duration(left)} left" if left else "")
 
-    def _is_open(self, run: Run) -> bool:
-        return run.name not in self.done and run.name not in self.broken
+    def _show(self) -> None:
+        for run, bar in self.active.values():
+            progress = self._learn(run)
+            played = progress.round if progress is not None else 0
+            self.bars.update(bar, completed=played, far=_far(run, progress))
+        self.bars.update(self._all, completed=len(self.done), far=self.summary())
 
-    def table(self) -> Table:
-        """A row for each cell: how many seeds are done, what is being played, and the accuracy so far."""
-        cells: dict[int, list[Run]] = {}
-        for run in self.runs:
-            cells.setdefault(id(run.cell), []).append(run)
-        groups = list(cells.values())
-        if len(groups) > LONGEST:
-            groups = [group for group in groups if any(run.name in self.active for run in group)]
-        table = Table(title=self.summary(), title_justify="left")
-        settings = any(run.cell.setting for run in self.runs)
-        for column in (*(("setting",) if settings else ()), "row"):
-            table.add_column(column)
-        for column in ("seeds done", "running", "accuracy so far"):
-            table.add_column(column, justify="right")
-        for group in groups:
-            cell = group[0].cell
-            names = (cell.setting, cell.label) if settings else (cell.label,)
-            table.add_row(*map(Text, names), *self._figures(group))  # brackets in a name are no markup
-        return table
+    def _learn(self, run: Run) -> Progress | None:
+        progress = read_progress(run.progress_file)
+        if progress is not None:
+            self.rate.learn(run, progress.round)
+        return progress
 
-    def _figures(self, runs: Sequence[Run]) -> tuple[str, ...]:
-        done = [run for run in runs if run.name in self.done]
-        playing = [run for run in runs if run.name in self.active]
-        failed = sum(run.name in self.broken for run in runs)
-        progress = {run.name: read_progress(run.progress_file) for run in playing or done}
-        found = [accuracy for one in progress.values() if (accuracy := _accuracy(one)) is not None]
-        kinds = {kind for one in progress.values() if (kind := _score(one)) != "accuracy"}
-        note = f" ({', '.join(sorted(kinds))})" if kinds else ""
-        return (
-            f"{len(done)}/{len(runs)}" + (f", {failed} failed" if failed else ""),
-            "\n".join(_round(run, progress[run.name]) for run in playing),
-            f"{_percent(sum(found) / len(found))}{note}" if found else "",
-        )
+    def _remove(self, run: Run) -> None:
+        if run.name in self.active:
+            self.bars.remove_task(self.active.pop(run.name)[1])
+
+    def _say(self, text: str) -> None:
+        self._line = time.monotonic()
+        self.console.print(f"{datetime.now():%H:%M:%S} {text}", highlight=False, markup=False)
 
 
-def _round(run: Run, progress: Progress | None) -> str:
-    played = progress.round if progress is not None else 0
-    return f"seed {run.seed}: round {played}/{run.rounds or '?'}"
-
-
-def _where(run: Run) -> str:
+def _far(run: Run, progress: Progress | None) -> str:
     """How far a run is, and how good."""
-    progress = read_progress(run.progress_file)
-    return f"{run.name}: round {progress.round if progress is not None else 0}/{run.rounds or '?'}{_scored(progress)}"
+    return f"round {progress.round if progress is not None else 0}/{run.rounds or '?'}{_scored(progress)}"
 
 
 def _scored(progress: Progress | None) -> str:
     """How good a run is, and by which parts of the data."""
-    if progress is None or _accuracy(progress) is None:
-        return ""
-    part = "test" if progress.test is not None else "validation"
-    return f", {part} {_score(progress)} {_percent(_accuracy(progress))}"
-
-
-def _accuracy(progress: Progress | None) -> float | None:
     if progress is None:
-        return None
-    return progress.test if progress.test is not None else progress.validation
+        return ""
+    part, score = ("validation", progress.validation) if progress.test is None else ("test", progress.test)
+    return "" if score is None else f", {part} {SCORES.get(progress.score, 'accuracy')} {100 * score:.2f} %"
 
 
-def _score(progress: Progress | None) -> str:
-    """What the accuracy is one of."""
-    names = {"nearest_neighbor": "nearest-neighbor score"}
-    return names.get(progress.score, "accuracy") if progress is not None else "accuracy"
+class Rate:
+    """Rounds a second of all runs that this call plays, those played at once included.
+
+    Args:
+        runs: All runs of the study; rounds of earlier calls are read from their files.
+        repeated: Runs whose rounds others train for them.
+    """
+
+    def __init__(self, runs: Iterable[Run], repeated: Iterable[Run] = ()) -> None:
+        self._played = {run.name: run.rounds for run in repeated}
+        for run in runs:
+            progress = read_progress(run.progress_file)
+            if progress is not None:
+                self._played[run.name] = progress.round
+        self._began: float | None = None
+        self._rounds = 0
+
+    def start(self, run: Run, rounds: int) -> None:
+        """Take over how many rounds of a run were played before it was started."""
+        self._began = time.monotonic() if self._began is None else self._began
+        self._played[run.name] = rounds
+
+    def learn(self, run: Run, rounds: int) -> None:
+        """Take over how many rounds of a run have been played."""
+        self._rounds += max(rounds - self._played.get(run.name, 0), 0)
+        self._played[run.name] = rounds
+
+    def left(self, runs: Iterable[Run]) -> float:
+        """Seconds until runs are done; 0 where nothing is known.
+
+        Args:
+            runs: Runs that are not done.
+        """
+        if self._began is None or not self._rounds:
+            return 0.0
+        rounds = sum(max((run.rounds or 0) - self._played.get(run.name, 0), 0) for run in runs)
+        return rounds * (time.monotonic() - self._began) / self._rounds
 
 
-def _percent(accuracy: float | None) -> str:
-    return "" if accuracy is None else f"{100 * accuracy:.2f} %"
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> from pfl_lightning.study.display import duration
+        >>> duration(42), duration(200), duration(5000), duration(300000)
+        ('42 s', '3 min', '1 h 23 min', '3 days 11 h')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // (24 * 60)} days {minutes % (24 * 60) // 60} h"

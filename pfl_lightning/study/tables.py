@@ -9,8 +9,14 @@ from typing import Any
 from pfl_lightning.study.changed import by_options, changed_before_search, changes
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Study
-from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, state_of, unreadable_results
-from pfl_lightning.study.runs.versions import others_versions
+from pfl_lightning.study.runs.state import (
+    RunState,
+    changed_options,
+    finished_folder,
+    others_versions,
+    state_of,
+    unreadable_results,
+)
 from pfl_lightning.study.search.searches import search_of
 
 __all__ = ["print_tables"]

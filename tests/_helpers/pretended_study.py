@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from pfl_lightning.jobs.local import end_with_parent
+from pfl_lightning.jobs.processes import end_with_parent
 from pfl_lightning.jobs.supervision import Job
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock

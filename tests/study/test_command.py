@@ -20,7 +20,7 @@ import pfl_lightning
 from pfl_lightning.cli import main
 from pfl_lightning.jobs import supervision
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study import conduct, reproduce
+from pfl_lightning.study import command, conduct
 from pfl_lightning.study.runs import runner
 from pfl_lightning.study.search.searches import NoTrialError
 
@@ -257,7 +257,7 @@ def test_a_stopped_study_says_how_to_go_on(tmp_path, play, monkeypatch, capsys):
 
 
 def test_a_study_that_is_stopped_before_its_runs(tmp_path, play, monkeypatch, capsys):
-    monkeypatch.setattr(conduct.Conductor, "_check_new", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(conduct.Conductor, "_check_configs", lambda self, runs: os.kill(os.getpid(), signal.SIGTERM))
     code, commands = play(write_study(tmp_path))
     assert (code, commands) == (128 + signal.SIGTERM, [])
     assert "stopped by SIGTERM. Go on with:" in capsys.readouterr().out
@@ -311,7 +311,7 @@ def test_help(capsys):
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
     path = write_study(tmp_path, scales={"reduced": {"seeds": [5]}, "paper": {}})
-    monkeypatch.setattr(reproduce, "shipped_studies", lambda: {"tiny": path})
+    monkeypatch.setattr(command, "shipped_studies", lambda: {"tiny": path})
 
 
 def test_reproduce_lists_what_ships(shipped, capsys):
@@ -583,7 +583,7 @@ def test_a_search_says_first_how_much_it_is_and_uses_local_cores(tmp_path, play,
         "pfl_lightning.study.search.tuner.search_options", lambda *args, **options: asked.append(options) or {}
     )
     monkeypatch.setattr(conduct, "cores", lambda: 2)
-    monkeypatch.setattr("pfl_lightning.jobs.ray.RayStarter", lambda *args: PretendedStarter())
+    monkeypatch.setattr("pfl_lightning.jobs.processes.RayStarter", lambda *args: PretendedStarter())
     play(write_study(tmp_path, search=SEARCH), "--ray", "auto", "--processes", "64")
     assert "searching options of FedPer: 3 trials of 2 rounds each come first\n" in capsys.readouterr().out
     assert asked[0]["processes"] == 2

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.study.definition.options import Config, short_path
-from pfl_lightning.study.definition.yaml_file import read_yaml
+from pfl_lightning.study.definition.options import Config, read_yaml, short_path
 from pfl_lightning.text import did_you_mean
 
 __all__ = ["Entry"]

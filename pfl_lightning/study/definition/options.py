@@ -1,14 +1,26 @@
-"""Configs as nested mappings: merged, read and changed by paths of options, such as ``model.method.init_args.lr``."""
+"""Configs as nested mappings: merged, read and changed by paths of options, and as YAML files.
+
+A path of an option is one such as ``model.method.init_args.lr``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
+from jsonargparse import get_loader
+
+from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
 from pfl_lightning.errors import UsageError
 from pfl_lightning.runs.config import KNOWN_PACKAGES, equal
+from pfl_lightning.state.files import replace_file
 
-__all__ = ["Config", "has_value", "merge", "option_of", "parse_words", "short_path", "with_option", "with_options"]
+__all__ = [
+    *("Config", "as_read", "has_value", "merge", "option_of", "read_yaml", "short_path", "value_of"),
+    *("with_option", "with_options", "write_yaml"),
+]
 
 Config = Mapping[str, Any]
 """A config, as it stands in a YAML file."""
@@ -161,22 +173,57 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def parse_words(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Options of a command line, ``--name value`` or ``--name=value``, as pairs of path and text.
+# ---------------------------------------------------------------------- as files, read as the command line does
+
+
+def read_yaml(path: Path, named_in: str = "") -> Any:
+    """The content of a YAML file.
+
+    Args:
+        path: The file.
+        named_in: Where the file is named, for the error.
 
     Raises:
-        UsageError: A word is not an option, or an option has no value.
+        UsageError: There is no such file, or it is no YAML, or gives a key twice.
     """
-    found: list[tuple[str, str]] = []
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise UsageError(f"expected an option such as --trainer.max_epochs 5, got {word!r}")
-        name, equals, text = word.removeprefix("--").partition("=")
-        if not equals:
-            if not waiting or waiting[0].startswith("--"):
-                raise UsageError(f"--{name} has no value; give one, as in --trainer.max_epochs 5")
-            text = waiting.pop(0)
-        found.append((name, text))
-    return found
+    where = f"{named_in}: " if named_in else ""
+    try:
+        return _load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{where}there is no file {path}") from None
+    except IsADirectoryError:
+        raise UsageError(f"{where}{path} is a folder, a YAML file is expected") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}{path} is no text file") from error
+    except yaml.YAMLError as error:
+        text = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise UsageError(f"{where}{path} is no YAML: {text}") from error
+
+
+def value_of(text: str) -> Any:
+    """The value of an option of the command line; what is no YAML is a text."""
+    try:
+        return _load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def write_yaml(path: Path, content: Any) -> None:
+    """Write a YAML file, whole or not at all."""
+    with replace_file(path, shared=True) as temporary:
+        temporary.write_text(_dump(content), encoding="utf-8")
+
+
+def as_read(content: Any) -> Any:
+    """What is read of a file of this content."""
+    return _load(_dump(content))
+
+
+def _dump(content: Any) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _load(text: str) -> Any:
+    refuse_repeated_keys()
+    return get_loader("yaml")(text)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.runs.config import short_names
 from pfl_lightning.runs.folder import NO_SETTING, folder_name
-from pfl_lightning.study.definition.grid import grid_points
-from pfl_lightning.study.definition.options import Config, has_value, merge, option_of, with_option, with_options
+from pfl_lightning.study.definition.options import (
+    Config,
+    has_value,
+    merge,
+    option_of,
+    read_yaml,
+    short_path,
+    value_of,
+    with_option,
+    with_options,
+)
 from pfl_lightning.study.definition.study import Study
-from pfl_lightning.study.definition.words import SEED_OPTIONS, apply_words, check_words
 from pfl_lightning.text import did_you_mean
 
 __all__ = ["Cell", "Run", "check_figures", "in_folder", "plan_cells", "plan_runs", "seeded"]
+
+SEED_OPTIONS = ("seed_everything", "data.init_args.seed", "data.init_args.partition.init_args.seed")
+"""Options that take the seed; those of the data where a config has them."""
 
 LONGEST_NAME = 255
 """Bytes of a folder's name, which file systems take."""
@@ -103,13 +116,13 @@ def plan_cells(study: Study, words: Sequence[tuple[str, str]] = ()) -> list[Cell
         UsageError: Two cells would share a folder, a published figure has no row, the command line has an option of
             the grid or of the search, or something replaces an option of the grid.
     """
-    check_words(study, words)
+    _check_words(study, words)
     cells: list[Cell] = []
     for setting, of_setting in study.settings.items():
         for method, of_method in study.methods.items():
             config: Config = reduce(merge, (*study.base, *of_setting, *of_method), {})
-            for label, point in grid_points(study.grid):
-                varied = apply_words(with_options(config, point), words)
+            for label, point in _grid_points(study.grid):
+                varied = _with_words(with_options(config, point), words)
                 _check_values(f"{method}{label}", varied, point)
                 if method in study.skip_training:
                     varied = with_option(varied, "trainer.max_epochs", 0)
@@ -154,6 +167,70 @@ def seeded(config: Config, seed: int, options: Sequence[str] = ()) -> Config:
         if options or path == "seed_everything" or option_of(config, path) is not None:
             config = with_option(config, path, seed)
     return config
+
+
+def _grid_points(grid: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Label and options of each combination of values; one without options where there is no grid."""
+    names = short_names([short_path(path) for path in grid])
+    texts = {path: _texts(values) for path, values in grid.items()}
+    for indices in itertools.product(*(range(len(values)) for values in grid.values())):
+        chosen = list(zip(grid, indices, strict=True))
+        label = "".join(f", {names[short_path(path)]}={texts[path][index]}" for path, index in chosen)
+        yield label, [(path, grid[path][index]) for path, index in chosen]
+
+
+def _texts(values: Sequence[Any]) -> list[str]:
+    """What the values of an option are called: classes without their packages, where that tells them apart."""
+    for text in (_short, _with_arguments):
+        found = [text(value) for value in values]
+        if len(set(found)) == len(found):
+            return found
+    return [str(value) for value in values]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping) and "class_path" in value:
+        value = str(value["class_path"])
+    is_import_path = isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
+    return str(value).rpartition(".")[2] if is_import_path else str(value)
+
+
+def _with_arguments(value: Any) -> str:
+    arguments = value.get("init_args") if isinstance(value, Mapping) and "class_path" in value else None
+    if not isinstance(arguments, Mapping):
+        return str(value)
+    return f"{_short(value)}({', '.join(f'{name}={one}' for name, one in arguments.items())})"
+
+
+def _with_words(config: Config, words: Sequence[tuple[str, str]]) -> Config:
+    """A config with options of the command line laid over it; ``config`` names a file of them."""
+    for path, text in words:
+        if path == "config":
+            config = merge(config, read_yaml(Path(text), "--config"))
+        else:
+            config = with_option(config, path, value_of(text))
+    return config
+
+
+def _check_words(study: Study, words: Sequence[tuple[str, str]]) -> None:
+    """Refuse options of the command line that the study varies, and values for those that take its seeds."""
+    varied = [("grid", path) for path in study.grid]
+    varied += [("search", path) for path in (study.search.paths if study.search is not None else ())]
+    missing = object()
+    for word, text in words:
+        content = read_yaml(Path(text), "--config") if word == "config" else {}
+        for what, path in varied:
+            if short_path(word) == short_path(path) or option_of(content, path, missing) is not missing:
+                said = f"--{word}" if word != "config" else f"{path} of --config {text}"
+                raise UsageError(f"{said} is an option of the study's {what}: change the study file instead")
+    taking = {short_path(path) for path in study.seed_options or SEED_OPTIONS}
+    given = [(f"--{path}", path) for path, _ in words]
+    for said, path in given + [(f"{path} of the study's {what}", path) for what, path in varied]:
+        if short_path(path) in taking:
+            raise UsageError(
+                f"{said} takes the seeds of the study, so that this would change nothing: give seeds: [...] in the "
+                "study file, or leave the option out of its seed_options"
+            )
 
 
 def _check_values(label: str, config: Config, point: Sequence[tuple[str, Any]]) -> None:

@@ -3,70 +3,37 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
-from pfl_lightning.jobs.local import last_lines
+from pfl_lightning.jobs.processes import last_lines
 from pfl_lightning.jobs.supervision import Ended, Job, Jobs, Starter, how_it_ended
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
+from pfl_lightning.study.definition.options import write_yaml
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.definition.yaml_file import write_yaml
-from pfl_lightning.study.runs.progress import copy_progress
+from pfl_lightning.study.display import Display
 from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, settle
 from pfl_lightning.study.runs.state import (
     RunState,
     changed_options,
+    copy_progress,
     finished_folder,
     is_in_use,
     last_checkpoint,
+    own_versions,
     state_of,
 )
-from pfl_lightning.study.runs.versions import own_versions
 
-__all__ = ["Outcome", "Runner", "Watcher", "claim", "run_job", "start_over"]
+__all__ = ["Runner", "claim", "run_job", "start_over"]
 
-PROGRESS_FILE = "pfl_lightning.study.runs.progress_file.ProgressFile"
+PROGRESS_FILE = "pfl_lightning.study.runs.callbacks.ProgressFile"
 
 REFUSED = 2
 """Exit code of a run that refuses its options."""
-
-
-class Watcher(Protocol):
-    """Is told what happens."""
-
-    def started(self, run: Run, resumed: bool, trained: Run | None = None) -> None:
-        """A run is started, or goes on after its last checkpoint, or after that of a run that trains alike."""
-
-    def finished(self, run: Run) -> None:
-        """A run is done."""
-
-    def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
-        """A run's process failed: its last lines, and whether it is tried again."""
-
-    def elsewhere(self, run: Run) -> None:
-        """All runs that are left are in use by other processes: one of them."""
-
-    def tick(self) -> None:
-        """Some time has passed."""
-
-
-@dataclass
-class Outcome:
-    """What became of the runs.
-
-    Attributes:
-        failed: How runs failed, by their names.
-        stopped: The signal that stopped the study, if any.
-    """
-
-    failed: dict[str, str] = field(default_factory=dict)
-    stopped: signal.Signals | None = None
 
 
 @dataclass
@@ -91,7 +58,7 @@ class Runner:
 
     Args:
         starter: Starts their processes.
-        watcher: Is told what happens.
+        display: Is told what happens.
         processes: How many are played at once.
         threads: Threads of each.
         retry: How often a run that failed is tried again; one whose options were refused would fail again.
@@ -102,7 +69,7 @@ class Runner:
     def __init__(
         self,
         starter: Starter,
-        watcher: Watcher,
+        display: Display,
         *,
         processes: int = 1,
         threads: int = 1,
@@ -110,7 +77,7 @@ class Runner:
         shared: SharedTraining | None = None,
     ) -> None:
         self.starter = starter
-        self.watcher = watcher
+        self.display = display
         self.processes = processes
         self.threads = threads
         self.retry = retry
@@ -119,29 +86,32 @@ class Runner:
         self._active: dict[Job, _Active] = {}
         self._failures: dict[str, int] = {}
 
-    def play(self, runs: Iterable[Run]) -> Outcome:
+    def play(self, runs: Iterable[Run]) -> dict[str, str]:
         """Play runs.
 
         Args:
             runs: The runs, in the order in which they are started.
 
+        Returns:
+            How runs failed, by their names.
+
         Raises:
             ConfigurationError: Another command has made one of them meanwhile, with other options.
+            StoppedError: A signal has come, and the runs have saved themselves.
         """
-        self._waiting, outcome, jobs = deque(runs), Outcome(), Jobs(self.starter, self.processes)
+        self._waiting, failed = deque(runs), dict[str, str]()
         try:
-            with closing(jobs.run(self._jobs())) as events:
+            with closing(Jobs(self.starter, self.processes).run(self._jobs())) as events:
                 for ended in events:
                     if ended is None:
-                        self.watcher.tick()
+                        self.display.tick()
                     else:
-                        self._note(ended, outcome)
+                        self._note(ended, failed)
         finally:
             for active in self._active.values():
                 self._leave(active)
             self._active = {}
-        outcome.stopped = jobs.stopped
-        return outcome
+        return failed
 
     def _jobs(self) -> Iterator[Job | None]:
         while self._waiting or self._active:
@@ -157,11 +127,11 @@ class Runner:
                 self._waiting.append(run)
             elif state_of(run) is RunState.DONE:  # by another study
                 lock.release()
-                self.watcher.finished(run)
+                self.display.finished(run)
             else:
                 return self._begin(run, lock)
         if self._waiting and not self._active:
-            self.watcher.elsewhere(self._waiting[0])
+            self.display.elsewhere(self._waiting[0])
         return None
 
     def _begin(self, run: Run, lock: RunLock) -> Job:
@@ -182,10 +152,10 @@ class Runner:
         resumed = "--ckpt_path" in job.words
         if not resumed:
             self.shared.begin(run)
-        self.watcher.started(run, resumed, None if trained is None else trained.run)
+        self.display.started(run, resumed, None if trained is None else trained.run)
         return job
 
-    def _note(self, ended: Ended, outcome: Outcome) -> None:
+    def _note(self, ended: Ended, failed: dict[str, str]) -> None:
         """Take note of a run whose process has ended."""
         active = self._active.pop(ended.job)
         run = active.run
@@ -195,11 +165,11 @@ class Runner:
             self.shared.give_up(run)
         failures = self._failures[run.name] = self._failures.get(run.name, 0) + 1
         again = failures <= self.retry and ended.code != REFUSED
-        self.watcher.failed(run, ended.code, last_lines(run.log), again)
+        self.display.failed(run, ended.code, last_lines(run.log), again)
         if again:
             self._waiting.append(run)
         else:
-            outcome.failed[run.name] = how_it_ended(ended.code)
+            failed[run.name] = how_it_ended(ended.code)
 
     def _leave(self, active: _Active) -> bool:
         """Let a run go whose process has ended; whether it is done."""
@@ -208,7 +178,7 @@ class Runner:
             settle(active.trained, active.run)
         active.lock.release()
         if done:
-            self.watcher.finished(active.run)
+            self.display.finished(active.run)
         return done
 
 

@@ -49,23 +49,21 @@ class SharedTraining:
     """
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
-        self._groups: list[tuple[dict[str, Any], list[Run]]] = []
         self._begun: set[Path] = set()  # folders of runs that were started from their first round
         self._alone: set[Path] = set()  # those of runs that could not go on after another one
+        self._groups: list[tuple[dict[str, Any], list[Run]]] = []
         for run in runs:
-            if not run.rounds or option_of(run.config, "trainer.enable_checkpointing", True) is False:
-                continue
-            options = training_options(run)
-            group = next((runs for others, runs in self._groups if same_options(options, others)), None)
-            if group is None:
-                self._groups.append((options, [run]))
-            else:
+            if run.rounds and option_of(run.config, "trainer.enable_checkpointing", True) is not False:
+                options = training_options(run)
+                group = next((group for others, group in self._groups if same_options(options, others)), None)
+                if group is None:
+                    self._groups.append((options, group := []))
                 group.append(run)
 
     def others(self, run: Run) -> list[Run]:
         """The other runs that train as a run does."""
-        groups = [group for _, group in self._groups if any(one.folder == run.folder for one in group)]
-        return [one for group in groups for one in group if one.folder != run.folder]
+        groups = (group for _, group in self._groups if any(one.folder == run.folder for one in group))
+        return [one for one in next(groups, []) if one.folder != run.folder]
 
     def begin(self, run: Run) -> None:
         """Note that a run is started from its first round."""
@@ -77,19 +75,19 @@ class SharedTraining:
 
     def done_by(self, run: Run) -> Trained | None:
         """The training of another run that a run, which has not begun, goes on after; ``None`` if there is none."""
-        if run.folder in self._alone or last_checkpoint(run) is not None:
-            return None
-        begun = [other for other in self.others(run) if other.folder in self._begun]
-        return next((found for other in begun if (found := _training_of(other)) is not None), None)
+        return next((found for other in self._begun_by_others(run) if (found := _training_of(other)) is not None), None)
 
     def must_wait(self, run: Run, active: Iterable[Run]) -> bool:
         """Whether a run waits for one that is being played, since it can go on after that one's training."""
-        if run.folder in self._alone or last_checkpoint(run) is not None:
-            return False
-        begun = [other for other in self.others(run) if other.folder in self._begun]
-        played = {one.folder for one in active}
+        begun, played = self._begun_by_others(run), {one.folder for one in active}
         ended = any(finished_folder(other) is not None for other in begun)  # if of no use, the others would not be
         return not ended and any(other.folder in played for other in begun)
+
+    def _begun_by_others(self, run: Run) -> list[Run]:
+        """Runs of this command after whose training a run could go on, which has not begun itself."""
+        if run.folder in self._alone or last_checkpoint(run) is not None:
+            return []
+        return [other for other in self.others(run) if other.folder in self._begun]
 
     def repeated(self, runs: Iterable[Run]) -> list[Run]:
         """The runs that others train for, if they are started in this order."""

@@ -1,33 +1,29 @@
-"""How far a run is, by what lies in its folder."""
+"""How far a run is, by what lies in its folder, and which versions there are the study's."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import RunLockedError, UsageError
-from pfl_lightning.runs.changes import diff
-from pfl_lightning.runs.config import is_below, leaves, same_options
+from pfl_lightning.runs.changes import Scope, diff
+from pfl_lightning.runs.config import SETTINGS, find_seeds, flatten, is_below, leaves, same_options
+from pfl_lightning.runs.files import first_config, read_config, resumed_configs
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study.definition.options import Config
+from pfl_lightning.study.definition.options import Config, as_read, read_yaml
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.definition.yaml_file import as_read, read_yaml
-from pfl_lightning.study.runs.versions import own_versions
 
 __all__ = [
-    "NOT_GIVEN",
-    "RunState",
-    "changed_options",
-    "finished_folder",
-    "flat_options",
-    "is_in_use",
-    "last_checkpoint",
-    "state_of",
+    *("NOT_GIVEN", "Progress", "RunState", "changed_options", "copy_progress", "finished_folder"),
+    *("flat_options", "is_in_use", "last_checkpoint", "others_versions", "own_versions", "read_progress", "state_of"),
     "unreadable_results",
 ]
 
@@ -37,6 +33,12 @@ ELSEWHERE = (
     *("trainer.default_root_dir", "trainer.log_every_n_steps", "trainer.profiler"),
 )
 """Options that differ between machines and change no result."""
+
+COMPARED = (*SETTINGS, "trainer.max_epochs", "seed_everything", "model.seed")
+"""Options by which versions are told apart."""
+
+NO_RESULT = ("checkpoint", "inspect", "results")
+"""Options outside of the Trainer that change no result."""
 
 
 class _NotGiven:
@@ -148,3 +150,115 @@ def is_in_use(run: Run) -> bool:
         except RunLockedError:
             return True
     return False
+
+
+# ---------------------------------------------------------------------- versions that somebody has made by hand
+
+
+def own_versions(run: Run) -> list[Path]:
+    """The versions that count as the run, the oldest first.
+
+    One that was made with the run's options does, by the study's command or by hand; not one of other options, nor one
+    that went on with other options.
+    """
+    wanted = as_read(run.config)
+    configs = {version: _configs(version) for version in RunFolder(run.folder).versions()}
+    made = [one[0] for one in configs.values() if one and _is_of_a_study(one[0]) and _agree(wanted, one[0])]
+
+    def is_own(config: Config, first: Config) -> bool:
+        same = _is_of_a_study(config) or not _differs(made[0] if made else first, config)
+        return same and _agree(wanted, config)
+
+    return [version for version, found in configs.items() if all(is_own(one, found[0]) for one in found)]
+
+
+def others_versions(run: Run) -> list[Path]:
+    """The versions that do not count."""
+    own = own_versions(run)
+    return [version for version in RunFolder(run.folder).versions() if version not in own]
+
+
+def _configs(version: Path) -> list[Config]:
+    """What a version began with and was resumed with, but for files that cannot be read."""
+    paths = (first_config(version), *resumed_configs(version))
+    return [config for path in paths if (config := read_config(path))]
+
+
+def _is_of_a_study(config: Mapping[str, Any]) -> bool:
+    """Whether it has the callback that tells a study how far it is; so has what is made of such a config by hand."""
+    trainer = config.get("trainer")
+    callbacks = trainer.get("callbacks") if isinstance(trainer, Mapping) else None
+    found = callbacks if isinstance(callbacks, list) else []
+    return any(str(one.get("class_path", "")).endswith("ProgressFile") for one in found if isinstance(one, Mapping))
+
+
+def _differs(studys: Config, other: Config) -> bool:
+    """Whether a version was made with other options than the study's; some may be such as the study leaves alone."""
+    found = [one for one in diff(studys, other, Scope.TRAINING) if not is_below(one.option, *NO_RESULT)]
+    compared = [one for one in found if not is_below(one.option, "trainer") or is_below(one.option, *COMPARED)]
+    return any(one.known for one in compared) or any(one.of_an_engine for one in found)
+
+
+def _agree(mine: Config, theirs: Config) -> bool:
+    """Whether two configs, of which the second has all defaults, too, have the same numbers where both have them."""
+    one, two = dict(_numbers(mine)), dict(_numbers(theirs))
+    # A rate of 1 is saved as 1.0.
+    return all(one[path] == two[path] or one[path] != one[path] for path in one.keys() & two.keys())
+
+
+def _numbers(config: Config) -> Iterator[tuple[str, Any]]:
+    """Numbers and switches by path, seeds, and the method's name: names of other classes may be written in two ways."""
+    for name in COMPARED:
+        value: Any = config
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        for path, found in flatten(name, value).items():
+            if isinstance(found, int | float) or (path == "model.method" and isinstance(found, str)):
+                yield path, found
+    seeds = find_seeds(config.get("data"))
+    yield from ((f"seed {place} of {len(seeds)}", seed) for place, seed in enumerate(seeds))
+
+
+# ---------------------------------------------------------------------- while it is played
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        round: Rounds played, those before a resume included.
+        rounds: Rounds in all.
+        seconds_per_round: Mean over the rounds of this process, evaluations included.
+        test: Mean test accuracy of the last evaluated round, in [0, 1].
+        validation: Mean validation accuracy of the last evaluated round.
+        best_validation: The highest mean validation accuracy of a round, those before a resume included.
+        score: What was evaluated: ``"classifier"``, ``"nearest_neighbor"`` or ``"metric"``.
+    """
+
+    round: int
+    rounds: int
+    seconds_per_round: float
+    test: float | None = None
+    validation: float | None = None
+    best_validation: float | None = None
+    score: str = "classifier"
+
+
+def read_progress(path: Path) -> Progress | None:
+    """What a run wrote last; ``None`` before its first round."""
+    try:
+        return Progress(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def copy_progress(trained: Run, run: Run) -> None:
+    """Let a run be as far as another one, whose training it goes on after.
+
+    Args:
+        trained: The other run.
+        run: The run.
+    """
+    with suppress(OSError):  # without it, accuracy and time left are not shown while the study runs
+        shutil.copyfile(trained.progress_file, run.progress_file)

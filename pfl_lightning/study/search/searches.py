@@ -9,10 +9,17 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.config import same_options
-from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
+from pfl_lightning.study.definition.options import (
+    Config,
+    as_read,
+    option_of,
+    read_yaml,
+    with_option,
+    with_options,
+    write_yaml,
+)
 from pfl_lightning.study.definition.plan import Cell, seeded
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.definition.yaml_file import as_read, read_yaml, write_yaml
 from pfl_lightning.study.runs.state import flat_options
 
 __all__ = [
@@ -136,21 +143,16 @@ def _is_answer(known: Any, asked: Mapping[str, Any], study: Study) -> bool:
     )
 
 
-def with_some_values(search: Search | None, cell: Cell, *, longest: bool = False) -> Cell:
+def with_some_values(search: Search | None, cell: Cell) -> Cell:
     """A cell with one of the values that its search tries for each option, so that the options can be checked.
 
     Args:
         search: What is searched of the cell.
         cell: The cell.
-        longest: Take the last choice and the highest whole number, which most often take longest (epochs, passes).
     """
     config = cell.config
     for path, tried in search.space.items() if search is not None else ():
-        if tried.choices:
-            value = tried.choices[-1 if longest else 0]
-        else:
-            value = int(tried.high if longest else tried.low) if tried.integer else tried.low
-        config = with_option(config, path, value)
+        config = with_option(config, path, tried.choices[-1] if tried.choices else tried.high)
     return replace(cell, config=config)
 
 

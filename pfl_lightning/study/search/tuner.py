@@ -13,17 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl_lightning.jobs.local import LocalStarter, last_lines
-from pfl_lightning.jobs.supervision import Job, Jobs, StoppedError
+from pfl_lightning.jobs.processes import LocalStarter, last_lines
+from pfl_lightning.jobs.supervision import Job, Jobs
 from pfl_lightning.runs.lock import RunLock, wait_for_lock
 from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.definition.study import Dimension, Search
+from pfl_lightning.study.display import duration
 from pfl_lightning.study.runs.runner import claim
 from pfl_lightning.study.runs.state import flat_options
-from pfl_lightning.study.search.report import TriedOptions, option_text, write_json, write_table
 from pfl_lightning.study.search.searches import NoTrialError, check_searched
-from pfl_lightning.study.search.trials import accuracy_of, evaluated_round, trial_job, trial_run
-from pfl_lightning.study.timing import duration
+from pfl_lightning.study.search.trials import (
+    TriedOptions,
+    accuracy_of,
+    evaluated_round,
+    option_text,
+    trial_job,
+    trial_run,
+    write_json,
+    write_table,
+)
 
 if TYPE_CHECKING:
     import optuna
@@ -79,7 +87,7 @@ def search_options(
 def without_tests(config: Config) -> dict[str, Any]:
     """A config without what a search must not do: evaluate test parts, or personalize, which does so, too."""
     kept = {key: value for key, value in config.items() if key != "personalize"}
-    callback = {"class_path": "pfl_lightning.study.search.validation_only.ValidationOnly"}
+    callback = {"class_path": "pfl_lightning.study.runs.callbacks.ValidationOnly"}
     return with_option(kept, "trainer.callbacks+", callback)
 
 
@@ -167,8 +175,6 @@ class _Searcher:
         finally:
             for trial in self._active.values():
                 trial.lock.release()
-        if self.jobs.stopped is not None:
-            raise StoppedError(self.jobs.stopped)
 
     # ------------------------------------------------------------------ which trial
 
@@ -177,24 +183,15 @@ class _Searcher:
         while True:
             with wait_for_lock(self.folder):  # two processes must not take the same trial, or one too many
                 trial = self._interrupted() or self._new()
-            if trial is not None:
-                yield from self._begin(trial)
-            elif self._trials("RUNNING"):
+            if trial is None:
+                if not self._trials("RUNNING"):
+                    return
                 yield None
+            elif (job := trial_job(trial.run, self.threads)) is None:
+                self._end(trial)
             else:
-                return
-
-    def _begin(self, trial: _Trial) -> Iterator[Job]:
-        try:
-            job = trial_job(trial.run, self.threads)
-        except BaseException:
-            trial.lock.release()
-            raise
-        if job is None:
-            self._end(trial)
-        else:
-            self._active[job] = trial
-            yield job
+                self._active[job] = trial
+                yield job
 
     def _interrupted(self) -> _Trial | None:
         from optuna.trial import Trial
@@ -202,11 +199,10 @@ class _Searcher:
         own = {trial.asked.number for trial in self._active.values()}
         for frozen in self._trials("RUNNING"):
             found = None if frozen.number in own else self._claimed(Trial(self.study, frozen._trial_id))
-            if found is None:
-                continue
-            if frozen.number in {one.number for one in self._trials("RUNNING")}:
+            if found is not None and not self._trials()[frozen.number].state.is_finished():
                 return found
-            found.lock.release()
+            if found is not None:
+                found.lock.release()
         return None
 
     def _new(self) -> _Trial | None:

@@ -116,7 +116,7 @@ def listening():
 @pytest.mark.slow  # Ray is started twice
 def test_a_ray_of_one_machine_listens_there_alone(monkeypatch):
     ray = pytest.importorskip("ray")
-    from pfl_lightning.jobs.ray import RayStarter
+    from pfl_lightning.jobs.processes import RayStarter
 
     monkeypatch.delenv(cluster.CLUSTERS, raising=False)
     before = listening()

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.study import merge, with_option
-from pfl_lightning.study.definition.options import option_of, parse_words
+from pfl_lightning.study.definition.options import option_of
 
 
 def test_mappings_are_merged_key_by_key_and_lists_are_replaced():
@@ -78,11 +77,3 @@ def test_options_are_read_and_set_with_and_without_init_args():
     assert with_option(config, "data.batch_size", 5) == with_option(config, "data.init_args.batch_size", 5)
     assert option_of(with_option(config, "data.partition.class_path", "IID"), "data.partition.class_path") == "IID"
     assert with_option({"a": [1]}, "a+", 2) == {"a": [1, 2]}
-
-
-def test_words_of_a_command_line():
-    assert parse_words(["--a.b", "1", "--c=x=y"]) == [("a.b", "1"), ("c", "x=y")]
-    with pytest.raises(ConfigurationError, match="--a has no value"):
-        parse_words(["--a", "--b", "1"])
-    with pytest.raises(ConfigurationError, match=r"expected an option such as .*, got 'word'"):
-        parse_words(["word"])

@@ -11,11 +11,11 @@ from jsonargparse import ArgumentParser
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
+from pfl_lightning.jobs.supervision import StoppedError
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.changed import changes
-from pfl_lightning.study.definition.options import with_option
-from pfl_lightning.study.definition.yaml_file import write_yaml
+from pfl_lightning.study.definition.options import with_option, write_yaml
 from pfl_lightning.study.runs.runner import Runner, run_job
 from pfl_lightning.study.runs.state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
 
@@ -35,8 +35,8 @@ def runs(tmp_path):
 
 def test_all_runs_are_played_two_at_a_time_the_first_seeds_first(runs):
     starter, notes = PretendedStarter(), Notes()
-    outcome = Runner(starter, notes, processes=2).play(runs)
-    assert outcome.failed == {}
+    failed = Runner(starter, notes, processes=2).play(runs)
+    assert failed == {}
     assert [name for event, name in notes.events if event == "started"] == [
         *("FedAvg, seed 0", "FedPer, seed 0", "FedAvg, seed 1", "FedPer, seed 1")
     ]
@@ -47,30 +47,30 @@ def test_all_runs_are_played_two_at_a_time_the_first_seeds_first(runs):
 
 def test_a_run_that_fails_does_not_end_the_others(runs):
     notes = Notes()
-    outcome = Runner(PretendedStarter({"FedAvg": [1, 1]}), notes).play(runs)
-    assert list(outcome.failed) == ["FedAvg, seed 0", "FedAvg, seed 1"]
+    failed = Runner(PretendedStarter({"FedAvg": [1, 1]}), notes).play(runs)
+    assert list(failed) == ["FedAvg, seed 0", "FedAvg, seed 1"]
     assert ("failed", "FedAvg, seed 0", "pfl: exit 1 was asked for") in notes.events
     assert ("finished", "FedPer, seed 1") in notes.events
 
 
 def test_a_run_that_fails_is_tried_again(runs):
     notes = Notes()
-    outcome = Runner(PretendedStarter({"FedAvg": [1, 3]}), notes, retry=2).play(runs[:1])
-    assert outcome.failed == {}
+    failed = Runner(PretendedStarter({"FedAvg": [1, 3]}), notes, retry=2).play(runs[:1])
+    assert failed == {}
     assert [event[0] for event in notes.events] == ["started", "again", "started", "again", "started", "finished"]
 
 
 def test_a_run_whose_options_are_refused_is_not_tried_again(runs):
     notes = Notes()
-    outcome = Runner(PretendedStarter({"FedAvg": [2, 0]}), notes, retry=2).play(runs[:1])
-    assert list(outcome.failed) == ["FedAvg, seed 0"]
+    failed = Runner(PretendedStarter({"FedAvg": [2, 0]}), notes, retry=2).play(runs[:1])
+    assert list(failed) == ["FedAvg, seed 0"]
     assert [event[0] for event in notes.events] == ["started", "failed"]
 
 
 def test_a_process_that_ends_well_without_results_has_failed(runs, monkeypatch):
     monkeypatch.setattr("_helpers.studies.finish", lambda folder: None)
-    outcome = Runner(PretendedStarter(), Notes()).play(runs[:1])
-    assert list(outcome.failed) == ["FedAvg, seed 0"]
+    failed = Runner(PretendedStarter(), Notes()).play(runs[:1])
+    assert list(failed) == ["FedAvg, seed 0"]
 
 
 def test_a_run_goes_on_from_its_checkpoint_or_starts_over_where_there_is_none(runs):
@@ -118,12 +118,12 @@ def test_a_signal_stops_all_processes(runs, number, monkeypatch):
     notes, starter = Notes(), PretendedStarter(endless=True)
     notes.at_tick = lambda: os.kill(os.getpid(), number)
     try:
-        outcome = Runner(starter, notes, processes=2).play(runs)
+        with pytest.raises(StoppedError) as stopped:
+            Runner(starter, notes, processes=2).play(runs)
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)
-    assert outcome.stopped is number
-    assert outcome.failed == {}
+    assert stopped.value.number is number
     assert [process.stopped for process in starter.processes] == [True, True]
     assert {event[0] for event in notes.events} == {"started"}
 

@@ -65,8 +65,8 @@ def test_runs_train_alike_whose_configs_differ_in_the_personalization_alone(tmp_
 
 def test_one_of_them_trains_and_the_others_wait_for_it(tmp_path, pretended):
     runs, notes, starter = planned(tmp_path, seeds=[0, 1]), Notes(), PretendedStarter()
-    outcome = Runner(starter, notes, processes=4, shared=SharedTraining(runs)).play(runs)
-    assert outcome.failed == {}
+    failed = Runner(starter, notes, processes=4, shared=SharedTraining(runs)).play(runs)
+    assert failed == {}
     started = [(kind, *found) for kind, *found in notes.events if kind != "finished"]
     assert sorted(started) == [
         *(("resumed", f"{row}, seed {seed}", f"head, seed {seed}") for row in ("all", "as trained") for seed in (0, 1)),
@@ -80,8 +80,8 @@ def test_one_of_them_trains_and_the_others_wait_for_it(tmp_path, pretended):
 
 def test_where_it_fails_another_one_trains(tmp_path, pretended):
     runs, notes = planned(tmp_path)[:3], Notes()
-    outcome = Runner(PretendedStarter({"head": [1]}), notes, shared=SharedTraining(runs)).play(runs)
-    assert list(outcome.failed) == ["head, seed 0"]
+    failed = Runner(PretendedStarter({"head": [1]}), notes, shared=SharedTraining(runs)).play(runs)
+    assert list(failed) == ["head, seed 0"]
     assert [event for event in notes.events if event[0] in ("started", "resumed")] == [
         *(("started", "head, seed 0"), ("started", "all, seed 0"), ("resumed", "as trained, seed 0", "all, seed 0"))
     ]
@@ -158,9 +158,9 @@ def results_of(run):
 
 def test_the_results_are_those_of_runs_that_all_train(tmp_path):
     alone, shared = planned(tmp_path / "alone")[:3], planned(tmp_path / "shared")[:3]
-    assert Runner(StarterHere(), Notes()).play(alone).failed == {}
+    assert Runner(StarterHere(), Notes()).play(alone) == {}
     notes, starter = Notes(), StarterHere()
-    assert Runner(starter, notes, shared=SharedTraining(shared)).play(shared).failed == {}
+    assert Runner(starter, notes, shared=SharedTraining(shared)).play(shared) == {}
     assert [event[0] for event in notes.events if event[0] != "finished"] == ["started", "resumed", "resumed"]
     for one, other in zip(alone, shared, strict=True):
         assert results_of(one) == results_of(other)

@@ -11,8 +11,8 @@ from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import plan_cells, read_study, run_trial
 from pfl_lightning.study.definition.options import option_of, with_option
 from pfl_lightning.study.definition.study import Dimension, Search
-from pfl_lightning.study.runs.progress import read_progress
-from pfl_lightning.study.runs.progress_file import ProgressFile
+from pfl_lightning.study.runs.callbacks import ProgressFile
+from pfl_lightning.study.runs.state import read_progress
 from pfl_lightning.study.search.searches import NoTrialError, searched_cells
 from pfl_lightning.study.search.tuner import digest
 

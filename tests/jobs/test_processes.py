@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.jobs.local import LocalProcess, end_with_parent, environment, last_lines
+from pfl_lightning.jobs.processes import LocalProcess, end_with_parent, environment, last_lines
 from pfl_lightning.jobs.supervision import Job
-from pfl_lightning.study.unwritable import explain_unwritable
+from pfl_lightning.study.command import explain_unwritable
 
 
 def test_a_child_ends_when_its_parent_has_gone(monkeypatch):
@@ -33,7 +33,7 @@ def test_the_last_lines_of_a_log(tmp_path):
     assert last_lines(log) == "pfl: new\n(PFL_DEBUG=1)"
     log.write_text("--- 2026-11-22 pfl fit\n" + "\n".join(f"line {n}" for n in range(20)))
     assert last_lines(log, 2) == "line 18\nline 19"
-    assert Job(("fit",), log).arguments[1:] == ["-m", "pfl_lightning.jobs.local", "fit"]
+    assert Job(("fit",), log).arguments[1:] == ["-m", "pfl_lightning.jobs.processes", "fit"]
 
 
 def test_a_log_that_leads_elsewhere_is_not_written(tmp_path):

@@ -15,10 +15,9 @@ import pytest
 from _helpers.studies import Notes, PretendedProcess, finish, write_study
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.jobs import ray as module
+from pfl_lightning.jobs import processes as module
 from pfl_lightning.jobs import supervision
-from pfl_lightning.jobs.local import LocalProcess
-from pfl_lightning.jobs.ray import RayStarter
+from pfl_lightning.jobs.processes import LocalProcess, RayStarter
 from pfl_lightning.jobs.supervision import Job
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.runs.runner import Runner
@@ -92,8 +91,8 @@ def test_runs_are_tasks(tmp_path, cluster, monkeypatch):
     monkeypatch.setattr(supervision, "POLL", 0.01)
     starter, notes = RayStarter("auto", threads=2, gpus=0.25), Notes()
     assert starter.cores == 5
-    outcome = Runner(starter, notes, processes=2, threads=2).play(planned(tmp_path))
-    assert outcome.failed == {}
+    failed = Runner(starter, notes, processes=2, threads=2).play(planned(tmp_path))
+    assert failed == {}
     assert [command.threads for command in played] == [2, 2]
     assert played[0].words[0] == "fit"
     assert ("finished", "FedPer, seed 0") in notes.events
@@ -150,9 +149,9 @@ def test_a_real_ray(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     try:
         notes, runs = Notes(), planned(tmp_path)
-        outcome = Runner(RayStarter("local"), notes, processes=2).play(runs)
+        failed = Runner(RayStarter("local"), notes, processes=2).play(runs)
     finally:
         ray.shutdown()
-    assert outcome.failed == {}, notes.events
+    assert failed == {}, notes.events
     results = json.loads((runs[0].folder / "version_0" / "results.json").read_text())
     assert results["finished"]

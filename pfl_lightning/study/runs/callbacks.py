@@ -1,4 +1,4 @@
-"""The callback by which a study sees how far its runs are."""
+"""Callbacks of a study's runs and of a search's trials, which the command line of their processes names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import lightning as L
 from pfl_lightning.callbacks.run_facts import evaluated
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.study.runs.progress import Progress, read_progress
+from pfl_lightning.study.runs.state import Progress, read_progress
 
-__all__ = ["ProgressFile"]
+__all__ = ["ProgressFile", "ValidationOnly"]
 
 
 class ProgressFile(L.Callback):
@@ -66,3 +66,11 @@ class ProgressFile(L.Callback):
     def _accuracy(trainer: L.Trainer, name: str) -> float | None:
         value: Any = trainer.callback_metrics.get(name)
         return None if value is None else float(value)
+
+
+class ValidationOnly(L.Callback):
+    """Leaves the clients' test parts alone during a fit: a search must not see them."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Say so to the federation."""
+        pl_module.tests_in_fits = False  # type: ignore[assignment]
