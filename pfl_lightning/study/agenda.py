@@ -31,6 +31,7 @@ class Agenda:
 
     Attributes:
         all_runs: All runs of the study, without those of rows that wait for a search.
+        waiting: Runs of all rows that wait for a search.
         runs: Those of them that are run now.
         to_search: Rows whose options are searched now, before their runs are known.
 
@@ -48,7 +49,7 @@ class Agenda:
 
     def _set_cells(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
         """Plan the runs of the table, and those of the part that is run now."""
-        self._waiting = list(waiting)
+        self.waiting = plan_runs(self.study, waiting, self.output)
         self.to_search = [cell for cell in waiting if self.part.has_cell(cell)]
         self.all_runs = plan_runs(self.study, cells, self.output)
         self.runs = [run for run in self.all_runs if self.part.has(run)]
@@ -62,26 +63,20 @@ class Agenda:
         planned = plan_cells(self.study, self.words)
         self._set_cells(*searched_cells(self.study, planned, self.output, search, self.part.has_cell))
 
-    def waiting_runs(self) -> list[Run]:
-        """Runs of all rows that wait for a search."""
-        return plan_runs(self.study, self._waiting, self.output)
+    @property
+    def every_run(self) -> list[Run]:
+        """All runs of the study, with those of rows that wait for a search."""
+        return [*self.all_runs, *self.waiting]
 
-    def table_runs(self) -> tuple[list[Run], list[Run]]:
-        """Runs of the rows that the table has, and those of such rows that wait for a search.
+    def table_runs(self) -> tuple[list[Run], list[Run], int]:
+        """Runs of the rows that the table has, those of such rows that wait for a search, and how many rows it lacks.
 
         A row of the table is one that this command asks for, or that something was run of.
         """
-        rows = self._table_rows()
-        waiting = [run for run in self.waiting_runs() if run.cell.path in rows]
-        return [run for run in self.all_runs if run.cell.path in rows], waiting
-
-    def _table_rows(self) -> set[Path]:
-        runs = [*self.all_runs, *self.waiting_runs()]
-        return {run.cell.path for run in runs if self.part.has_cell(run.cell) or state_of(run) is not RunState.NEW}
-
-    def rows_left_out(self) -> int:
-        """How many rows of the study the table does not have."""
-        return len({run.cell.path for run in (*self.all_runs, *self.waiting_runs())} - self._table_rows())
+        every = self.every_run
+        rows = {run.cell.path for run in every if self.part.has_cell(run.cell) or state_of(run) is not RunState.NEW}
+        runs, waiting = ([run for run in some if run.cell.path in rows] for some in (self.all_runs, self.waiting))
+        return runs, waiting, len({run.cell.path for run in every} - rows)
 
     def open_runs(self) -> list[Run]:
         """Runs of now that are not done."""
@@ -119,17 +114,17 @@ class Agenda:
     def summary(self) -> str:
         """How many runs there are, in which states."""
         counts = Counter(state_of(run).value for run in self.runs)
-        behind = sum(self.part.has(run) for run in self.waiting_runs())
+        behind = sum(self.part.has(run) for run in self.waiting)
         parts = [f"{number} {state}" for state, number in counts.items()]
         parts += [f"{behind} behind a search of {counted(len(self.to_search), 'row')}"] if behind else []
         number = len(self.runs) + behind
         text = f"{self.study.title}: {counted(number, 'run')} in {self.output} ({', '.join(parts)})"
-        left_out = len(self.all_runs) + len(self.waiting_runs()) - number
+        left_out = len(self.every_run) - number
         return text + (f"; {left_out} more left out now" if left_out else "")
 
     def left_over(self) -> list[str]:
         """A line for each row that has runs in the folder and is not in the study."""
-        return left_over(self.output, [*self.all_runs, *self.waiting_runs()])
+        return left_over(self.output, self.every_run)
 
     def lines(self) -> list[str]:
         """A line for each run with its state, and for each row to search."""

@@ -63,11 +63,11 @@ class Conductor:
         Args:
             failed: Why runs have just failed, by name.
         """
-        runs, waiting = self.agenda.table_runs()
+        runs, waiting, left_out = self.agenda.table_runs()
         searched = {run.name: run for run in waiting if search_folder(self.output, run.cell) in self._failed_searches}
         reasons = {**dict.fromkeys(searched, "no trial of its search succeeded"), **(failed or {})}
         print_tables(self.study, runs, self.output, self.console, waiting, reasons)
-        if left_out := self.agenda.rows_left_out():
+        if left_out:
             self._say(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
 
     def report_only(self) -> None:
@@ -104,16 +104,11 @@ class Conductor:
         self.report(failed)
         return self._exit_code(failed)
 
-    @property
-    def _shared(self) -> SharedTraining:
-        """Which runs train alike."""
-        return SharedTraining(self.agenda.all_runs)
-
     # ------------------------------------------------------------------ the steps of a run
 
     def _check_configs(self, runs: Sequence[Run]) -> None:
         if runs:
-            check_figures(self.study, [run.cell for run in (*self.agenda.all_runs, *self.agenda.waiting_runs())])
+            check_figures(self.study, [run.cell for run in self.agenda.every_run])
             # The rest takes a process with all imports.
             self._say(f"checking the configs of {counted(len(runs), 'run')}")
             from pfl_lightning.study.check import check_configs
@@ -184,7 +179,8 @@ class Conductor:
     def _play(self, runs: Sequence[Run]) -> dict[str, str]:
         open_names = {run.name for run in runs}
         done = {run.name for run in self.agenda.runs if run.name not in open_names}
-        rate = Rate(self.agenda.runs, self._shared.repeated(runs))
+        shared = SharedTraining(self.agenda.all_runs)
+        rate = Rate(self.agenda.runs, shared.repeated(runs))
         with Display(self.agenda.runs, done, rate, self.console) as display:
             runner = Runner(
                 self.starter,
@@ -192,7 +188,7 @@ class Conductor:
                 processes=self.processes,
                 threads=self.arguments.threads,
                 retry=self.arguments.retry,
-                shared=self._shared,
+                shared=shared,
             )
             return runner.play(runs)
 

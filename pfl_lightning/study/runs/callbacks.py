@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ from pfl_lightning.study.runs.state import Progress, read_progress
 __all__ = ["ProgressFile", "ValidationOnly"]
 
 
+METRICS = {"test": "test_accuracy/mean", "validation": "val_accuracy/mean"}
+"""What of a run's metrics is shown while it is played."""
+
+NOTHING = Progress(0, 0, 0.0)
+
+
 class ProgressFile(L.Callback):
     """Writes the number of rounds and the last accuracies to a file after every round.
 
@@ -28,44 +34,32 @@ class ProgressFile(L.Callback):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._began = 0.0
-        self._played = 0
-        self._best: float | None = None
-        self._last: tuple[float | None, float | None] = (None, None)  # test and validation, of the last evaluated round
-        self._score = "classifier"
+        self._began, self._played = 0.0, 0
+        self._last = NOTHING
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; a run that goes on takes over the best round so far."""
+        """Start the clock; a run that goes on takes over the last accuracies and the best round so far."""
         self._began, self._played = time.monotonic(), 0
-        self._score = evaluated(pl_module)["score"] if isinstance(pl_module, Federation) else self._score
-        before = read_progress(Path(self.path)) if trainer.current_epoch else None
-        self._best = before.best_validation if before is not None else None
-        self._last = (before.test, before.validation) if before is not None else (None, None)
+        self._last = (read_progress(Path(self.path)) if trainer.current_epoch else None) or NOTHING
+        if isinstance(pl_module, Federation):
+            self._last = replace(self._last, score=evaluated(pl_module)["score"])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the file; a full disk is left to those who write more."""
         self._played += 1
-        found = (self._accuracy(trainer, name) for name in ("test_accuracy/mean", "val_accuracy/mean"))
-        test, validation = (old if new is None else new for new, old in zip(found, self._last, strict=True))
-        self._last = (test, validation)
-        if validation is not None:
-            self._best = validation if self._best is None else max(self._best, validation)
-        progress = Progress(
+        found = {name: trainer.callback_metrics.get(metric) for name, metric in METRICS.items()}
+        new: dict[str, Any] = {name: float(value) for name, value in found.items() if value is not None}
+        best = [value for value in (self._last.best_validation, new.get("validation")) if value is not None]
+        self._last = replace(
+            self._last,
             round=trainer.current_epoch + 1,
             rounds=trainer.max_epochs or 0,
             seconds_per_round=(time.monotonic() - self._began) / self._played,
-            test=test,
-            validation=validation,
-            best_validation=self._best,
-            score=self._score,
+            best_validation=max(best, default=None),
+            **new,
         )
         with suppress(OSError), replace_file(Path(self.path)) as temporary:
-            temporary.write_text(json.dumps(asdict(progress)) + "\n")
-
-    @staticmethod
-    def _accuracy(trainer: L.Trainer, name: str) -> float | None:
-        value: Any = trainer.callback_metrics.get(name)
-        return None if value is None else float(value)
+            temporary.write_text(json.dumps(asdict(self._last)) + "\n")
 
 
 class ValidationOnly(L.Callback):

@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.jobs.processes import last_lines
@@ -51,12 +51,13 @@ class _Active:
     trained: Trained | None = None
 
 
+@dataclass
 class Runner:
     """Plays runs until all are done, have failed or are stopped.
 
     A run belongs to the study that holds the lock of its folder, so that two commands on the same study share the runs.
 
-    Args:
+    Attributes:
         starter: Starts their processes.
         display: Is told what happens.
         processes: How many are played at once.
@@ -66,25 +67,15 @@ class Runner:
             default every run trains.
     """
 
-    def __init__(
-        self,
-        starter: Starter,
-        display: Display,
-        *,
-        processes: int = 1,
-        threads: int = 1,
-        retry: int = 0,
-        shared: SharedTraining | None = None,
-    ) -> None:
-        self.starter = starter
-        self.display = display
-        self.processes = processes
-        self.threads = threads
-        self.retry = retry
-        self.shared = shared or SharedTraining()
-        self._waiting: deque[Run] = deque()
-        self._active: dict[Job, _Active] = {}
-        self._failures: dict[str, int] = {}
+    starter: Starter
+    display: Display
+    processes: int = 1
+    threads: int = 1
+    retry: int = 0
+    shared: SharedTraining = field(default_factory=SharedTraining)
+    _waiting: deque[Run] = field(default_factory=deque, init=False)
+    _active: dict[Job, _Active] = field(default_factory=dict, init=False)
+    _failures: dict[str, int] = field(default_factory=dict, init=False)
 
     def play(self, runs: Iterable[Run]) -> dict[str, str]:
         """Play runs.

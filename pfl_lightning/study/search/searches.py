@@ -14,7 +14,6 @@ from pfl_lightning.study.definition.options import (
     as_read,
     option_of,
     read_yaml,
-    with_option,
     with_options,
     write_yaml,
 )
@@ -88,8 +87,9 @@ def searched_cells(
             continue
         folder = search_folder(output, cell)
         config = seeded(cell.config, study.seeds[0], study.seed_options)
+        searched = {key: value for key, value in asdict(asked_for).items() if key != "own"}
         # As it is read again: a number in quotes, say, is written without them.
-        asked = as_read({"search": _plain_search(asked_for), "choice": study.choice, "config": plain(config)})
+        asked = as_read({"search": searched, "choice": study.choice, "config": config})
         known = _answer(folder, asked, study)
         if known is None:
             if search is None or not now(cell):
@@ -150,10 +150,9 @@ def with_some_values(search: Search | None, cell: Cell) -> Cell:
         search: What is searched of the cell.
         cell: The cell.
     """
-    config = cell.config
-    for path, tried in search.space.items() if search is not None else ():
-        config = with_option(config, path, tried.choices[-1] if tried.choices else tried.high)
-    return replace(cell, config=config)
+    space = search.space if search is not None else {}
+    values = {path: tried.choices[-1] if tried.choices else tried.high for path, tried in space.items()}
+    return replace(cell, config=with_options(cell.config, values.items()))
 
 
 def check_searched(config: Config) -> None:
@@ -178,17 +177,3 @@ def check_searched(config: Config) -> None:
         )
     if option_of(config, "trainer.max_epochs", 1) == 0:
         raise ConfigurationError("a search compares accuracies of the training, and trainer.max_epochs is 0")
-
-
-def _plain_search(search: Search) -> Any:
-    """A search as it is written down; as before where no method has options of its own."""
-    found = plain(asdict(search))
-    del found["own"]
-    return found
-
-
-def plain(value: Any) -> Any:
-    """A value as YAML reads it again: lists for tuples."""
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
