@@ -4,7 +4,7 @@ from pfl_lightning.study.definition.options import merge, with_option
 from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.definition.reader import read_study
 from pfl_lightning.study.definition.study import Dimension, Published, Search, Study
-from pfl_lightning.study.search.trials import run_trial
+from pfl_lightning.study.trials import run_trial
 
 __all__ = [
     "Cell",

@@ -14,8 +14,8 @@ from pfl_lightning.study.changed import changed_before_search, changes, counted,
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.runs.state import RunState, changed_options, finished_folder, state_of
-from pfl_lightning.study.search.searches import has_answer, search_of, searched_cells, with_some_values
+from pfl_lightning.study.run_state import RunState, changed_options, finished_folder, state_of
+from pfl_lightning.study.searches import has_answer, search_of, searched_cells, with_some_values
 from pfl_lightning.text import did_you_mean
 
 __all__ = ["Agenda", "Part", "part_of"]

@@ -14,7 +14,7 @@ from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import short_path
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Search
-from pfl_lightning.study.runs.state import RunState, changed_options, is_in_use, state_of
+from pfl_lightning.study.run_state import RunState, changed_options, is_in_use, state_of
 
 __all__ = ["by_options", "changed_before_search", "changes", "counted", "left_over", "move_aside", "refusal"]
 

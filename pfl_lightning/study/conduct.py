@@ -21,11 +21,11 @@ from pfl_lightning.study.definition.options import Config, option_of
 from pfl_lightning.study.definition.plan import Run, check_figures
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.display import Display, Rate
-from pfl_lightning.study.runs.runner import Runner
-from pfl_lightning.study.runs.shared_training import SharedTraining
-from pfl_lightning.study.search.searches import NoTrialError, check_searched, search_folder
-from pfl_lightning.study.search.trials import bound_notes
+from pfl_lightning.study.runner import Runner
+from pfl_lightning.study.searches import NoTrialError, check_searched, search_folder
+from pfl_lightning.study.shared_training import SharedTraining
 from pfl_lightning.study.tables import print_tables
+from pfl_lightning.study.trials import bound_notes
 
 __all__ = ["Conductor"]
 
@@ -137,7 +137,7 @@ class Conductor:
         return f"{number} trials of {' or '.join(rounds)} rounds each come first"
 
     def _search_cell(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
-        from pfl_lightning.study.search.tuner import search_options
+        from pfl_lightning.study.tuner import search_options
 
         row = folder.relative_to(self.output / "search")
         try:

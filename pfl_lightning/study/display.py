@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 
 from pfl_lightning.jobs.supervision import how_it_ended
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.runs.state import Progress, read_progress
+from pfl_lightning.study.run_state import Progress, read_progress
 
 __all__ = ["Display", "Rate", "duration"]
 

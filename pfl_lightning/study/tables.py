@@ -9,7 +9,7 @@ from typing import Any
 from pfl_lightning.study.changed import by_options, changed_before_search, changes
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Study
-from pfl_lightning.study.runs.state import (
+from pfl_lightning.study.run_state import (
     RunState,
     changed_options,
     finished_folder,
@@ -17,7 +17,7 @@ from pfl_lightning.study.runs.state import (
     state_of,
     unreadable_results,
 )
-from pfl_lightning.study.search.searches import search_of
+from pfl_lightning.study.searches import search_of
 
 __all__ = ["print_tables"]
 

@@ -20,7 +20,7 @@ from pfl_lightning.jobs import supervision
 from pfl_lightning.jobs.processes import LocalProcess, RayStarter
 from pfl_lightning.jobs.supervision import Job
 from pfl_lightning.study import plan_cells, plan_runs, read_study
-from pfl_lightning.study.runs.runner import Runner
+from pfl_lightning.study.runner import Runner
 
 
 class Task:

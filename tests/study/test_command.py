@@ -20,9 +20,8 @@ import pfl_lightning
 from pfl_lightning.cli import main
 from pfl_lightning.jobs import supervision
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study import command, conduct
-from pfl_lightning.study.runs import runner
-from pfl_lightning.study.search.searches import NoTrialError
+from pfl_lightning.study import command, conduct, runner
+from pfl_lightning.study.searches import NoTrialError
 
 
 @pytest.fixture(autouse=True)
@@ -434,7 +433,7 @@ def test_a_row_of_the_grid_and_a_setting_are_parts(tmp_path, play):
 def test_methods_may_have_searches_of_their_own(tmp_path, play, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "pfl_lightning.study.search.tuner.search_options", lambda search, *args, **options: asked.append(search) or {}
+        "pfl_lightning.study.tuner.search_options", lambda search, *args, **options: asked.append(search) or {}
     )
     lr, epochs, momentum = (f"model.method.init_args.{name}" for name in ("lr", "epochs", "momentum"))
     own = {"FedAvg": {momentum: {"choices": [0.0, 0.9]}}, "FedPer": None}
@@ -464,7 +463,7 @@ def test_results_of_other_options_are_not_in_the_report(tmp_path, play, capsys):
 
 
 def test_runs_of_other_options_are_refused_before_a_search(tmp_path, play, monkeypatch):
-    monkeypatch.setattr("pfl_lightning.study.search.tuner.search_options", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("pfl_lightning.study.tuner.search_options", lambda *args, **options: 1 / 0)
     play(write_study(tmp_path, methods={"FedAvg": METHODS["FedAvg"]}))
     code, _ = play(write_study(tmp_path, search=SEARCH), "--trainer.max_epochs", "5")
     assert "has 1 run made with different options" in code
@@ -514,7 +513,7 @@ def test_other_options_of_a_searched_row_are_refused_before_it_is_searched_again
     asked = []
     found = {"model.method.init_args.lr": 0.05}
     monkeypatch.setattr(
-        "pfl_lightning.study.search.tuner.search_options", lambda *args, **options: asked.append(args) or found
+        "pfl_lightning.study.tuner.search_options", lambda *args, **options: asked.append(args) or found
     )
     path = write_study(tmp_path, methods={"FedPer": METHODS["FedPer"]}, search=SEARCH)
     assert play(path)[0] == 0
@@ -534,7 +533,7 @@ def test_a_search_that_has_changed_is_refused_before_its_first_trial(tmp_path, p
     asked = []
     found = {"model.method.init_args.lr": 0.05}
     monkeypatch.setattr(
-        "pfl_lightning.study.search.tuner.search_options", lambda *args, **options: asked.append(args) or found
+        "pfl_lightning.study.tuner.search_options", lambda *args, **options: asked.append(args) or found
     )
     methods = {"FedPer": METHODS["FedPer"]}
     before = write_study(tmp_path, methods=methods, search=SEARCH)
@@ -560,7 +559,7 @@ def test_a_search_that_fails_does_not_end_the_others(tmp_path, play, monkeypatch
             raise NoTrialError("no trial of the search succeeded: NaN")
         return {"model.method.init_args.lr": 0.05}
 
-    monkeypatch.setattr("pfl_lightning.study.search.tuner.search_options", find)
+    monkeypatch.setattr("pfl_lightning.study.tuner.search_options", find)
     code, commands = play(write_study(tmp_path, search={**SEARCH, "methods": ["FedAvg", "FedPer"]}))
     assert (code, len(commands)) == (1, 1)
     assert "pfl: all/FedAvg: no trial of the search succeeded: NaN" in capsys.readouterr().out
@@ -580,7 +579,7 @@ def test_a_folder_of_the_trainer_moves_no_run(tmp_path, play):
 def test_a_search_says_first_how_much_it_is_and_uses_local_cores(tmp_path, play, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
-        "pfl_lightning.study.search.tuner.search_options", lambda *args, **options: asked.append(options) or {}
+        "pfl_lightning.study.tuner.search_options", lambda *args, **options: asked.append(options) or {}
     )
     monkeypatch.setattr(conduct, "cores", lambda: 2)
     monkeypatch.setattr("pfl_lightning.jobs.processes.RayStarter", lambda *args: PretendedStarter())

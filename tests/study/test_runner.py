@@ -16,8 +16,8 @@ from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.changed import changes
 from pfl_lightning.study.definition.options import with_option, write_yaml
-from pfl_lightning.study.runs.runner import Runner, run_job
-from pfl_lightning.study.runs.state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
+from pfl_lightning.study.run_state import NOT_GIVEN, RunState, changed_options, finished_folder, state_of
+from pfl_lightning.study.runner import Runner, run_job
 
 
 @pytest.fixture(autouse=True)

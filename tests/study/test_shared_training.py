@@ -12,9 +12,9 @@ from pfl_lightning.jobs import supervision
 from pfl_lightning.runs.reading import read_run
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option
-from pfl_lightning.study.runs.runner import Runner
-from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, settle
-from pfl_lightning.study.runs.state import finished_folder
+from pfl_lightning.study.run_state import finished_folder
+from pfl_lightning.study.runner import Runner
+from pfl_lightning.study.shared_training import SharedTraining, Trained, settle
 
 FEDAVG = {"model": {"method": {"class_path": "FedAvg"}}}
 ROWS = {

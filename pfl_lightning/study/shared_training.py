@@ -16,7 +16,7 @@ from pfl_lightning.runs.config import is_below, leaves, same_options
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.definition.options import option_of
 from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.runs.state import finished_folder, last_checkpoint
+from pfl_lightning.study.run_state import finished_folder, last_checkpoint
 
 __all__ = ["SharedTraining", "Trained", "settle"]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pfl_lightning.study.definition.study import Dimension
-from pfl_lightning.study.search.trials import TriedOptions, bound_notes, write_json, write_table
+from pfl_lightning.study.trials import TriedOptions, bound_notes, write_json, write_table
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import write_yaml
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.display import Display
-from pfl_lightning.study.runs.shared_training import SharedTraining, Trained, settle
-from pfl_lightning.study.runs.state import (
+from pfl_lightning.study.run_state import (
     RunState,
     changed_options,
     copy_progress,
@@ -27,10 +26,11 @@ from pfl_lightning.study.runs.state import (
     own_versions,
     state_of,
 )
+from pfl_lightning.study.shared_training import SharedTraining, Trained, settle
 
 __all__ = ["Runner", "claim", "run_job", "start_over"]
 
-PROGRESS_FILE = "pfl_lightning.study.runs.callbacks.ProgressFile"
+PROGRESS_FILE = "pfl_lightning.study.callbacks.ProgressFile"
 
 REFUSED = 2
 """Exit code of a run that refuses its options."""

@@ -16,8 +16,8 @@ from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Cell, Run, in_folder
 from pfl_lightning.study.definition.study import Dimension
-from pfl_lightning.study.runs.runner import run_job, start_over
-from pfl_lightning.study.runs.state import Progress, changed_options, finished_folder, is_in_use, read_progress
+from pfl_lightning.study.run_state import Progress, changed_options, finished_folder, is_in_use, read_progress
+from pfl_lightning.study.runner import run_job, start_over
 
 __all__ = [
     *("TriedOptions", "accuracy_of", "bound_notes", "evaluated_round", "option_text", "run_trial", "trial_job"),

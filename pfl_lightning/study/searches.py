@@ -19,7 +19,7 @@ from pfl_lightning.study.definition.options import (
 )
 from pfl_lightning.study.definition.plan import Cell, seeded
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.runs.state import flat_options
+from pfl_lightning.study.run_state import flat_options
 
 __all__ = [
     "NoTrialError",

@@ -14,7 +14,7 @@ import lightning as L
 from pfl_lightning.callbacks.run_facts import evaluated
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.study.runs.state import Progress, read_progress
+from pfl_lightning.study.run_state import Progress, read_progress
 
 __all__ = ["ProgressFile", "ValidationOnly"]
 

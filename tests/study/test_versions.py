@@ -7,7 +7,7 @@ from _helpers.studies import write_study
 
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.definition.options import with_option, write_yaml
-from pfl_lightning.study.runs.state import finished_folder, last_checkpoint, others_versions
+from pfl_lightning.study.run_state import finished_folder, last_checkpoint, others_versions
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def made(run, number, config, *resumed):
     return version
 
 
-OF_A_STUDY = [{"class_path": "pfl_lightning.study.runs.callbacks.ProgressFile", "init_args": {"path": "p.json"}}]
+OF_A_STUDY = [{"class_path": "pfl_lightning.study.callbacks.ProgressFile", "init_args": {"path": "p.json"}}]
 
 
 def as_saved(run, **options):

@@ -19,10 +19,10 @@ from pfl_lightning.runs.lock import RunLock, wait_for_lock
 from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.definition.study import Dimension, Search
 from pfl_lightning.study.display import duration
-from pfl_lightning.study.runs.runner import claim
-from pfl_lightning.study.runs.state import flat_options
-from pfl_lightning.study.search.searches import NoTrialError, check_searched
-from pfl_lightning.study.search.trials import (
+from pfl_lightning.study.run_state import flat_options
+from pfl_lightning.study.runner import claim
+from pfl_lightning.study.searches import NoTrialError, check_searched
+from pfl_lightning.study.trials import (
     TriedOptions,
     accuracy_of,
     evaluated_round,
@@ -87,7 +87,7 @@ def search_options(
 def without_tests(config: Config) -> dict[str, Any]:
     """A config without what a search must not do: evaluate test parts, or personalize, which does so, too."""
     kept = {key: value for key, value in config.items() if key != "personalize"}
-    callback = {"class_path": "pfl_lightning.study.runs.callbacks.ValidationOnly"}
+    callback = {"class_path": "pfl_lightning.study.callbacks.ValidationOnly"}
     return with_option(kept, "trainer.callbacks+", callback)
 
 

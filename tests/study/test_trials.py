@@ -9,12 +9,12 @@ from _helpers.studies import PretendedStarter, write_study
 from pfl_lightning.jobs import supervision
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import plan_cells, read_study, run_trial
+from pfl_lightning.study.callbacks import ProgressFile
 from pfl_lightning.study.definition.options import option_of, with_option
 from pfl_lightning.study.definition.study import Dimension, Search
-from pfl_lightning.study.runs.callbacks import ProgressFile
-from pfl_lightning.study.runs.state import read_progress
-from pfl_lightning.study.search.searches import NoTrialError, searched_cells
-from pfl_lightning.study.search.tuner import digest
+from pfl_lightning.study.run_state import read_progress
+from pfl_lightning.study.searches import NoTrialError, searched_cells
+from pfl_lightning.study.tuner import digest
 
 CONFIG = {"trainer": {"max_epochs": 2}}
 

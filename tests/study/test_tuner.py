@@ -19,10 +19,10 @@ pytest.importorskip("optuna")
 from pfl_lightning.cli import main
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
+from pfl_lightning.study import tuner as module
 from pfl_lightning.study.definition.options import option_of
 from pfl_lightning.study.definition.study import Dimension, Search
-from pfl_lightning.study.search import tuner as module
-from pfl_lightning.study.search.tuner import search_options, without_tests
+from pfl_lightning.study.tuner import search_options, without_tests
 
 LR, ENCODER = "model.method.init_args.lr", "model.encoder"
 SPACE = {LR: Dimension(low=1e-4, high=1.0, log=True), ENCODER: Dimension(choices=("mlp", ["mlp", "small_cnn"]))}

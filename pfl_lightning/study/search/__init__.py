@@ -1,1 +1,0 @@
-"""Search of options by validation accuracy, with optuna."""
