@@ -50,20 +50,20 @@ class SharedTraining:
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._begun: set[Path] = set()  # folders of runs that were started from their first round
-        self._alone: set[Path] = set()  # those of runs that could not go on after another one
-        self._groups: list[tuple[dict[str, Any], list[Run]]] = []
+        self._alike: dict[Path, list[Run]] = {}  # by the folder of a run, those that train as it does
+        groups: list[tuple[dict[str, Any], list[Run]]] = []
         for run in runs:
             if run.rounds and option_of(run.config, "trainer.enable_checkpointing", True) is not False:
                 options = training_options(run)
-                group = next((group for others, group in self._groups if same_options(options, others)), None)
+                group = next((group for others, group in groups if same_options(options, others)), None)
                 if group is None:
-                    self._groups.append((options, group := []))
+                    groups.append((options, group := []))
                 group.append(run)
+                self._alike[run.folder] = group
 
     def others(self, run: Run) -> list[Run]:
         """The other runs that train as a run does."""
-        groups = (group for _, group in self._groups if any(one.folder == run.folder for one in group))
-        return [one for one in next(groups, []) if one.folder != run.folder]
+        return [one for one in self._alike.get(run.folder, ()) if one.folder != run.folder]
 
     def begin(self, run: Run) -> None:
         """Note that a run is started from its first round."""
@@ -71,7 +71,7 @@ class SharedTraining:
 
     def give_up(self, run: Run) -> None:
         """Note that a run could not go on after another one's training: it trains itself."""
-        self._alone.add(run.folder)
+        self._alike.pop(run.folder, None)
 
     def done_by(self, run: Run) -> Trained | None:
         """The training of another run that a run, which has not begun, goes on after; ``None`` if there is none."""
@@ -85,9 +85,7 @@ class SharedTraining:
 
     def _begun_by_others(self, run: Run) -> list[Run]:
         """Runs of this command after whose training a run could go on, which has not begun itself."""
-        if run.folder in self._alone or last_checkpoint(run) is not None:
-            return []
-        return [other for other in self.others(run) if other.folder in self._begun]
+        return [] if last_checkpoint(run) else [one for one in self.others(run) if one.folder in self._begun]
 
     def repeated(self, runs: Iterable[Run]) -> list[Run]:
         """The runs that others train for, if they are started in this order."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfl_lightning.jobs.processes import LocalStarter, last_lines
 from pfl_lightning.jobs.supervision import Job, Jobs
+from pfl_lightning.runs.config import is_below
 from pfl_lightning.runs.lock import RunLock, wait_for_lock
 from pfl_lightning.study.definition.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.definition.study import Dimension, Search
@@ -55,7 +56,7 @@ def search_options(
     choice: str = "last",
     processes: int = 1,
     threads: int = 1,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The options with the highest mean validation accuracy (``val_accuracy/mean``); test parts are never evaluated.
 
@@ -79,7 +80,7 @@ def search_options(
         ConfigurationError: Optuna is missing, there are no validation parts, or no trial succeeded.
     """
     check_searched(config)
-    searcher = _Searcher(search, config, folder, choice, threads, processes, say or (lambda text: None))
+    searcher = _Searcher(search, config, folder, choice, processes, threads, say)
     searcher.run()
     return searcher.report()
 
@@ -92,9 +93,10 @@ def without_tests(config: Config) -> dict[str, Any]:
 
 
 def digest(search: Search, config: Config, choice: str) -> str:
-    """What tells searches apart that lie in one folder; more trials, or data elsewhere, are the same search."""
+    """What tells searches apart that lie in one folder; more trials, data elsewhere or a personalization tell none."""
     space = {path: vars(one) for path, one in search.space.items()}
-    asked = [space, search.seed, search.prune, flat_options(config), choice == "last"]
+    options = {path: value for path, value in flat_options(config).items() if not is_below(path, "personalize")}
+    asked = [space, search.seed, search.prune, options, choice == "last"]
     text = json.dumps(asked, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -107,54 +109,51 @@ class _Trial:
         asked: The trial, as optuna knows it.
         run: Its run.
         lock: What keeps other searches from it.
-        reported: Rounds whose accuracies optuna knows.
-        seen: The last evaluated round.
+        seen: The last round whose accuracy optuna knows; those that are played again after a resume do not count.
         pruned: Whether it was ended early.
     """
 
     asked: optuna.trial.Trial
     run: Run
     lock: RunLock
-    reported: set[int]
-    seen: int = 0
+    seen: int
     pruned: bool = False
 
 
+@dataclass
 class _Searcher:
-    """A search of one cell."""
+    """A search of one cell, with the arguments of :func:`search_options`."""
 
-    def __init__(
-        self,
-        search: Search,
-        config: Config,
-        folder: Path,
-        choice: str,
-        threads: int,
-        processes: int,
-        say: Callable[[str], None],
-    ) -> None:
+    search: Search
+    config: Config
+    folder: Path
+    choice: str
+    processes: int
+    threads: int
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.search, self.choice, self.threads, self.say = search, choice, threads, say
-        self.config = without_tests(config)
-        self.folder = folder
-        self.name = digest(search, self.config, choice)
-        self.jobs = Jobs(LocalStarter(), processes)
-        self.rounds = int(option_of(config, "trainer.max_epochs", 1000) or 1000)
+        self.rounds = int(option_of(self.config, "trainer.max_epochs", 1000) or 1000)
+        self.name = digest(self.search, self.config, self.choice)
+        self.config = without_tests(self.config)
+        self.jobs = Jobs(LocalStarter(), self.processes)
         self._active: dict[Job, _Trial] = {}
         self._began = self._said = time.monotonic()
         self._ended = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        warm = max(self.rounds // 4, 1)
         self.study: optuna.Study = optuna.create_study(
             study_name=self.name,
-            storage=JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
+            storage=JournalStorage(JournalFileBackend(str(self.folder / "journal.log"))),
             direction="maximize",
             load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(STARTUP_TRIALS, n_warmup_steps=max(self.rounds // 4, 1))
-            if search.prune
+            pruner=optuna.pruners.MedianPruner(STARTUP_TRIALS, warm)
+            if self.search.prune
             else optuna.pruners.NopPruner(),
         )
         self._failed_before = len(self._trials("FAIL"))  # earlier calls' failures are made up for
@@ -221,8 +220,7 @@ class _Searcher:
         config = with_options(self.config, _drawn(asked.params, self.search.space).items())
         run = trial_run(config, self._folder_of(asked.number))
         lock = claim(run)
-        reported = set(self._trials()[asked.number].intermediate_values)
-        return None if lock is None else _Trial(asked, run, lock, reported)
+        return None if lock is None else _Trial(asked, run, lock, _rounds(self._trials()[asked.number]))
 
     def _trials(self, *states: str) -> list[optuna.trial.FrozenTrial]:
         """Trials so far, or those of some states."""
@@ -242,8 +240,7 @@ class _Searcher:
             if progress is None or progress.validation is None:
                 continue
             trial.seen = progress.round
-            if trial.seen not in trial.reported:  # rounds that were played again after a resume
-                trial.asked.report(progress.validation, trial.seen)
+            trial.asked.report(progress.validation, trial.seen)
             if time.monotonic() - self._said >= LINE_EVERY:
                 far = f"round {trial.seen}/{self.rounds}, validation {100 * progress.validation:.2f} %"
                 self._tell(f"trial {trial.asked.number}: {far}")

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 from _helpers.toy import Toy, quiet_trainer
 
@@ -31,3 +32,13 @@ def test_accuracies_of_the_last_evaluated_round_stay_after_a_resumption(tmp_path
     assert resumed.round == 3
     assert (resumed.test, resumed.validation) == (evaluated.test, evaluated.validation)
     assert json.loads(path.read_text())["best_validation"] == evaluated.best_validation
+
+
+def test_the_best_round_is_remembered_when_a_trial_goes_on(tmp_path):
+    path = tmp_path / "progress.json"
+    for epoch, validation, best in ((0, 0.75, 0.75), (1, 0.5, 0.75), (0, 0.25, 0.25)):
+        callback, metrics = ProgressFile(str(path)), {"val_accuracy/mean": validation}
+        trainer = SimpleNamespace(current_epoch=epoch, max_epochs=2, callback_metrics=metrics)
+        callback.on_train_start(trainer, None)
+        callback.on_train_epoch_end(trainer, None)
+        assert read_progress(path).best_validation == best

@@ -1,20 +1,15 @@
-"""Trials of a search, and what a search found for the rows of a study."""
+"""Trials of a search, and what it writes down of them."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
-from _helpers.studies import PretendedStarter, write_study
+from _helpers.studies import PretendedStarter
 
 from pfl_lightning.jobs import supervision
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study import plan_cells, read_study, run_trial
-from pfl_lightning.study.callbacks import ProgressFile
-from pfl_lightning.study.definition.options import option_of, with_option
-from pfl_lightning.study.definition.study import Dimension, Search
-from pfl_lightning.study.run_state import read_progress
-from pfl_lightning.study.searches import NoTrialError, searched_cells
-from pfl_lightning.study.tuner import digest
+from pfl_lightning.study import run_trial
+from pfl_lightning.study.definition.study import Dimension
+from pfl_lightning.study.trials import TriedOptions, bound_notes, write_json, write_table
 
 CONFIG = {"trainer": {"max_epochs": 2}}
 
@@ -63,27 +58,6 @@ def test_a_trial_that_fails_or_falls_behind(tmp_path):
     assert starter.processes[0].stopped
 
 
-def test_what_a_search_found_is_laid_over_its_rows(tmp_path):
-    search = {"trials": 3, "space": {"model.method.lr": {"low": 0.01, "high": 0.1}}, "methods": ["FedPer"]}
-    study = read_study(write_study(tmp_path, search=search, seeds=[4, 5]))
-    cells, calls = plan_cells(study), []
-
-    def find(asked, config, folder):
-        calls.append((asked.trials, config["seed_everything"], folder))
-        return {"model.method.lr": 0.07}
-
-    ready, waiting = searched_cells(study, cells, tmp_path / "out")
-    assert ([cell.label for cell in ready], [cell.label for cell in waiting]) == (["FedAvg"], ["FedPer"])
-    for _ in range(2):  # the second time it is read
-        ready, waiting = searched_cells(study, cells, tmp_path / "out", find)
-    assert calls == [(3, 4, tmp_path / "out" / "search" / "all" / "FedPer")]
-    assert waiting == []
-    assert [option_of(cell.config, "model.method.lr") for cell in ready] == [0.05, 0.07]
-
-    more = read_study(write_study(tmp_path, search={**search, "trials": 5}, seeds=[4, 5]))
-    assert [cell.label for cell in searched_cells(more, plan_cells(more), tmp_path / "out")[1]] == ["FedPer"]
-
-
 def test_a_process_that_a_killed_search_left_is_waited_for(tmp_path, monkeypatch):
     (tmp_path / "trial_0" / "version_0").mkdir(parents=True)
     orphan, starter = RunLock(tmp_path / "trial_0" / "version_0"), Starter()
@@ -98,82 +72,39 @@ def test_a_process_that_a_killed_search_left_is_waited_for(tmp_path, monkeypatch
     assert not orphan.is_held
 
 
-def test_the_best_round_is_remembered_when_a_trial_goes_on(tmp_path):
-    path = tmp_path / "progress.json"
-    for epoch, validation, best in ((0, 0.75, 0.75), (1, 0.5, 0.75), (0, 0.25, 0.25)):
-        callback, metrics = ProgressFile(str(path)), {"val_accuracy/mean": validation}
-        trainer = SimpleNamespace(current_epoch=epoch, max_epochs=2, callback_metrics=metrics)
-        callback.on_train_start(trainer, None)
-        callback.on_train_epoch_end(trainer, None)
-        assert read_progress(path).best_validation == best
+@pytest.mark.parametrize(
+    ("tried", "value", "end"),
+    [
+        (Dimension(low=1e-4, high=1.0, log=True), 0.8, "upper"),
+        (Dimension(low=1e-4, high=1.0, log=True), 0.1, ""),
+        (Dimension(low=1e-4, high=1.0, log=True), 1.3e-4, "lower"),
+        (Dimension(low=0.0, high=1.0), 0.5, ""),
+        (Dimension(low=0.0, high=1.0), 0.0, "lower"),
+        (Dimension(low=1, high=3, integer=True), 2, ""),
+        (Dimension(low=1, high=3, integer=True), 3, "upper"),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 1.0, "upper"),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 0.1, ""),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 0.01, "lower"),
+        (Dimension(choices=("mlp", ["mlp", "small_cnn"])), "mlp", ""),
+        (Dimension(choices=(True, False)), True, ""),
+        (Dimension(choices=(None, 0.1)), 0.1, ""),
+        (Dimension(choices=(0.1,)), 0.1, ""),
+    ],
+)
+def test_a_chosen_value_at_an_end_of_what_was_tried_is_told(tried, value, end):
+    notes = bound_notes({"lr": value}, {"lr": tried})
+    assert [f"is at the {end} end of what was tried" in note for note in notes] == [True] * bool(end)
 
 
-def test_where_data_lie_is_no_other_search_but_another_choice_is(tmp_path):
-    search = {"trials": 3, "space": {"model.method.lr": {"low": 0.01, "high": 0.1}}}
-    calls = []
-
-    def find(asked, config, folder):
-        calls.append(asked)
-        return {"model.method.lr": 0.07}
-
-    study = read_study(write_study(tmp_path, search=search))
-    for words in ((), (("data.init_args.root", "elsewhere"),)):
-        searched_cells(study, plan_cells(study, words), tmp_path / "out", find)
-        assert len(calls) == 2
-    study = read_study(write_study(tmp_path, search=search, choice="validation_selected"))
-    assert len(searched_cells(study, plan_cells(study), tmp_path / "out")[1]) == 2
-    searched_cells(study, plan_cells(study), tmp_path / "out", find)
-    study = read_study(write_study(tmp_path, search=search, choice="best_test"))  # validation chooses for both
-    assert searched_cells(study, plan_cells(study), tmp_path / "out")[1] == []
-
-
-def test_rows_and_seeds_that_are_added_are_no_other_search(tmp_path):
-    search = {"trials": 3, "space": {"model.method.lr": {"low": 0.01, "high": 0.1}}}
-
-    def waiting(methods, seeds, find=None):
-        study = read_study(write_study(tmp_path, search={**search, "methods": methods}, seeds=seeds))
-        return [cell.label for cell in searched_cells(study, plan_cells(study), tmp_path / "out", find)[1]]
-
-    assert waiting(["FedAvg"], [1, 2], lambda asked, config, folder: {"model.method.lr": 0.07}) == []
-    assert waiting(["FedAvg", "FedPer"], [1, 2]) == ["FedPer"]
-    assert waiting(["FedAvg"], [0, 1, 2]) == []
-    assert waiting(["FedAvg"], [0, 2]) == ["FedAvg"]  # it was that of seed 1
-    (tmp_path / "out" / "search" / "all" / "FedAvg" / "best.yaml").write_text("")
-    assert waiting(["FedAvg"], [1, 2]) == ["FedAvg"]
-
-
-def test_the_name_of_a_search_in_its_folder():
-    space = {"model.method.lr": Dimension(choices=(0.1, 0.2))}
-    config = {"data": {"init_args": {"root": "data"}}, "trainer": {"max_epochs": 2}}
-    name = digest(Search(2, space), config, "last")
-    assert name == digest(Search(3, space), with_option(config, "data.init_args.root", "elsewhere"), "last")
-    assert name != digest(Search(2, space), with_option(config, "data.init_args.root_of", "x"), "last")
-    assert name != digest(Search(2, space), config, "best_test")
-
-
-def test_a_number_in_quotes_is_searched_once(tmp_path):
-    search = {"trials": 1, "space": {"model.method.lr": {"choices": ["1e-3", "1e-2"]}}, "methods": ["FedPer"]}
-    study, calls = read_study(write_study(tmp_path, search=search)), []
-
-    def find(asked, config, folder):
-        calls.append(asked)
-        return {"model.method.lr": "1e-3"}
-
-    for _ in range(2):
-        ready, waiting = searched_cells(study, plan_cells(study), tmp_path / "out", find)
-    assert (len(calls), len(ready), waiting) == (1, 2, [])
-    assert len(list((tmp_path / "out" / "search").rglob("best*.yaml"))) == 1
-
-
-def test_a_search_without_a_trial_that_succeeded_leaves_its_row_alone(tmp_path):
-    study = read_study(
-        write_study(tmp_path, search={"trials": 1, "space": {"model.method.lr": {"choices": [0.1, 0.2]}}})
-    )
-
-    def find(asked, config, folder):
-        if folder.name == "FedAvg":
-            raise NoTrialError("no trial of the search succeeded")
-        return {"model.method.lr": 0.2}
-
-    ready, waiting = searched_cells(study, plan_cells(study), tmp_path / "out", find)
-    assert ([cell.label for cell in ready], [cell.label for cell in waiting]) == (["FedPer"], ["FedAvg"])
+def test_the_table_says_it_below_the_trials(tmp_path):
+    space = {"a.lr": Dimension(choices=(0.1, 1.0)), "a.name": Dimension(choices=("x", "y"))}
+    rows = [
+        TriedOptions(0, "complete", 0.5, {"a.lr": 0.1, "a.name": "x"}, 8),
+        TriedOptions(1, "complete", 0.75, {"a.lr": 1.0, "a.name": "y"}, 8),
+    ]
+    write_table(tmp_path / "search.md", rows[1], rows, space)
+    lines = (tmp_path / "search.md").read_text().splitlines()
+    assert lines[4:6] == ["| 1 | 1 | y | 75.00 | 8 | chosen |", "| 0 | 0.1 | x | 50.00 | 8 |  |"]
+    assert lines[6:] == ["", "- a.lr: 1 is at the upper end of what was tried; values above it may be better."]
+    write_json(tmp_path / "search.json", rows[1], rows)
+    assert json.loads((tmp_path / "search.json").read_text())["best"]["options"] == {"a.lr": 1.0, "a.name": "y"}

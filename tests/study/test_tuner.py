@@ -20,9 +20,9 @@ from pfl_lightning.cli import main
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
 from pfl_lightning.study import tuner as module
-from pfl_lightning.study.definition.options import option_of
+from pfl_lightning.study.definition.options import option_of, with_option
 from pfl_lightning.study.definition.study import Dimension, Search
-from pfl_lightning.study.tuner import search_options, without_tests
+from pfl_lightning.study.tuner import digest, search_options, without_tests
 
 LR, ENCODER = "model.method.init_args.lr", "model.encoder"
 SPACE = {LR: Dimension(low=1e-4, high=1.0, log=True), ENCODER: Dimension(choices=("mlp", ["mlp", "small_cnn"]))}
@@ -212,3 +212,13 @@ def test_fewer_trials_choose_among_the_first_of_more(tmp_path, monkeypatch):
     few = max(tried[:2], key=lambda trial: trial["accuracy"])
     assert few["accuracy"] < max(trial["accuracy"] for trial in tried)
     assert search_options(Search(2, SPACE, prune=False), config, folder) == few["options"]
+
+
+def test_the_name_of_a_search_in_its_folder():
+    space = {"model.method.lr": Dimension(choices=(0.1, 0.2))}
+    config = {"data": {"init_args": {"root": "data"}}, "trainer": {"max_epochs": 2}}
+    name = digest(Search(2, space), config, "last")
+    assert name == digest(Search(3, space), with_option(config, "data.init_args.root", "elsewhere"), "last")
+    assert name == digest(Search(2, space), with_option(config, "personalize.train", "head"), "last")
+    assert name != digest(Search(2, space), with_option(config, "data.init_args.root_of", "x"), "last")
+    assert name != digest(Search(2, space), config, "best_test")
