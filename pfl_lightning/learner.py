@@ -59,7 +59,7 @@ class Learner(nn.Module):
         0.0
     """
 
-    unsaved: ClassVar[tuple[str, ...]] = ("optimizer",)
+    not_checkpointed: ClassVar[tuple[str, ...]] = ("optimizer",)
     """The extra state saves it, which a look at Python attributes does not see."""
 
     def __init__(

@@ -27,7 +27,7 @@ __all__ = ["Round", "Traffic"]
 
 _log = logging.getLogger(__name__)
 
-WHOLE = (AveragingAggregator.receive,)
+ATOMIC_RECEIVERS = (AveragingAggregator.receive,)
 """What receives an update as a whole or not at all, so that nothing need be restored when it fails."""
 
 
@@ -200,8 +200,8 @@ class Round:
     def _check(self, result: FitResult) -> None:
         """Refuse an update that is not what was asked for, and a personal state of absurd numbers."""
         update, server = result.update, self.server
-        beside = self.clients.personal.stores if server.undoes_clients else ()
-        self._before = self._before or Snapshot(server, beside=beside)
+        extra_states = self.clients.personal.stores if server.rolls_back_client_states else ()
+        self._before = self._before or Snapshot(server, extra_states=extra_states)
         if not isinstance(update, ClientUpdate):
             reason = f"make_update returned {type(update).__name__}, expected {server.update_class.__name__}"
             raise InvalidMessageError(result.client, self.number, reason)
@@ -236,7 +236,7 @@ class Round:
         if fault is not None:
             result.update.refuse(fault)
         before = None
-        if type(server).receive not in WHOLE:
+        if type(server).receive not in ATOMIC_RECEIVERS:
             before = self._last = Snapshot(server)  # shares what has not changed since
         try:
             server.receive(result.update)
@@ -252,7 +252,7 @@ class Round:
         """Let the server aggregate; where that fails or ends in numbers that are not finite, the round is undone.
 
         The server then is as it was before the round, with a warning. Clients keep what they have stored: it comes
-        from what the server had sent before. (Unless the server ``undoes_clients``.)
+        from what the server had sent before. (Unless the server ``rolls_back_client_states``.)
 
         Args:
             min_clients: Least number of updates to aggregate.
@@ -290,7 +290,7 @@ class Round:
             advice = "lower the learning rate, clip the gradient, or look for clients with very large updates"
             return self._undo(growth.fault, advice)
         if self.number < CHECKED_ROUNDS:
-            self.server.check_unsaved()
+            self.server.check_not_checkpointed()
         self.guard.end_round(accepted=True)
         self.clients.count_round(result.client for result in self.results if result.error is None)
         return growth

@@ -50,7 +50,7 @@ class Aggregator(nn.Module):
 
     Within a round, :meth:`check` and then :meth:`receive` are called once for each update, in the order of the cohort
     (in a first round up to three updates are checked before they are received, one after the other), and at the end
-    :meth:`aggregate` and :meth:`check_unsaved` once. What :meth:`broadcast` gives must not depend on what was received
+    :meth:`aggregate` and :meth:`check_not_checkpointed` once. What :meth:`broadcast` gives must not depend on what was received
     since the last :meth:`aggregate`, and tensors that it has given must not change before: an engine may have sent
     clients out already when the first updates come. An aggregator that needs no more than sums keeps sums, so that its
     memory does not grow with the cohort.
@@ -70,10 +70,10 @@ class Aggregator(nn.Module):
     """Makes an empty message, of ``client`` and ``round``, which stands for the broadcast where a client's own trained
     model is evaluated and nothing of a broadcast is used; ``None`` sends what :meth:`broadcast` gives."""
 
-    unsaved: ClassVar[tuple[str, ...]] = ()
+    not_checkpointed: ClassVar[tuple[str, ...]] = ()
     """Attributes that may change from round to round and need not be saved, such as a record for inspection."""
 
-    undoes_clients: ClassVar[bool] = False
+    rolls_back_client_states: ClassVar[bool] = False
     """Whether what clients have stored is undone with a round: for a server that keeps a sum over their states."""
 
     def __init__(self, client: FederatedClient, num_clients: int) -> None:
@@ -122,7 +122,7 @@ class Aggregator(nn.Module):
             InvalidMessageError: Names the client, the round, the field, what was expected and what came.
         """
         if self._at_start is None and update.round < CHECKED_ROUNDS:  # nothing was received yet
-            ignored = (*self._base_attributes, "_base_attributes", *self.unsaved)
+            ignored = (*self._base_attributes, "_base_attributes", *self.not_checkpointed)
             self._at_start = UnsavedState(self, ignored, self._saved_stores())
         if type(update) is not self.update_class:
             update.refuse(
@@ -217,7 +217,7 @@ class Aggregator(nn.Module):
         if key in unexpected_keys:
             unexpected_keys.remove(key)
 
-    def check_unsaved(self) -> None:
+    def check_not_checkpointed(self) -> None:
         """Refuse content of Python attributes that outlasts a round, since checkpoints do not save it.
 
         A server with its own ``get_extra_state`` saves such content itself and is not checked.
@@ -232,8 +232,8 @@ class Aggregator(nn.Module):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} was changed by a round, and checkpoints do not save it: a resumed run "
                 "would differ. Use register_buffer for tensors that last and a ClientStates for what belongs to "
-                "clients; reset at the end of aggregate() what belongs to one round, and list in `unsaved` what may be "
-                "lost"
+                "clients; reset at the end of aggregate() what belongs to one round, and list in `not_checkpointed` what may "
+                "be lost"
             )
 
 

@@ -199,7 +199,7 @@ def spoiling(method, rounds, value=float("nan"), error=None):
                     self.last = update.round
                     super().receive(update)
 
-                unsaved = ("last",)
+                not_checkpointed = ("last",)
 
             server.last = -1
             server.__class__ = Spoiling

@@ -222,7 +222,7 @@ class ScaffoldAggregator(AveragingAggregator):
     """
 
     update_class = ScaffoldUpdate
-    undoes_clients = True  # c stays the mean of all c_i
+    rolls_back_client_states = True  # c stays the mean of all c_i
 
     def __init__(self, client: SCAFFOLD, num_clients: int) -> None:
         super().__init__(client, num_clients, by_samples=False, step=client.server_lr)

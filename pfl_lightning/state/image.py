@@ -120,8 +120,8 @@ class UnsavedState:
 
 def _own_ignored(module: nn.Module) -> frozenset[str]:
     """Attributes that a module inside, such as another aggregator, says may change."""
-    base, unsaved = getattr(module, "_base_attributes", ()), getattr(module, "unsaved", ())
-    return frozenset((*base, "_base_attributes", *unsaved))
+    base, ignored = getattr(module, "_base_attributes", ()), getattr(module, "not_checkpointed", ())
+    return frozenset((*base, "_base_attributes", *ignored))
 
 
 def content_hash(tensor: Tensor) -> str:
@@ -192,17 +192,17 @@ class Snapshot:
 
     Args:
         server: The server, or a part of it.
-        beside: Clients' states that are not the server's, and return with it.
+        extra_states: Clients' states that are not the server's, and return with it.
     """
 
     newest: ClassVar[WeakValueDictionary[int, _Kept]] = WeakValueDictionary()
     """Copies that snapshots hold, the newest of each tensor, by the tensor's ``id``."""
 
-    def __init__(self, server: nn.Module, beside: Sequence[ClientStates] = ()) -> None:
+    def __init__(self, server: nn.Module, extra_states: Sequence[ClientStates] = ()) -> None:
         self._tensors: dict[int, _Kept] = {}
         self._contents: list[tuple[Any, Any]] = []
         self._journals: list[tuple[ClientStates, Journal]] = []
-        seen, left = set[int](), list[Any]([server, *beside])
+        seen, left = set[int](), list[Any]([server, *extra_states])
         while left:
             value = left.pop()
             if isinstance(value, LEAVES) or id(value) in seen:

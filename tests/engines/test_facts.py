@@ -48,7 +48,7 @@ class Server(AveragingAggregator):
     """Keeps what clients and server are told."""
 
     update_class = ToldUpdate
-    unsaved = ("told",)
+    not_checkpointed = ("told",)
 
     def __init__(self, client, num_clients):
         super().__init__(client, num_clients)

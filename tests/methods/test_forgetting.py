@@ -173,7 +173,7 @@ def test_content_that_a_resume_would_lose_is_refused(keep, name):
 KEPT = {
     "nothing": ({}, lambda server, before: None),
     "a buffer": ({}, lambda server, before: server.total.add_(1)),
-    "what need not be saved": ({"unsaved": ("steps",)}, count_rounds),
+    "what need not be saved": ({"not_checkpointed": ("steps",)}, count_rounds),
     "what the server saves itself": (
         {"get_extra_state": lambda server: server.steps, "set_extra_state": lambda server, state: None},
         count_rounds,
