@@ -50,10 +50,10 @@ class Aggregator(nn.Module):
 
     Within a round, :meth:`check` and then :meth:`receive` are called once for each update, in the order of the cohort
     (in a first round up to three updates are checked before they are received, one after the other), and at the end
-    :meth:`aggregate` and :meth:`check_not_checkpointed` once. What :meth:`broadcast` gives must not depend on what was received
-    since the last :meth:`aggregate`, and tensors that it has given must not change before: an engine may have sent
-    clients out already when the first updates come. An aggregator that needs no more than sums keeps sums, so that its
-    memory does not grow with the cohort.
+    :meth:`aggregate` and :meth:`check_not_checkpointed` once. What :meth:`broadcast` gives must not depend on what was
+    received since the last :meth:`aggregate`, and tensors that it has given must not change before: an engine may have
+    sent clients out already when the first updates come. An aggregator that needs no more than sums keeps sums, so that
+    its memory does not grow with the cohort.
 
     What it keeps from round to round stands in buffers or in :class:`~pfl_lightning.state.client_states.ClientStates`
     (one state for each client): both are saved in checkpoints. Buffers move to the device.
@@ -232,8 +232,8 @@ class Aggregator(nn.Module):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} was changed by a round, and checkpoints do not save it: a resumed run "
                 "would differ. Use register_buffer for tensors that last and a ClientStates for what belongs to "
-                "clients; reset at the end of aggregate() what belongs to one round, and list in `not_checkpointed` what may "
-                "be lost"
+                "clients; reset at the end of aggregate() what belongs to one round, and list in `not_checkpointed` "
+                "what may be lost"
             )
 
 

@@ -1,14 +1,12 @@
 """Inspection callbacks: figures and scalars of a federated run, without any effect on its results."""
 
-from pfl_lightning.callbacks.inspection.accuracy import ClientAccuracy
 from pfl_lightning.callbacks.inspection.attribution import UnitAttribution
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.group import Inspection
-from pfl_lightning.callbacks.inspection.losses import LossComponents
-from pfl_lightning.callbacks.inspection.metrics import ClientMetrics
+from pfl_lightning.callbacks.inspection.over_clients import ClientAccuracy, ClientMetrics, LossComponents
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings

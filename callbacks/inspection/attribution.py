@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.drawing.charts import Chart
-from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
 from pfl_lightning.callbacks.inspection.probe import (
     Probe,
     ProbeSettings,
@@ -21,6 +20,7 @@ from pfl_lightning.callbacks.inspection.probe import (
     own_classes,
     represent,
 )
+from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.client.features import FeatureAccess

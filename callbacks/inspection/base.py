@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import lightning as L
 
-from pfl_lightning.callbacks.inspection.drawing.charts import LOSSES, Chart
-from pfl_lightning.callbacks.inspection.drawing.recorder import Recorder
+from pfl_lightning.callbacks.inspection.recorder import LOSSES, Chart, Recorder
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop

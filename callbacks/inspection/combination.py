@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.drawing.charts import Chart
-from pfl_lightning.callbacks.inspection.drawing.figures import client_map
+from pfl_lightning.callbacks.inspection.figures import client_map
+from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.federation import Federation
 from pfl_lightning.server import AggregationWeights
 

@@ -10,8 +10,8 @@ import lightning as L
 import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.drawing.charts import Chart
-from pfl_lightning.callbacks.inspection.drawing.figures import new_figure
+from pfl_lightning.callbacks.inspection.figures import new_figure
+from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.metrics import summarize

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.drawing.figures import colors, new_figure
+from pfl_lightning.callbacks.inspection.figures import colors, new_figure
 from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, Representations, SplitName, names_of_classes
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import ConfigurationError

@@ -8,14 +8,12 @@ from typing import Any, final
 
 import lightning as L
 
-from pfl_lightning.callbacks.inspection.accuracy import ClientAccuracy
 from pfl_lightning.callbacks.inspection.attribution import UnitAttribution
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
-from pfl_lightning.callbacks.inspection.losses import LossComponents
-from pfl_lightning.callbacks.inspection.metrics import ClientMetrics
+from pfl_lightning.callbacks.inspection.over_clients import ClientAccuracy, ClientMetrics, LossComponents
 from pfl_lightning.callbacks.inspection.partition import PartitionPicture
 from pfl_lightning.callbacks.inspection.probe import ProbeSettings, SplitName
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures

@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.inspection.drawing.charts import Chart
-from pfl_lightning.callbacks.inspection.drawing.figures import client_map
+from pfl_lightning.callbacks.inspection.figures import client_map
 from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, SplitName
+from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka

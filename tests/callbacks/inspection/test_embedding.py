@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import CSVLogger
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
 from pfl_lightning.callbacks import FeatureEmbedding
-from pfl_lightning.callbacks.inspection.drawing.figures import render
 from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, thumbnails, tsne
+from pfl_lightning.callbacks.inspection.figures import render
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DualFed, FedPer, LocalOnly
 

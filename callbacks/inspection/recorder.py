@@ -3,39 +3,71 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_lightning.callbacks.inspection.drawing.charts import Chart, layout
-from pfl_lightning.callbacks.inspection.drawing.figures import new_figure, render
-from pfl_lightning.callbacks.inspection.drawing.loggers import (
-    end_session,
-    start_session,
-    tensorboard_writer,
-    write_histogram,
-    write_image,
-    write_text,
-)
+from pfl_lightning.callbacks.inspection.figures import new_figure, render
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Recorder"]
+__all__ = ["LOSSES", "Chart", "Recorder", "layout"]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Chart of scalars, in TensorBoard's Custom Scalars tab.
+
+    Attributes:
+        category: Heading under which the chart is shown.
+        title: Title of the chart.
+        tags: Regular expressions of the scalars; for a chart with a band the tags of value, lower and upper end.
+        band: True for a line with a band around it.
+    """
+
+    category: str
+    title: str
+    tags: tuple[str, ...]
+    band: bool = False
+
+
+LOSSES = (
+    Chart("loss", "loss by component, mean over the cohort", ("train/(?!clients_left_out).*",)),
+    Chart("loss", "loss on the clients' own splits", (".*loss/mean",)),
+)
+"""Charts of the losses that :class:`~pfl_lightning.callbacks.FederatedLoop` and the federation always log."""
+
+
+def layout(charts: Sequence[Chart]) -> dict[str, dict[str, list[str | list[str]]]]:
+    """Charts by category and title, for ``SummaryWriter.add_custom_scalars``: the kind of a chart and its tags.
+
+    Example:
+        >>> layout([Chart("loss", "training loss", ("train/.*",))])
+        {'loss': {'training loss': ['Multiline', ['train/.*']]}}
+    """
+    categories: dict[str, dict[str, list[str | list[str]]]] = {}
+    for chart in charts:
+        kind = "Margin" if chart.band else "Multiline"
+        categories.setdefault(chart.category, {})[chart.title] = [kind, list(chart.tags)]
+    return categories
 
 
 class Recorder:
     """Output to every logger of the Trainer that accepts it; what no logger accepts is saved in a folder.
+
+    Histograms, text, charts and the Embedding Projector are TensorBoard's alone; images go to other loggers, too.
 
     Args:
         trainer: The Trainer of the federation; with ``fast_dev_run`` nothing is recorded.
@@ -46,25 +78,28 @@ class Recorder:
     """
 
     def __init__(self, trainer: L.Trainer, dirpath: str | None = None) -> None:
-        self.loggers: list[Logger] = list(trainer.loggers)
         self.silent = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self.loggers: list[Logger] = [] if self.silent else list(trainer.loggers)
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
         self._said: set[str] = set()
         if dirpath is not None and not self.silent:
             self._check_folder()
 
+    def _boards(self) -> Iterator[Any]:
+        """Yield the ``SummaryWriter`` of each TensorBoardLogger."""
+        yield from (logger.experiment for logger in self.loggers if isinstance(logger, TensorBoardLogger))
+
     def scalars(self, values: Mapping[str, float], round: int) -> None:
         """Log numbers against the round."""
-        if values and not self.silent:
-            for logger in self.loggers:
-                logger.log_metrics(dict(values), step=round)
+        for logger in self.loggers if values else ():
+            logger.log_metrics(dict(values), step=round)
 
     def figure(self, tag: str, figure: Figure, round: int) -> None:
         """Log a figure, or save it as ``<tag>-round-<round>.png``."""
         if self.silent:
             return
         image = render(figure)
-        taken = [write_image(logger, tag, image, round) for logger in self.loggers]
+        taken = [_write_image(logger, tag, image, round) for logger in self.loggers]
         if not any(taken):
             from PIL import Image
 
@@ -77,8 +112,10 @@ class Recorder:
         finite = finite[np.isfinite(finite)]
         if self.silent or not len(finite):
             return
-        taken = [write_histogram(logger, tag, finite, edges, round) for logger in self.loggers]
-        if not any(taken):
+        boards = list(self._boards())
+        for writer in boards:
+            writer.add_histogram(tag, finite, round, bins=edges)
+        if not boards:
             figure = new_figure(5, 3)
             axes = figure.add_subplot()
             axes.hist(finite, bins=edges.tolist(), color="#2c7fb8")
@@ -86,27 +123,35 @@ class Recorder:
             self.figure(tag, figure, round)
 
     def text(self, tag: str, text: str, round: int) -> None:
-        """Log text, or save it as ``<tag>.txt``."""
-        if not self.silent:
-            taken = [write_text(logger, tag, text, round) for logger in self.loggers]
-            if not any(taken):
-                with self._file(f"{tag}.txt", "texts") as file:
-                    file.write_text(text, encoding="utf-8")
+        """Log text verbatim, or save it as ``<tag>.txt``."""
+        boards = list(self._boards())
+        for writer in boards:
+            writer.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), round)  # Markdown's code block
+        if not boards and not self.silent:
+            with self._file(f"{tag}.txt", "texts") as file:
+                file.write_text(text, encoding="utf-8")
 
     def hyper_parameters(self, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
         """Log the hyper-parameters of the run; TensorBoard shows the last values of the metrics with them."""
-        for logger in [] if self.silent else self.loggers:
-            if not start_session(logger, values, metrics):
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                from torch.utils.tensorboard.summary import hparams
+
+                for summary in hparams(dict(values), dict.fromkeys(metrics, 0.0))[:2]:
+                    logger.experiment._get_file_writer().add_summary(summary)
+            else:
                 logger.log_hyperparams(dict(values))
 
     def finished(self) -> None:
-        """Mark the run as finished in TensorBoard."""
-        for logger in [] if self.silent else self.loggers:
-            end_session(logger)
+        """Mark the run as finished in TensorBoard's HPARAMS tab."""
+        for writer in self._boards():
+            from torch.utils.tensorboard.summary import hparams
+
+            writer._get_file_writer().add_summary(hparams({}, {})[2])
 
     def layout(self, charts: Sequence[Chart]) -> None:
         """Group scalars into charts in TensorBoard; other loggers do not support it."""
-        for writer in filter(None, map(tensorboard_writer, [] if self.silent else self.loggers)):
+        for writer in self._boards():
             writer.add_custom_scalars(layout(charts))
 
     def embedding(
@@ -128,10 +173,10 @@ class Recorder:
             images: Square images of the points, shape (n, 3, S, S) in [0, 1]; ``None`` for none.
             round: The round, with which the name ends.
         """
-        writers = [] if self.silent else [*filter(None, map(tensorboard_writer, self.loggers))]
-        for writer in writers:
+        boards = list(self._boards())
+        for writer in boards:
             writer.add_embedding(points, [*map(list, rows)], images, round, tag, list(columns))
-        if not writers and not self.silent:
+        if not boards and not self.silent:
             what = "the Embedding Projector"
             self._say(what, f"{what} is skipped: it needs a TensorBoardLogger, and the run has none")
 
@@ -153,3 +198,21 @@ class Recorder:
         if key not in self._said:
             self._said.add(key)
             rank_zero_info(line)
+
+
+def _write_image(logger: Logger, tag: str, image: NDArray[np.uint8], round: int) -> bool:
+    """Log an image of shape (H, W, 3), unsigned bytes; true if the logger accepts images.
+
+    TensorBoard accepts it by ``add_image``, Weights & Biases by ``log_image``, MLflow by its client's ``log_image``.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_image(tag, image, round, dataformats="HWC")
+        return True
+    if hasattr(logger, "log_image"):  # WandbLogger
+        logger.log_image(key=tag, images=[image], step=round)
+        return True
+    client: Any = getattr(logger, "experiment", None) if hasattr(logger, "run_id") else None
+    if not hasattr(client, "log_image"):
+        return False
+    client.log_image(logger.run_id, image, artifact_file=f"{tag}/round-{round + 1:04d}.png")  # type: ignore[attr-defined]
+    return True

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning.callbacks import FederatedLoop, Inspection
-from pfl_lightning.callbacks.inspection.metrics import bars
+from pfl_lightning.callbacks.inspection.over_clients import bars
 from pfl_lightning.methods import FedAvg
 
 

@@ -1,1 +1,0 @@
-"""Figures and charts, and their output to loggers and files."""

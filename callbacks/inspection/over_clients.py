@@ -1,0 +1,157 @@
+"""Values of all clients: accuracies, components of the training loss, and what a user's module logs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import lightning as L
+import numpy as np
+
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.inspection.recorder import Chart
+from pfl_lightning.federation import Federation
+from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.metrics import summarize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ClientAccuracy", "ClientMetrics", "LossComponents"]
+
+EDGES = np.linspace(0.0, 1.0, 21)
+SPLITS = {"val_": "validation", "test_": "test"}
+BINS = 20
+TAKEN = ("val_accuracy", "test_accuracy")
+"""Names whose histograms are those of ``ClientAccuracy``."""
+
+
+class ClientAccuracy(InspectionCallback):
+    """Accuracy over clients: a band of one standard deviation around the mean, and a histogram.
+
+    Every evaluation logs the scalars ``val_accuracy/lower`` and ``val_accuracy/upper`` (mean minus and plus the
+    deviation, within [0, 1]), in addition to ``val_accuracy/mean`` and ``val_accuracy/worst_decile``, which are always
+    logged. The same applies to ``test_accuracy/*``, and to ``novel_*`` if novel clients are evaluated. Every
+    ``every_n_rounds`` rounds there is a histogram over the evaluated clients, ``clients/val_accuracy`` and
+    ``clients/test_accuracy``.
+
+    Args:
+        every_n_rounds: Rounds between two histograms.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    of_evaluations = True
+
+    def charts(self, federation: Federation) -> tuple[Chart, ...]:
+        """Charts of each split: the mean with its band, and the mean, worst decile, worst and best client."""
+        found = []
+        for prefix, split in SPLITS.items():
+            name = f"{prefix}accuracy"
+            band = (f"{name}/mean", f"{name}/lower", f"{name}/upper")
+            found.append(Chart("accuracy", f"{split}: mean ± standard deviation over clients", band, band=True))
+            spread = f"{name}/(mean|worst_decile|worst|best)"
+            found.append(Chart("accuracy", f"{split}: mean, worst decile, worst and best client", (spread,)))
+        return tuple(found)
+
+    def after_evaluation(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Log the band."""
+        values: dict[str, float] = {}
+        for name, scores in self._groups(federation):
+            summary = summarize(list(scores), list(scores.values()))
+            values[f"{name}/lower"] = max(0.0, summary.mean - summary.std)
+            values[f"{name}/upper"] = min(1.0, summary.mean + summary.std)
+        self.recorder.scalars(values, round)
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Log the histograms."""
+        for name, scores in self._groups(federation):
+            self.recorder.histogram(f"clients/{name}", list(scores.values()), EDGES, round)
+
+    @staticmethod
+    def _groups(federation: Federation) -> Iterator[tuple[str, dict[int, float]]]:
+        """Yield the name and accuracies by client of each evaluated split, novel clients separately.
+
+        A model without an accuracy (NaN), such as that of a regression, is left out.
+        """
+        novel = set(federation.data.novel)
+        for prefix, scores in (("val_", federation.validation_scores), ("test_", federation.test_scores)):
+            for group, wanted in (("", False), ("novel_", True)):
+                known = {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
+                own = {client: accuracy for client, accuracy in known.items() if (client in novel) == wanted}
+                if own:
+                    yield f"{group}{prefix}accuracy", own
+
+
+class LossComponents(InspectionCallback):
+    """Components of the training loss (cross entropy, contrastive, alignment, proximal, ...), by client.
+
+    :class:`~pfl_lightning.callbacks.FederatedLoop` always logs the means over the cohort, ``train/<component>``;
+    TensorBoard shows them in one chart (Custom Scalars). Every ``every_n_rounds`` rounds there is a histogram of each
+    component over the clients of the cohort, ``clients/train_<component>``, without clients whose training failed.
+
+    Args:
+        every_n_rounds: Rounds between two histograms.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Log the histograms."""
+        loop = next(one for one in trainer.callbacks if isinstance(one, RoundLoop))  # type: ignore[attr-defined]
+        losses = [result.losses for result in loop.results if result.error is None]
+        for name in sorted({name for own in losses for name in own}):
+            values = np.array([own[name] for own in losses if name in own])
+            values = values[np.isfinite(values)]
+            if len(values):
+                edges = np.histogram_bin_edges(values, BINS)
+                self.recorder.histogram(f"clients/train_{name}", values.tolist(), edges, round)
+
+
+class ClientMetrics(InspectionCallback):
+    """Values that a user's module logs in its validation or test step, one bar for each client: errors of a regression.
+
+    Every ``every_n_rounds`` rounds there is a picture of each value, ``clients/<name>``. Those of ``val_accuracy`` and
+    ``test_accuracy`` are ``clients/logged_val_accuracy`` and ``clients/logged_test_accuracy``: without ``logged_`` they
+    are those of :class:`ClientAccuracy`. Clients of the package's own methods log none.
+
+    Args:
+        every_n_rounds: Rounds between two pictures.
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    of_evaluations = True
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Draw the bars."""
+        for name, values in self._values(federation):
+            tag = f"logged_{name}" if name in TAKEN else name
+            self.recorder.figure(f"clients/{tag}", bars(values, name, round), round)
+
+    @staticmethod
+    def _values(federation: Federation) -> Iterator[tuple[str, dict[int, float]]]:
+        """Yield the name of each logged value, and the value by client."""
+        for scores in (federation.validation_scores, federation.test_scores):
+            for name in sorted({name for score in scores.values() for name in score.logged}):
+                yield name, {client: s.logged[name] for client, s in sorted(scores.items()) if name in s.logged}
+
+
+def bars(values: dict[int, float], name: str, round: int) -> Figure:
+    """A bar for each client, and a line at their mean.
+
+    Args:
+        values: A value of each client; one that is not finite has no bar.
+        name: Name of the value.
+        round: Round after which the clients were evaluated.
+    """
+    clients, heights = list(values), np.array(list(values.values()), dtype=np.float64)
+    figure = new_figure(float(np.clip(2.0 + 0.3 * len(clients), 5, 14)), 3.5)
+    axes = figure.add_subplot()
+    known = np.isfinite(heights)
+    axes.bar(np.flatnonzero(known), heights[known], color="tab:blue")
+    if known.any():
+        axes.axhline(float(heights[known].mean()), color="black", linewidth=1, label="mean over clients")
+        axes.legend()
+    thin_ticks(axes, "x", [str(client) for client in clients])
+    axes.set(xlabel="client", ylabel=name, title=f"{name}, round {round + 1}")
+    return figure
