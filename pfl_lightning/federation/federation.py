@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -141,10 +141,11 @@ class Federation(L.LightningModule):
     @property
     def data(self) -> FederatedData:
         """The data module of the Trainer that this federation is attached to."""
-        datamodule: Any = getattr(trainer_or_none(self), "datamodule", None)
-        if not hasattr(datamodule, "client_data"):
-            raise set_up.no_data(self)
-        return cast(FederatedData, datamodule)
+        with suppress(RuntimeError):  # it belongs to no Trainer
+            datamodule = getattr(self.trainer, "datamodule", None)
+            if hasattr(datamodule, "client_data"):
+                return cast(FederatedData, datamodule)
+        raise set_up.no_data(self)
 
     @property
     def method_name(self) -> str:

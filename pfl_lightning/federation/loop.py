@@ -91,8 +91,8 @@ class RoundLoop(L.Callback):
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
-        size = num_clients if last else number_of_clients("cohort", self.cohort, num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, Purpose.COHORT, round))
+        share = 1.0 if last else self.cohort
+        return draw_clients("cohort", share, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -100,8 +100,7 @@ class RoundLoop(L.Callback):
         Raises:
             ConfigurationError: More clients than there are.
         """
-        size = number_of_clients("eval_cohort", self.eval_cohort, num_clients)
-        return draw_clients(size, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
+        return draw_clients("eval_cohort", self.eval_cohort, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
@@ -118,7 +117,7 @@ class RoundLoop(L.Callback):
             self.begin()  # those were another Trainer's fit's; a checkpoint's are loaded after this
         data: Any = pl_module.data
         clients = data.participating
-        size = number_of_clients("cohort", self.cohort, len(clients))
+        size = len(draw_clients("cohort", self.cohort, len(clients), 0))
         if self.min_clients > size:
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
@@ -177,11 +176,11 @@ class RoundLoop(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin a round."""
-        assert _is_federation(pl_module)
+        federation: Any = pl_module
         self._start = time.perf_counter()
         self._before_round = dict(self.traffic.up), dict(self.traffic.down)
         self._in_round, self.aggregated = True, False
-        self._round = pl_module.begin_round(self.traffic, self.updates, self.on_client_error)
+        self._round = federation.begin_round(self.traffic, self.updates, self.on_client_error)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -215,8 +214,9 @@ class RoundLoop(L.Callback):
         for name, value in metrics.items():
             pl_module.log(name, value, name in shown, logger=False, on_step=False, on_epoch=True, batch_size=1)
         exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
-        if (exceeded or growth.factor > MOST_GROWTH) and _is_federation(pl_module):
-            self._report(trainer, pl_module, self.guard.exceeded(metrics, growth, pl_module))
+        if exceeded or growth.factor > MOST_GROWTH:
+            federation: Any = pl_module
+            self._report(trainer, federation, self.guard.exceeded(metrics, growth, federation))
         metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}
         metrics |= {f"bytes/down_{kind}": float(size) for kind, size in self.traffic.down.items()}
         for logger in trainer.loggers:
@@ -315,21 +315,21 @@ def _is_federation(module: L.LightningModule) -> TypeGuard[Federation]:
     return hasattr(module, "begin_round")
 
 
-def number_of_clients(name: str, value: int | float, num_clients: int) -> int:
-    """The number of clients that a share, rounded up, or a number means.
+def draw_clients(name: str, share: int | float, num_clients: int, seed: int) -> list[int]:
+    """Distinct clients, ascending; a pure function of its arguments.
+
+    Args:
+        name: Name of the option, for the error.
+        share: How many: a share of all, rounded up, or a number.
+        num_clients: Number of all clients.
+        seed: Seed of the draw.
 
     Raises:
         ConfigurationError: More clients than there are.
     """
-    if isinstance(value, float):
-        return max(1, math.ceil(value * num_clients - 1e-9))
-    if value > num_clients:
-        raise ConfigurationError(f"{name} is {value} clients, there are {num_clients}")
-    return value
-
-
-def draw_clients(size: int, num_clients: int, seed: int) -> list[int]:
-    """Distinct clients, ascending; a pure function of its arguments."""
+    size = max(1, math.ceil(share * num_clients - 1e-9)) if isinstance(share, float) else share
+    if size > num_clients:
+        raise ConfigurationError(f"{name} is {share} clients, there are {num_clients}")
     if size == num_clients:
         return list(range(num_clients))
     return sorted(np.random.default_rng(seed).choice(num_clients, size, replace=False).tolist())
