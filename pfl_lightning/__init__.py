@@ -14,12 +14,12 @@ What a method is made of
 ``phases``, ``options``, ``learner``     phases of a local fit; options of all methods; networks that a server trains
 ``functional``, ``self_supervised``      losses, statistics and solvers; self-supervised objectives
 What a run is made of
-``federation``, ``round``, ``facts``     the LightningModule; one round; what is known before the first
-``data``, ``fit``                        what clients have; what a local fit is given, and what it gives
+``federation``, ``round``                the LightningModule; one round
+``data``, ``fit``                        what clients have; what a local fit knows, is given and gives
 ``state``, ``seeding``, ``metrics``      states and checkpoints; seeds by purpose; accuracies of clients
 Throughout
-``errors``, ``checks``, ``text``         errors with client and round; checks of arguments; names that were meant
-``import_paths``, ``older_package``      classes by name; projects that import ``pytorch_lightning``
+``errors``, ``checks``, ``names``        errors with client and round; checks of arguments; what names stand for
+``older_package``                        projects that import ``pytorch_lightning``
 ``lightning_private``                    private names of Lightning that are used
 =======================================  ==========================================================================
 """

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from numbers import Integral
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.text import did_you_mean
+from pfl_lightning.names import did_you_mean
 
 __all__ = [
     "as_mistaken_data",

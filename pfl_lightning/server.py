@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.errors import CheckpointError, ConfigurationError
-from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage, server_step
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate
 from pfl_lightning.seeding import seeded_generator

@@ -15,8 +15,8 @@ from pfl_lightning.cli.options.config_files import check_config_files
 from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.cli.warning_format import log_warnings_plainly
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
+from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_output
-from pfl_lightning.text import nearest
 
 __all__ = ["main"]
 

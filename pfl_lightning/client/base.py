@@ -16,8 +16,7 @@ from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.client.fits import FitAccess
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.facts import RunFacts
-from pfl_lightning.fit.context import Batch, Citation, FitContext
+from pfl_lightning.fit.context import Batch, Citation, FitContext, RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.options import BatchNorm, Schedule
 from pfl_lightning.phases import Personalization, Phase

@@ -19,7 +19,7 @@ from pfl_lightning.drop_in.forms.given_data import GIVEN, Division, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.import_paths import method_named
+from pfl_lightning.names import method_named
 from pfl_lightning.older_package import as_older, is_older
 
 __all__ = ["federate"]

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from pfl_lightning.import_paths import stands_for
-from pfl_lightning.text import did_you_mean
+from pfl_lightning.names import did_you_mean, stands_for
 
 EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 

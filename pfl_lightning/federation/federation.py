@@ -16,7 +16,6 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, EvaluationTask, FitEnvironment, SequentialEngine
 from pfl_lightning.errors import FederationError
-from pfl_lightning.facts import RunFacts
 from pfl_lightning.federation import own_models, set_up
 from pfl_lightning.federation.evaluation import Evaluation, Scores, summarize_scores
 from pfl_lightning.federation.loop import RoundLoop
@@ -24,6 +23,7 @@ from pfl_lightning.federation.outer_callbacks import check_options
 from pfl_lightning.federation.outer_trainer import name_round, release_data
 from pfl_lightning.federation.personalization import PersonalizationStage
 from pfl_lightning.federation.saved_state import SavedState, check_checkpoint, saying_what_does_not_fit
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.tasks import Clock
 from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.metrics import EvalMetrics

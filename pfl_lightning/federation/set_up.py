@@ -18,14 +18,14 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine
 from pfl_lightning.engines.notices import forget_shown
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.facts import RunFacts
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_callbacks, check_strategy, end_by_rounds
 from pfl_lightning.federation.preemption import Preemption
 from pfl_lightning.federation.single_items import check_single_items
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.public import check_public
-from pfl_lightning.import_paths import method_named
 from pfl_lightning.lightning_private import has_trainer
+from pfl_lightning.names import method_named
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import MethodFactory

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pfl_lightning.data import SplitSource
 from pfl_lightning.errors import ClientError, FederationError
-from pfl_lightning.facts import RunFacts
-from pfl_lightning.fit.context import FitContext
+from pfl_lightning.fit.context import FitContext, RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
 

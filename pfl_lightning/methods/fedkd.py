@@ -13,7 +13,7 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FitContext
 from pfl_lightning.encoders import EncoderFactory
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage, check_energy, compress_state, expand_state, kl_divergence
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
 from pfl_lightning.methods._partner import PartnerClient

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import hessian_product, loss_and_gradients, scores_at
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.server import AveragingAggregator

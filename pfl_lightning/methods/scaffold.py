@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.linear_term import linear_term
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import CheckpointError, UsageError
+from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.changes import Distance, Scope, check_seed, diff, distance, evaluated_otherwise, in_words
 from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
-from pfl_lightning.text import did_you_mean
 
 __all__ = [
     "NO_SETTING",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.names import did_you_mean
 from pfl_lightning.study.arguments import StudyArguments
 from pfl_lightning.study.changed import changed_before_search, changes, counted, left_over
 from pfl_lightning.study.definition.options import Config
@@ -16,7 +17,6 @@ from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.definition.study import Search, Study
 from pfl_lightning.study.run_state import RunState, changed_options, finished_folder, state_of
 from pfl_lightning.study.searches import has_answer, search_of, searched_cells, with_some_values
-from pfl_lightning.text import did_you_mean
 
 __all__ = ["Agenda", "Part", "part_of"]
 

@@ -17,11 +17,11 @@ from rich.table import Table
 import pfl_lightning
 from pfl_lightning.cli.options.nearest import NEAR
 from pfl_lightning.errors import ConfigurationError, DiskFullError, UsageError
+from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_full_disk, file_below
 from pfl_lightning.study.arguments import StudyArguments, parse_arguments, study_parser
 from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.definition.reader import read_study
-from pfl_lightning.text import nearest
 
 __all__ = ["conduct", "explain_unwritable", "reproduce", "shipped_studies", "study"]
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from pfl_lightning import TrainerEngine, VectorizedEngine
 from pfl_lightning.errors import ConfigurationError, InvalidMessageError
-from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.methods import FedAvg, FedKD, LocalOnly
 from pfl_lightning.methods.fedkd import EnergySchedule, FedKDUpdate
 

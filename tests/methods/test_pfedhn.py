@@ -21,7 +21,7 @@ from _helpers.toy import (
 from torch import nn
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.learner import Learner
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods import FedAvg, PFedHN

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning import SequentialEngine
 from pfl_lightning.client import Phase
 from pfl_lightning.errors import ConfigurationError, InvalidMessageError
-from pfl_lightning.facts import RunFacts
+from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import SCAFFOLD, FedAvg
 from pfl_lightning.methods._full_gradient import full_gradient

@@ -23,7 +23,7 @@ from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.encoders import EncoderAssignment, encoder_class
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import UsageError
-from pfl_lightning.import_paths import is_own_code, stands_for
+from pfl_lightning.names import is_own_code, stands_for
 
 __all__ = ["check_names"]
 

@@ -6,7 +6,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from pfl_lightning.text import nearest
+from pfl_lightning.names import nearest
 
 __all__ = [
     "NEAR",

@@ -17,7 +17,7 @@ from pfl_lightning.cli.commands import TRAINER_COMMANDS
 from pfl_lightning.cli.options.messages import shorten
 from pfl_lightning.cli.options.suggestions import hint, without_types
 from pfl_lightning.errors import UsageError
-from pfl_lightning.text import nearest
+from pfl_lightning.names import nearest
 
 __all__ = ["CLIParser", "all_options", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
 

@@ -13,7 +13,7 @@ from pfl_lightning import datamodules, engines, methods, self_supervised
 from pfl_lightning.cli.options.nearest import nearest_argument, nearest_options
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.encoders import encoder_names
-from pfl_lightning.text import nearest
+from pfl_lightning.names import nearest
 
 __all__ = ["hint", "known_names", "without_types"]
 

@@ -11,7 +11,7 @@ from torch import nn
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.tracing import Trace
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.text import did_you_mean
+from pfl_lightning.names import did_you_mean
 
 __all__ = ["Roles", "check_layers", "find_roles", "fitting_names", "likely_head", "tied_across", "traced_head"]
 

@@ -21,10 +21,9 @@ from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.drop_in.predictions import first_values
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.import_paths import method_named
+from pfl_lightning.names import did_you_mean, method_named
 from pfl_lightning.older_package import as_older, has_older_base, written_class
 from pfl_lightning.state.checkpoints.writing import use_atomic_files
-from pfl_lightning.text import did_you_mean
 
 __all__ = ["CallbackForm"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.names import did_you_mean
 from pfl_lightning.study.definition.options import Config, read_yaml, short_path
-from pfl_lightning.text import did_you_mean
 
 __all__ = ["Entry"]
 

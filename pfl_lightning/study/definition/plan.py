@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.config import short_names
 from pfl_lightning.runs.folder import NO_SETTING, folder_name
 from pfl_lightning.study.definition.options import (
@@ -24,7 +25,6 @@ from pfl_lightning.study.definition.options import (
     with_options,
 )
 from pfl_lightning.study.definition.study import Study
-from pfl_lightning.text import did_you_mean
 
 __all__ = ["Cell", "Run", "check_figures", "in_folder", "plan_cells", "plan_runs", "seeded"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.names import did_you_mean
 from pfl_lightning.study.definition.entry import Entry
 from pfl_lightning.study.definition.options import Config, read_yaml, short_path
 from pfl_lightning.study.definition.study import CHOICES, FIGURES, Dimension, Published, Search, Study
-from pfl_lightning.text import did_you_mean
 
 __all__ = ["read_study"]
 

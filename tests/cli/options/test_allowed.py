@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from pfl_lightning.cli import main
 from pfl_lightning.cli.options.allowed import check_names
 from pfl_lightning.errors import UsageError
-from pfl_lightning.import_paths import is_own_code
+from pfl_lightning.names import is_own_code
 from pfl_lightning.study.check import config_errors
 
 TOUCHED = """

@@ -9,8 +9,8 @@ import yaml
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
 from pfl_lightning.cli.options.nearest import OF_CLASSES, nearest_options
+from pfl_lightning.names import nearest
 from pfl_lightning.phases import Personalization
-from pfl_lightning.text import nearest
 
 CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
 
