@@ -2,13 +2,13 @@
 
 from _helpers.ray_helpers import FakeRay
 from pfl_lightning import RayEngine
-from pfl_lightning.engines.ray import engine as ray_engine
-from pfl_lightning.engines.ray.services import Services
-from pfl_lightning.engines.workers import payloads
+from pfl_lightning.engines.workers import engine as worker_engine
+from pfl_lightning.engines.workers import ray as ray_engine
+from pfl_lightning.engines.workers.ray_cluster import Services
 
 
 class FakeCluster:
-    """Stand-in for :class:`pfl_lightning.engines.ray.cluster.Cluster`."""
+    """Stand-in for :class:`pfl_lightning.engines.workers.ray_cluster.Cluster`."""
 
     def __init__(self, ray, num_workers):
         self.ray, self.num_workers, self.device, self.closed = ray, num_workers, "cpu", 0
@@ -22,6 +22,6 @@ class FakeCluster:
 def fake_ray_engine(monkeypatch, workers=2, deaths=(), seed=0, **options):
     """A RayEngine whose workers live in this process, and the Ray that they have; it sends the smallest tensor once."""
     ray = FakeRay(deaths, seed)
-    monkeypatch.setattr(payloads, "WORTH_SHARING", 0)
+    monkeypatch.setattr(worker_engine, "WORTH_SHARING", 0)
     monkeypatch.setattr(ray_engine, "Cluster", lambda *args: FakeCluster(ray, workers))
     return RayEngine(workers=workers, **options), ray

@@ -6,9 +6,9 @@ import time
 import warnings
 
 from pfl_lightning import ProcessEngine
-from pfl_lightning.engines.processes import host
-from pfl_lightning.engines.processes.child import serve
-from pfl_lightning.engines.workers import payloads
+from pfl_lightning.engines.workers import engine as worker_engine
+from pfl_lightning.engines.workers import processes as host
+from pfl_lightning.engines.workers.processes import serve
 
 
 class Fork:
@@ -41,7 +41,7 @@ class Fork:
 
 def forked_process_engine(monkeypatch, workers=2, **options):
     """A ProcessEngine with real processes that need not import torch; it sends the smallest tensor once."""
-    monkeypatch.setattr(payloads, "WORTH_SHARING", 0)
+    monkeypatch.setattr(worker_engine, "WORTH_SHARING", 0)
     monkeypatch.setattr(host, "launch", Fork)
     return ProcessEngine(workers=workers, **options)
 

@@ -14,7 +14,7 @@ from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.engines import ProcessEngine, SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.lifecycle import begin
-from pfl_lightning.engines.vectorized.gradients import LossScaling
+from pfl_lightning.engines.vectorized.phase import LossScaling
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitTask
 from pfl_lightning.methods import SCAFFOLD, FedAvg, FedETF, HypCluster, LocalOnly

@@ -17,7 +17,7 @@ from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, loca
 from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
-from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
+from pfl_lightning.engines.vectorized.compiled import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import StackedEvaluation
 from pfl_lightning.engines.vectorized.groups import Groups, PerModule
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,22 +13,55 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.schedules import Scheduler, advance, unpack_optimizers
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, check_elementwise
-from pfl_lightning.engines.vectorized.optimizer_state import (
-    History,
-    OptimizerState,
-    Rows,
-    first_state,
-    merge_equal,
-    own,
-    split,
-)
 from pfl_lightning.engines.vectorized.stack import put_state
 from pfl_lightning.messages import State
+from pfl_lightning.state.equality import same
 
 __all__ = ["StackedOptimizer", "check_same_settings"]
 
+OptimizerState = dict[str, dict[str, Any]]
+"""State by parameter name and by the optimizer's key; tensors of the parameter's shape have a row for each client."""
+
 Settings = list[dict[str, Any]]
 Tensors = Mapping[str, Tensor]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Clients that are stepped together: of equal settings, and of equal state but for their rows.
+
+    A client that skipped a step is behind in the number of steps, if the optimizer counts them, or has no momentum yet.
+
+    Attributes:
+        rows: Rows of the clients in the stack, in their order.
+        settings: Of each of the optimizer's groups of parameters.
+        state: The optimizer's, of these clients.
+    """
+
+    rows: list[int]
+    settings: Settings
+    state: OptimizerState
+
+    def is_of_rows(self, value: Any, parameter: Tensor) -> bool:
+        """Whether a value of the state has a row for each client."""
+        return isinstance(value, Tensor) and value.shape == (len(self.rows), *parameter.shape[1:])
+
+    def narrow(self, count: int, parameters: Tensors) -> None:
+        """Keep the clients in the first rows of the stack."""
+        rows = [row for row in self.rows if row < count]
+        for name, content in self.state.items():
+            for key, value in content.items():
+                if self.is_of_rows(value, parameters[name]):
+                    content[key] = value[: len(rows)]
+        self.rows = rows
+
+    def shared(self, parameters: Tensors) -> OptimizerState:
+        """State without rows: numbers of steps, and the names of the tensors that there are."""
+        found = {
+            name: {k: None if self.is_of_rows(v, parameters[name]) else v for k, v in content.items() if v is not None}
+            for name, content in self.state.items()
+        }
+        return {name: content for name, content in found.items() if content}
 
 
 class StackedOptimizer:
@@ -53,31 +87,23 @@ class StackedOptimizer:
         check_elementwise(self._optimizer)
         self.names = _names_of(self._optimizer, client)
         self._tensors: dict[str, Tensor] = {}
-        self._first_state: OptimizerState | None = first_state(self._optimizer, self.names, len(fits))
         # Without schedulers the settings never differ; with them every client needs its own.
         self._schedules = [_Schedule(*unpack_optimizers(client.configure_optimizers())) for _ in fits if schedulers]
         for schedule, (context, steps) in zip(self._schedules, fits, strict=False):
             for entry in schedule.schedulers:
                 advance(entry.scheduler, client, phase, context, steps if entry.every_step else phase.epochs)
-        self._groups: list[tuple[Settings, list[int]]] = []  # clients stepped together; empty: to be found again
-        # While clients are stepped apart, their state; otherwise torch's optimizer holds that of all.
-        self._rows: Rows | None = None
-        self._histories: list[History] = []
+        state = _first_state(self._optimizer, self.names, len(fits))
+        self._groups = [_Group(list(range(len(fits))), _settings_of(self._optimizer), state)]
+        self._may_differ = True  # from how clients are grouped
+        self._loaded: _Group | None = None  # all clients, whose state torch's optimizer holds
 
     def bind(self, parameters: Tensors) -> None:
         """Go on with these parameters (A, ...), which are changed in place: those of the first A clients."""
-        state, self._first_state = self._first_state or self._state(), None
-        count = _count(parameters)
-        for name, content in state.items():
-            trailing = parameters[name].shape[1:]
-            for key, value in content.items():
-                if isinstance(value, Tensor) and value.ndim > 0 and value.shape[1:] == trailing:
-                    content[key] = value[:count]
-        if self._rows is not None:
-            self._rows.narrow(count)
-            self._histories = self._histories[:count]
-        self._put({name: parameters[name].detach() for names in self.names for name in names}, state)
-        self._groups = []
+        self._tensors = {name: parameters[name].detach() for names in self.names for name in names}
+        for group in self._groups:
+            group.narrow(_count(parameters), parameters)
+        self._groups = [group for group in self._groups if group.rows]
+        self._may_differ, self._loaded = True, None
 
     @torch.no_grad()
     def step(self, gradients: Tensors, skipped: Collection[int] = ()) -> None:
@@ -87,100 +113,79 @@ class StackedOptimizer:
             gradients: By name, (A, ...); a parameter without gradient stays as it is.
             skipped: The clients that take no step, by row: they stay as they are.
         """
-        if not self._groups:
-            self._groups = self._find_groups()
-            if len(self._groups) == 1:
-                self._gather()
-        if len(self._groups) == 1 and not skipped:
-            self._step(gradients)
-        else:
-            self._step_apart(gradients, skipped)
+        if self._may_differ or skipped:
+            self._may_differ = self._regroup(skipped)
+        for group in self._groups:
+            if group.rows[0] in skipped:  # and so are its others
+                continue
+            if len(group.rows) == _count(self._tensors):
+                if self._loaded is not group:
+                    self._load(group, self._tensors)
+                    self._loaded = group
+                self._step(group, self._tensors, gradients)
+                continue
+            index = torch.tensor(group.rows, device=next(iter(self._tensors.values())).device)
+            chosen = {name: tensor.index_select(0, index) for name, tensor in self._tensors.items()}
+            self._load(group, chosen)
+            self._step(group, chosen, {name: gradient.index_select(0, index) for name, gradient in gradients.items()})
+            for name, tensor in chosen.items():
+                self._tensors[name].index_copy_(0, index, tensor)
 
     def after_step(self) -> None:
         """Advance the schedules that advance every step."""
         for schedule in self._schedules:
-            if schedule.advance(every_step=True):
-                self._groups = []
+            self._may_differ |= schedule.advance(every_step=True)
 
     def after_epoch(self, client: int) -> None:
         """Advance the schedules of the client in this row that advance every epoch."""
-        if self._schedules and self._schedules[client].advance(every_step=False):
-            self._groups = []
+        if self._schedules:
+            self._may_differ |= self._schedules[client].advance(every_step=False)
 
-    def _find_groups(self) -> list[tuple[Settings, list[int]]]:
-        """Groups of clients with equal settings and histories."""
-        count = _count(self._tensors)
-        same = _settings_of(self._optimizer)
-        if not self._schedules and self._rows is None:
-            return [(same, list(range(count)))]
-        groups: list[tuple[Settings, list[int]]] = []
-        for row in range(count):
-            settings = _settings_of(self._schedules[row].optimizer) if self._schedules else same
-            alike = (rows for others, rows in groups if others == settings and self._equal_histories(row, rows[0]))
-            rows = next(alike, None)
-            if rows is None:
-                groups.append((settings, [row]))
-            else:
-                rows.append(row)
-        return groups
+    def _regroup(self, skipped: Collection[int]) -> bool:
+        """Group clients that can be stepped together now, those that skip a step apart; whether that may end soon."""
+        self._loaded, same_settings = None, _settings_of(self._optimizer)
+        kinds: list[OptimizerState] = []
+        found: list[tuple[tuple[Any, ...], _Group, list[tuple[int, _Group]]]] = []
+        for group in self._groups:
+            shared = group.shared(self._tensors)
+            kind = next((number for number, other in enumerate(kinds) if same(shared, other)), len(kinds))
+            kinds += [shared] if kind == len(kinds) else []
+            for row in group.rows:
+                settings = _settings_of(self._schedules[row].optimizer) if self._schedules else same_settings
+                key = (kind, row in skipped, settings)
+                members = next((members for other, _, members in found if other == key), None)
+                if members is None:
+                    found.append((key, group, [(row, group)]))
+                else:
+                    members.append((row, group))
+        self._groups = [self._joined(group, settings, sorted(m)) for (_, _, settings), group, m in found]
+        return bool(skipped) or len(kinds) > 1
 
-    def _equal_histories(self, one: int, other: int) -> bool:
-        return self._rows is None or self._histories[one] is self._histories[other]
+    def _joined(self, like: _Group, settings: Settings, members: Sequence[tuple[int, _Group]]) -> _Group:
+        """A group of clients of several ones that are alike but for their rows."""
+        rows = [row for row, _ in members]
+        if like.rows == rows:
+            return _Group(rows, settings, like.state)
+        state: OptimizerState = {}
+        for name, content in like.shared(self._tensors).items():
+            state[name] = {}
+            for key, value in content.items():
+                own = [group.state[name][key][group.rows.index(row)] for row, group in members if value is None]
+                state[name][key] = _own(value) if value is not None else torch.stack(own)
+        return _Group(rows, settings, state)
 
-    def _step(self, gradients: Tensors) -> None:
-        for name, tensor in self._tensors.items():
+    def _load(self, group: _Group, tensors: Tensors) -> None:
+        for held, names, settings in zip(self._optimizer.param_groups, self.names, group.settings, strict=True):
+            held.update(settings, params=[tensors[name] for name in names])
+        self._optimizer.state.clear()
+        self._optimizer.state.update((tensors[name], content) for name, content in group.state.items())
+
+    def _step(self, group: _Group, tensors: Tensors, gradients: Tensors) -> None:
+        for name, tensor in tensors.items():
             tensor.grad = gradients.get(name)
         self._optimizer.step()
-
-    def _step_apart(self, gradients: Tensors, skipped: Collection[int]) -> None:
-        """Step the clients of each group as an optimizer of their own would."""
-        tensors = self._tensors
-        if self._rows is None:
-            self._rows, history = split(self._state(), tensors)
-            self._histories = [history] * _count(tensors)
-        regroup = bool(skipped) or any(history is not self._histories[0] for history in self._histories)
-        for settings, rows in self._groups:
-            stepped = [row for row in rows if row not in skipped]
-            if not stepped:
-                continue
-            index = torch.tensor(stepped, device=next(iter(tensors.values())).device)
-            chosen = {name: tensor.index_select(0, index) for name, tensor in tensors.items()}
-            self._put(chosen, self._rows.joined(self._histories[stepped[0]], index))
-            self._apply(settings)
-            self._step({name: gradient.index_select(0, index) for name, gradient in gradients.items()})
-            for name, tensor in chosen.items():
-                tensors[name].index_copy_(0, index, tensor)
-            changed, history = split(self._state(), chosen)
-            self._rows.write(index, changed, tensors)
-            for row in stepped:
-                self._histories[row] = history
-        self._put(tensors, {})
-        self._histories = merge_equal(self._histories)
-        if regroup:
-            self._groups = []
-
-    def _gather(self) -> None:
-        """Return the state of all clients to torch's optimizer, once their histories are equal."""
-        if self._rows is not None:
-            self._put(self._tensors, self._rows.joined(self._histories[0]))
-            self._rows = None
-        self._apply(self._groups[0][0])
-
-    def _apply(self, settings: Settings) -> None:
-        for group, values in zip(self._optimizer.param_groups, settings, strict=True):
-            group.update(values)
-
-    def _put(self, tensors: dict[str, Tensor], state: OptimizerState) -> None:
-        self._tensors = tensors
-        for group, names in zip(self._optimizer.param_groups, self.names, strict=True):
-            group["params"] = [tensors[name] for name in names]
-        self._optimizer.state.clear()
-        for name, content in state.items():
-            self._optimizer.state[tensors[name]] = content
-
-    def _state(self) -> OptimizerState:
         held = self._optimizer.state
-        return {name: held[tensor] for name, tensor in self._tensors.items() if tensor in held}
+        group.state = {name: held[tensor] for name, tensor in tensors.items() if tensor in held}
 
 
 class _Schedule:
@@ -235,7 +240,7 @@ def _facts_of(entry: Scheduler) -> str:
 
 
 def _settings_of(optimizer: Optimizer) -> Settings:
-    return [{key: own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [{key: _own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def _names_of(optimizer: Optimizer, client: FederatedClient) -> list[list[str]]:
@@ -248,3 +253,20 @@ def _names_of(optimizer: Optimizer, client: FederatedClient) -> list[list[str]]:
                     "that is no parameter of the client"
                 )
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _first_state(optimizer: Optimizer, names: Sequence[Sequence[str]], count: int) -> OptimizerState:
+    """Initial state of an optimizer such as Adagrad, for ``count`` clients."""
+    state: OptimizerState = {}
+    for group, held in zip(optimizer.param_groups, names, strict=True):
+        for parameter, name in zip(group["params"], held, strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if key != "step" and isinstance(value, Tensor) and value.shape == parameter.shape:
+                    value = value.expand(count, *value.shape).clone()
+                state.setdefault(name, {})[key] = value
+    return state
+
+
+def _own(value: Any) -> Any:
+    """Copy of a tensor; any other value unchanged."""
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,19 +1,19 @@
-"""One phase of many clients at once."""
+"""One phase of many clients at once: losses scaled, gradients clipped and stepped for each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.lifecycle import check_finite_losses
 from pfl_lightning.engines.sequential import new_scaler, passed_through
 from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
-from pfl_lightning.engines.vectorized.computation.factory import ComputationFactory
-from pfl_lightning.engines.vectorized.gradients import LossScaling, clip_per_client
+from pfl_lightning.engines.vectorized.compiled import ComputationFactory
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_same_settings
 from pfl_lightning.engines.vectorized.stack import Member, Stack
@@ -21,7 +21,91 @@ from pfl_lightning.engines.vectorized.step import StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment
 
-__all__ = ["Clipping", "run_stacked_phase"]
+__all__ = ["Clipping", "LossScaling", "clip_per_client", "run_stacked_phase"]
+
+Tensors = Mapping[str, Tensor]
+
+
+class LossScaling:
+    """Loss scales of many clients; each follows its client's gradients as ``GradScaler`` does.
+
+    Args:
+        scaler: A new scaler, whose settings all clients start with.
+        count: Number of clients, K.
+        device: Where they train.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler, count: int, device: torch.device) -> None:
+        self.scales = torch.full((count,), scaler.get_scale(), device=device)
+        self._good_steps = torch.zeros(count, dtype=torch.int32, device=device)
+        self._growth, self._backoff = scaler.get_growth_factor(), scaler.get_backoff_factor()
+        self._interval = scaler.get_growth_interval()
+
+    def narrow(self, count: int) -> None:
+        """Go on with the first clients."""
+        self.scales, self._good_steps = self.scales[:count], self._good_steps[:count]
+
+    @torch.no_grad()
+    def unscale(self, gradients: Tensors) -> list[int]:
+        """Divide the gradients (A, ...) by the scales, in place, and move the scales.
+
+        Returns:
+            Rows of the clients with a non-finite gradient, which must take no step.
+        """
+        inverse = self.scales.double().reciprocal().float()
+        overflowed = torch.zeros_like(inverse, dtype=torch.bool)
+        for gradient in gradients.values():
+            flat = gradient.reshape(len(gradient), -1)  # a scalar parameter's are (A,)
+            largest = torch.linalg.vector_norm(flat, ord=torch.inf, dim=1)  # NaN where there is one
+            overflowed |= ~torch.isfinite(largest)
+        for gradient in gradients.values():
+            gradient.mul_(_broadcast(inverse, gradient))
+        self._update(overflowed)
+        return [row for row, over in enumerate(overflowed.tolist()) if over]
+
+    def _update(self, overflowed: Tensor) -> None:
+        steps = torch.where(overflowed, 0, self._good_steps + 1)
+        grown = steps == self._interval
+        larger = self.scales * self._growth
+        self.scales = torch.where(
+            overflowed,
+            self.scales * self._backoff,
+            torch.where(grown & torch.isfinite(larger), larger, self.scales),
+        )
+        self._good_steps = torch.where(grown, 0, steps)
+
+
+@torch.no_grad()
+def clip_per_client(gradients: Tensors, limit: float, algorithm: str) -> None:
+    """Clip every client's gradients in place, like ``nn.utils.clip_grad_norm_`` or ``clip_grad_value_`` for one.
+
+    Args:
+        gradients: Gradients of A clients by name, (A, ...).
+        limit: Largest norm of a client's gradient, or largest absolute value of its entries.
+        algorithm: ``"norm"`` or ``"value"``.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.engines.vectorized.phase import clip_per_client
+        >>> gradients = {"weight": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}  # two clients, of norms 5 and 0.5
+        >>> clip_per_client(gradients, limit=1.0, algorithm="norm")
+        >>> gradients["weight"]
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+    if algorithm == "value":
+        for gradient in gradients.values():
+            gradient.clamp_(-limit, limit)
+        return
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients.values()])
+    scale = (limit / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients.values():
+        gradient.mul_(_broadcast(scale, gradient))
+
+
+def _broadcast(values: Tensor, gradient: Tensor) -> Tensor:
+    """Values of the clients (A,), reshaped to be multiplied with a gradient (A, ...)."""
+    return values.view(-1, *[1] * (gradient.ndim - 1)).to(gradient.dtype)
 
 
 @dataclass(frozen=True)
@@ -39,7 +123,7 @@ def run_stacked_phase(
     environment: FitEnvironment,
     purpose: str,
     clipping: Clipping,
-    computations: ComputationFactory | None = None,
+    computations: ComputationFactory,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
 
@@ -50,7 +134,7 @@ def run_stacked_phase(
         environment: Settings of the outer Trainer.
         purpose: Purpose of the seeds of batch orders and augmentations.
         clipping: Clipping of the gradients.
-        computations: Factory of the computation of a step; by default it is neither compiled nor captured.
+        computations: Factory of the computation of a step.
     """
     check_same_settings(client, (stack.row(member) for member in stack.members))
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
@@ -61,8 +145,7 @@ def run_stacked_phase(
         fits = [(member.context, streams[member].steps) for member in stack.members]
         optimizer = StackedOptimizer(client, phase, fits)  # of the client as it is, with its encoder
         with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
-            computation = None if computations is None else computations.make(client, phase, environment)
-            step = StackedStep(client, environment, computation)
+            step = StackedStep(client, computations.make(client, phase, environment))
             batches = StackedBatches(ordered, environment, uses_batch_index(client))
             scaler = new_scaler(environment)
             scaling = None if scaler is None else LossScaling(scaler, len(ordered), environment.device)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.vectorized.batches import Batches
-from pfl_lightning.engines.vectorized.computation.eager import (
-    Computation,
-    EagerComputation,
-    StepInputs,
-    Tensors,
-    Terms,
-)
 from pfl_lightning.engines.vectorized.limits import (
     CannotVectorizeError,
     PythonState,
@@ -24,10 +20,161 @@ from pfl_lightning.engines.vectorized.limits import (
     python_state,
     refuse_changes,
 )
+from pfl_lightning.engines.vectorized.stack import places_of
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.state.tensors import norm_names
 
-__all__ = ["StackedStep"]
+__all__ = [
+    "Computation",
+    "EagerComputation",
+    "StackedStep",
+    "StepInputs",
+    "StepOutputs",
+    "Tensors",
+    "Terms",
+    "mean_terms",
+]
+
+Tensors = Mapping[str, Tensor]
+Terms = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Input tensors of a step of some clients, each (R, ...).
+
+    Attributes:
+        trained: Parameters that train.
+        others: Frozen parameters, and buffers, which the step may change in place.
+        batch: Inputs (R, B, ...), labels (R, B) and, where samples have values, these.
+        scales: Factor of each loss before the backward pass, (R,).
+        in_place: Whether parameters and buffers are the stack's memory and not copies.
+    """
+
+    trained: Tensors
+    others: Tensors
+    batch: Batches
+    scales: Tensor | None = None
+    in_place: bool = True
+
+    def names(self) -> tuple[Any, ...]:
+        """Names of the tensors."""
+        return (*self.trained, *self.others, len(self.batch), self.scales is None)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors."""
+        scales = () if self.scales is None else (self.scales,)
+        return [*self.trained.values(), *self.others.values(), *self.batch, *scales]
+
+    def like(self, tensors: Sequence[Tensor]) -> StepInputs:
+        """Inputs with other tensors, in the order of :meth:`tensors`."""
+        rest = iter(tensors)
+        trained, others = ({name: next(rest) for name in part} for part in (self.trained, self.others))
+        batch = tuple(next(rest) for _ in self.batch)
+        return StepInputs(trained, others, batch, next(rest, None), self.in_place)
+
+    def with_own_buffers(self) -> StepInputs:
+        """Inputs with copies of what may change."""
+        return replace(self, others={name: tensor.clone() for name, tensor in self.others.items()})
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """Outputs of a step.
+
+    Attributes:
+        terms: The loss and its terms, (R,) each, detached and not scaled.
+        gradients: Gradients of the parameters that the loss uses, in their layout.
+        assigned: Buffers to which the step assigned new tensors.
+    """
+
+    terms: Terms
+    gradients: dict[str, Tensor]
+    assigned: dict[str, Tensor]
+
+
+class Computation(Protocol):
+    """Computation of a step."""
+
+    def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
+        """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
+        ...
+
+    def settled(self, inputs: StepInputs) -> bool:
+        """Whether later steps of these shapes will be computed in the same way as now."""
+        ...
+
+
+class EagerComputation:
+    """Computation by ``training_step`` under ``vmap``.
+
+    The forward pass is vectorized, and the backward pass is ordinary autograd's over stacked leaves: where
+    ``torch.func.grad`` gives zeros, and so weight decay, to a parameter that the loss does not use, autograd gives it
+    no gradient, as in every other engine; and the backward pass runs outside of autocast.
+
+    Args:
+        client: The module, in the current phase.
+        environment: Settings of the outer Trainer.
+    """
+
+    def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
+        self._client, self._environment = client, environment
+        self._module = _TrainingStep(client)
+        self._places = places_of(client)
+
+    @torch.enable_grad()
+    def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
+        """See :class:`Computation`."""
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.trained.items()}
+        vectorized = vmap(self._one, in_dims=(0, 0, 0, None), randomness="different")
+        terms, assigned = vectorized(leaves, dict(inputs.others), inputs.batch, index)
+        loss = terms["loss"] if inputs.scales is None else terms["loss"] * inputs.scales
+        loss.sum().backward(inputs=list(leaves.values()))
+        return StepOutputs(
+            {name: term.detach() for name, term in terms.items()},
+            {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None},
+            {name: tensor.detach() for name, tensor in assigned.items()},
+        )
+
+    def settled(self, inputs: StepInputs) -> bool:
+        """Always: there is only one way."""
+        return True
+
+    def _one(self, trained: Tensors, others: Tensors, batch: Any, index: int) -> tuple[Terms, dict[str, Tensor]]:
+        """Loss terms of one client, and the buffers to which the step assigned new tensors."""
+        state = {**trained, **others}
+        given = {f"client.{place}": state[name] for place, name in self._places.items()}
+        with self._environment.precision.forward_context():
+            output, after = functional_call(self._module, dict(given), (batch, index), tie_weights=False)
+        assigned = {name.removeprefix("client."): t for name, t in after.items() if t is not given.get(name)}
+        return mean_terms(self._client, output), assigned
+
+
+def mean_terms(client: FederatedClient, output: Any) -> Terms:
+    """Scalar loss terms by name, from the output of ``training_step``; other tensors in it are left out.
+
+    Raises:
+        CannotVectorizeError: The output is ``None``, or its loss is not a single number.
+    """
+    if output is None:
+        raise CannotVectorizeError(f"{type(client).__name__}.training_step returned None to skip a batch")
+    terms = output if isinstance(output, dict) else {"loss": output}
+    found = {name: t.reshape(()) for name, t in terms.items() if isinstance(t, Tensor) and t.numel() == 1}
+    if "loss" not in found:
+        raise CannotVectorizeError(f"{type(client).__name__}.training_step returned no single number as the loss")
+    return found
+
+
+class _TrainingStep(nn.Module):
+    """Module whose forward pass is ``training_step``, with the buffers afterwards."""
+
+    def __init__(self, client: FederatedClient) -> None:
+        super().__init__()
+        self.client = client
+
+    def forward(self, batch: Any, index: int) -> tuple[Any, dict[str, Tensor]]:
+        output = self.client.training_step(batch, index)
+        return output, {f"client.{name}": buffer for name, buffer in self.client.named_buffers()}
 
 
 class StackedStep:
@@ -35,24 +182,19 @@ class StackedStep:
 
     Args:
         client: The module, in the current phase; its own tensors are not used.
-        environment: Settings of the outer Trainer.
-        computation: Computes the step; by default ``training_step`` under ``vmap``.
+        computation: Computes the step.
 
     Attributes:
-        trained: Names of the parameters that train.
         gradients: Of the step so far, by name, (A, ...), in the layout of the parameters, as fused optimizers need. A
             parameter that the loss does not use has none, so that the optimizer leaves it alone.
     """
 
-    def __init__(
-        self, client: FederatedClient, environment: FitEnvironment, computation: Computation | None = None
-    ) -> None:
-        self._client, self._compute = client, computation or EagerComputation(client, environment)
+    def __init__(self, client: FederatedClient, computation: Computation) -> None:
+        self._client, self._compute = client, computation
         self._statistics = norm_names(client, affine=False)
-        parameters = dict(client.named_parameters())
-        self.trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
-        self.frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
-        self.buffers = [name for name, _ in client.named_buffers()]
+        named = (*client.named_parameters(), *client.named_buffers())
+        self._trained = [name for name, tensor in named if tensor.requires_grad]
+        self._others = [name for name, tensor in named if not tensor.requires_grad]
         self.gradients: dict[str, Tensor] = {}
         self._tensors: dict[str, Tensor] = {}
         self._spare: dict[str, Tensor] = {}  # gradients kept from step to step, since fresh memory is slow
@@ -62,7 +204,7 @@ class StackedStep:
 
     def bind(self, tensors: Tensors, count: int) -> None:
         """Go on with the first ``count`` clients (A) of the whole stack, which changes in place."""
-        self._tensors = {name: tensors[name][:count] for name in (*self.trained, *self.frozen, *self.buffers)}
+        self._tensors = {name: tensors[name][:count] for name in (*self._trained, *self._others)}
         self._spare = {}
 
     def begin(self) -> None:
@@ -85,15 +227,12 @@ class StackedStep:
             CannotVectorizeError: The step uses a parameter for some clients only, which an optimizer of stacked
                 parameters cannot leave alone for the others; or it returns a term in some steps only.
         """
-        tensors, parts = self._tensors, batch
+        tensors = self._tensors
         if rows is not None:
             tensors = {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
-        trained, frozen, buffers = (
-            {name: tensors[name] for name in names} for names in (self.trained, self.frozen, self.buffers)
-        )
-        versions = {name: buffer._version for name, buffer in buffers.items()}
-        values = parts[2] if len(parts) == 3 else None
-        inputs = StepInputs(trained, frozen, buffers, parts[0], parts[1], scales, in_place=rows is None, values=values)
+        trained, others = ({name: tensors[name] for name in names} for names in (self._trained, self._others))
+        versions = {name: tensor._version for name, tensor in others.items()}
+        inputs = StepInputs(trained, others, batch, scales, in_place=rows is None)
         with self._explained():
             found = self._compute(inputs, index)
         self._compare(found.gradients, found.terms)
@@ -103,7 +242,7 @@ class StackedStep:
             else:
                 self._gradient_buffer(name).index_copy_(0, rows, gradient)
         # Only now are buffers written: the backward pass may need the old values.
-        for name, buffer in buffers.items():
+        for name, buffer in others.items():
             if name in found.assigned:
                 _write(self._tensors[name], rows, found.assigned[name])
             # The kernels of batch normalization change statistics without telling autograd.

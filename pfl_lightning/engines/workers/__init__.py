@@ -1,8 +1,7 @@
-"""What engines with worker processes have in common, whoever starts the processes.
+"""Engines with worker processes, on this machine or by Ray.
 
-``engine`` cuts the tasks of a round into jobs. ``pool`` hands jobs to workers, replaces dead workers and returns
-replies in order. ``payloads`` makes the messages to workers and sends common tensors once; ``packing`` turns objects
-and tensors into bytes. ``worker`` runs in a worker process, around an ordinary engine. ``host`` says what the pool asks
-of who starts the processes: Ray (:mod:`pfl_lightning.engines.ray`), or this machine
-(:mod:`pfl_lightning.engines.processes`).
+``engine`` cuts the tasks of a round into jobs and sends common tensors once; ``packing`` turns objects and tensors into
+bytes. ``pool`` hands jobs to workers, replaces dead workers and returns replies in order. ``worker`` runs in a worker
+process, around an ordinary engine. Workers are started by ``processes`` on this machine, with messages over pipes and
+shared memory (``transport``), or by ``ray``, on a ``ray_cluster``.
 """

@@ -5,16 +5,70 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from pfl_lightning.engines.workers.host import WorkerDiedError, WorkerHost
 from pfl_lightning.engines.workers.packing import Packed, unpack
 from pfl_lightning.engines.workers.worker import Payload, Reply, versions
 from pfl_lightning.errors import ConfigurationError, FederationError
 
-__all__ = ["Job", "WorkerPool"]
+__all__ = ["Job", "WorkerDiedError", "WorkerHost", "WorkerPool"]
+
+
+class WorkerDiedError(FederationError):
+    """A worker process has ended."""
+
+
+class WorkerHost(Protocol):
+    """Starts the worker processes of one run and passes on calls of their methods.
+
+    Attributes:
+        num_workers: Number of workers.
+        device: Device of a worker, ``"cpu"`` or ``"cuda"``.
+        resources: Resources of a worker, for messages.
+        lost: Whether it has died itself, so that nothing may be asked of it.
+    """
+
+    num_workers: int
+    device: str
+    resources: dict[str, Any]
+
+    @property
+    def lost(self) -> bool:
+        """See the class."""
+
+    def start(self, threads: int) -> Any:
+        """Start a :class:`~pfl_lightning.engines.workers.worker.Worker` of so many threads."""
+
+    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
+        """Begin a call of a worker's method; a worker answers its calls in their order."""
+
+    def wait(self, calls: Sequence[Any], timeout: float) -> Any | None:
+        """Wait for a call that has a reply, or will never have one; ``None`` if there is none in time."""
+
+    def reply(self, call: Any) -> Any:
+        """Wait for the reply to a call.
+
+        Raises:
+            WorkerDiedError: There will be none.
+        """
+
+    def put(self, packed: Packed) -> Any:
+        """Put an object where all workers can read it, and return its reference."""
+
+    def kill(self, worker: Any) -> None:
+        """End a worker."""
+
+    def free(self) -> Any:
+        """Resources that are free, for a message about workers that do not start."""
+
+    def check(self, now: bool = False) -> None:
+        """Raise an error if the host itself has died; ``now`` looks although it has just looked."""
+
+    def close(self) -> None:
+        """Release what is not a worker's."""
+
 
 _log = logging.getLogger(__name__)
 

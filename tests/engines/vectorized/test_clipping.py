@@ -6,7 +6,7 @@ from _helpers.toy import assert_same, run, whole_state
 from torch import nn
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.engines.vectorized.gradients import clip_per_client
+from pfl_lightning.engines.vectorized.phase import clip_per_client
 from pfl_lightning.methods import FedETF
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.engines.vectorized.computation import compiled
+from pfl_lightning.engines.vectorized import compiled
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
 
 LABELS = [[0, 1] * 4, [1, 2] * 4, [0, 2] * 6]  # in batches of 4: two whole batches, two, and three

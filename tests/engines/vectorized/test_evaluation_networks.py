@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.vectorized import stacked_evaluation
-from pfl_lightning.engines.vectorized.evaluation_batches import WIDEST, Piece, groups_of
+from pfl_lightning.engines.vectorized.stacked_evaluation import WIDEST, Piece, groups_of
 from pfl_lightning.methods import DualFed, FedAvg, FedBABU, FedBN, FedProto, LocalOnly
 
 # On encoders that have none.

@@ -11,7 +11,7 @@ from torch import nn
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.engines.vectorized.computation import compiled, factory
+from pfl_lightning.engines.vectorized import compiled
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
 
 # Whole batches of 4: clients 0 and 1 have 4 an epoch, and client 2 has 6 and a small one.
@@ -28,7 +28,7 @@ def graphs(monkeypatch):
         made.append(EmulatedGraph(device))
         return made[-1]
 
-    monkeypatch.setattr(factory, "recorder_for", lambda device: make)
+    monkeypatch.setattr(compiled, "recorder_for", lambda device: make)
     return made
 
 

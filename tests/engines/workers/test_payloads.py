@@ -13,8 +13,8 @@ from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, 
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import Traffic
+from pfl_lightning.engines.workers.engine import HostCopies, PayloadBuilder
 from pfl_lightning.engines.workers.packing import pack, unpack
-from pfl_lightning.engines.workers.payloads import HostCopies, PayloadBuilder
 from pfl_lightning.engines.workers.worker import ClientWork, TorchSwitches, Worker
 from pfl_lightning.errors import FederationError
 from pfl_lightning.messages import Broadcast

@@ -18,9 +18,9 @@ from _helpers.toy import Toy, assert_same, linear_encoder, run, tiny_encoder, wh
 
 from pfl_lightning import ProcessEngine, SequentialEngine, VectorizedEngine
 from pfl_lightning.engines import FitEnvironment
-from pfl_lightning.engines.processes import host
-from pfl_lightning.engines.processes.host import WorkerProcess
 from pfl_lightning.engines.workers import packing
+from pfl_lightning.engines.workers import processes as host
+from pfl_lightning.engines.workers.processes import WorkerProcess
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.methods import FedAvg, FedProto
 

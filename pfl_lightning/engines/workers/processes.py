@@ -1,4 +1,4 @@
-"""Worker processes of this machine."""
+"""Workers that are processes of this machine: the engine, what starts them, and what each of them runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,76 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
-from pfl_lightning.engines.processes.transport import SharedBytes, receive, send
-from pfl_lightning.engines.workers.host import WorkerDiedError
+from pfl_lightning.data import FederatedData
+from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.workers.engine import WorkerEngine
 from pfl_lightning.engines.workers.packing import Packed
+from pfl_lightning.engines.workers.pool import WorkerDiedError, WorkerHost
+from pfl_lightning.engines.workers.transport import SharedBytes, receive, send
+from pfl_lightning.engines.workers.worker import Worker
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.tasks import FitEnvironment
 
-__all__ = ["ProcessHost"]
+__all__ = ["ProcessEngine", "ProcessHost"]
+
+
+class ProcessEngine(WorkerEngine):
+    """Engine that trains and evaluates clients in worker processes of this machine, on the CPU.
+
+    It needs nothing beside the package and starts faster than :class:`~pfl_lightning.engines.RayEngine`, whose protocol
+    it shares: a worker gets the data and the architectures once, and for a local fit the broadcast and the client's
+    stored state. Data and what the server sends to all clients lie in memory that all workers read. The results equal
+    bit by bit those of the inner engine in one process with as many threads, whatever the number of workers.
+
+    If a worker dies, its clients run again on another one. Warnings and log lines of the workers appear in this
+    process. Workers end with the run, and with this process, however it ends.
+
+    Classes and functions of a script or notebook itself reach the workers where the package cloudpickle is installed;
+    the script is not run again.
+
+    Args:
+        workers: Number of workers; ``None`` for as many as the cores that this process may use, divided by the threads
+            of each, and not more than there are clients.
+        threads: Threads of a worker; see :class:`~pfl_lightning.engines.Engine`.
+        engine: Engine inside a worker: ``SequentialEngine`` (``None``), ``VectorizedEngine`` or ``TrainerEngine``, with
+            its own options, such as clipping.
+        start_timeout: Seconds to wait for a first worker.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        threads: int | None = None,
+        engine: Engine | None = None,
+        start_timeout: float = 120.0,
+    ) -> None:
+        super().__init__(workers, threads, engine, start_timeout)
+        if sys.platform == "win32":
+            raise ConfigurationError("ProcessEngine needs Linux or macOS; use RayEngine")
+
+    def connect(self, data: FederatedData, environment: FitEnvironment, threads: int) -> WorkerHost:
+        """Return what starts workers of so many threads on this machine.
+
+        Raises:
+            ConfigurationError: The outer Trainer is not on the CPU.
+        """
+        if environment.device.type != "cpu":
+            raise ConfigurationError(
+                f"ProcessEngine trains on the CPU, and the Trainer is on {environment.device}: use "
+                "--trainer.accelerator cpu, or on a GPU VectorizedEngine, or RayEngine with gpus_per_worker"
+            )
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ProcessHost(self.workers or max(1, min(cores // threads, data.num_clients)), threads)
+
 
 PROGRAM = """
 import os, select, signal, sys, threading
@@ -29,7 +88,7 @@ def end_with_parent():
     os.killpg(0, signal.SIGKILL)
 threading.Thread(target=end_with_parent, daemon=True).start()
 sys.path[:] = {path!r}
-from pfl_lightning.engines.processes.child import serve
+from pfl_lightning.engines.workers.processes import serve
 serve({handle})
 """
 """What a worker runs. It watches its line before its imports, which take seconds, and ends with the other process."""
@@ -124,7 +183,7 @@ class WorkerProcess:
 
 
 class ProcessHost:
-    """A :class:`~pfl_lightning.engines.workers.host.WorkerHost` of processes of this machine.
+    """A :class:`~pfl_lightning.engines.workers.pool.WorkerHost` of processes of this machine.
 
     Args:
         num_workers: Number of workers.
@@ -183,3 +242,34 @@ class ProcessHost:
 
     def close(self) -> None:
         """Do nothing: the pool has ended the workers, and shared memory goes with what refers to it."""
+
+
+def serve(handle: int) -> None:
+    """Answer calls of a worker's methods.
+
+    Args:
+        handle: Number of the open socket to the process that started this one.
+    """
+    # For the Trainer's process, which ends this one. They come from a scheduler, who sends them to all processes.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), lambda *_: None)
+    connection, calls = Connection(handle), SimpleQueue[Any]()
+    Thread(target=_take_calls, args=(connection, calls), daemon=True).start()
+    threads, path = calls.get()
+    worker = Worker(threads, path, get=SharedBytes.load)
+    while True:
+        method, arguments = calls.get()
+        send(connection, getattr(worker, method)(*arguments))
+
+
+def _take_calls(connection: Connection, calls: SimpleQueue[Any]) -> None:
+    """Take calls while others are computed: the other process never waits until its message is read."""
+    try:
+        while True:
+            calls.put(receive(connection))
+    except (EOFError, OSError):
+        pass
+    except BaseException:
+        traceback.print_exc()  # a message that cannot be read
+    finally:
+        os.killpg(0, signal.SIGKILL)  # with processes of its own, such as those of a data loader

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pfl_lightning.engines.generators import device_generators, host_generators
-from pfl_lightning.engines.vectorized.computation.eager import Computation, StepInputs, StepOutputs
+from pfl_lightning.engines.vectorized.step import Computation, StepInputs, StepOutputs
 
-__all__ = ["CudaGraph", "GraphedComputation", "Recorder"]
+__all__ = ["CudaGraph", "GraphedComputation"]
 
 WARM_UP = 3
 """Steps on a side stream before the capture, as torch's documentation asks; they are ordinary steps of the fit."""
 
 
-class Recorder(Protocol):
-    """Recorder that captures work on a device and repeats it."""
-
-    def warm_up(self, work: Callable[[], StepOutputs]) -> StepOutputs:
-        """Do the work on a side stream, before it is recorded."""
-        ...
-
-    def capture(self, work: Callable[[], StepOutputs]) -> StepOutputs:
-        """Record the work without doing it; the outputs hold nothing before the first replay."""
-        ...
-
-    def replay(self) -> None:
-        """Repeat the recorded work, on the same tensors."""
-        ...
-
-
 class CudaGraph:
-    """Recorder by ``torch.cuda.graph``, after torch's pattern for the capture of a whole network."""
+    """Captures work on a device and repeats it, after torch's pattern for the capture of a whole network."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,7 +26,7 @@ class CudaGraph:
             self._graph, self._side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
 
     def warm_up(self, work: Callable[[], StepOutputs]) -> StepOutputs:
-        """See :class:`Recorder`."""
+        """Do the work on a side stream, before it is recorded."""
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
@@ -51,12 +35,12 @@ class CudaGraph:
         return outputs
 
     def capture(self, work: Callable[[], StepOutputs]) -> StepOutputs:
-        """See :class:`Recorder`."""
+        """Record the work without doing it; the outputs hold nothing before the first replay."""
         with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
             return work()
 
     def replay(self) -> None:
-        """See :class:`Recorder`."""
+        """Repeat the recorded work, on the same tensors."""
         self._graph.replay()
 
 
@@ -91,25 +75,25 @@ class GraphedComputation:
     """
 
     def __init__(
-        self, compute: Computation, recorder: Callable[[torch.device], Recorder], say: Callable[[str], None]
+        self, compute: Computation, recorder: Callable[[torch.device], CudaGraph], say: Callable[[str], None]
     ) -> None:
         self._compute, self._new_recorder, self._say = compute, recorder, say
         self._stack: tuple[Any, ...] = ()
         self._batch: tuple[Any, ...] = ()
-        self._recorder: Recorder | None = None
+        self._recorder: CudaGraph | None = None
         self._captured: _Captured | None = None
         self._warmed_up = 0
         self._refused = False
 
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
-        """See :class:`~pfl_lightning.engines.vectorized.computation.eager.Computation`."""
+        """See :class:`~pfl_lightning.engines.vectorized.step.Computation`."""
         if self._refused or not inputs.in_place:
             return self._compute(inputs, index)
         stack, batch = _stack_key(inputs), _batch_key(inputs)
         if self._recorder is None or stack != self._stack:
             self._captured, self._recorder = None, None  # whose memory is free before there is a new graph
             self._stack, self._batch, self._warmed_up = stack, batch, 0
-            self._recorder = self._new_recorder(inputs.inputs.device)
+            self._recorder = self._new_recorder(inputs.batch[0].device)
         if batch != self._batch:
             return self._compute(inputs, index)
         if self._warmed_up < WARM_UP:
@@ -126,9 +110,9 @@ class GraphedComputation:
         """Whether the graph exists, or there will be none."""
         return self._captured is not None or self._refused
 
-    def _warm_up(self, recorder: Recorder, inputs: StepInputs, index: int) -> StepOutputs:
+    def _warm_up(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> StepOutputs:
         settled = self._compute.settled(inputs)
-        device = inputs.inputs.device
+        device = inputs.batch[0].device
         before = host_generators(), device_generators(device)
         outputs = recorder.warm_up(lambda: self._compute(inputs, index))
         if (host_generators(), device_generators(device)) != before:
@@ -136,12 +120,10 @@ class GraphedComputation:
         self._warmed_up += settled
         return outputs
 
-    def _capture(self, recorder: Recorder, inputs: StepInputs, index: int) -> _Captured | None:
+    def _capture(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> _Captured | None:
         own = replace(
             inputs,
-            inputs=inputs.inputs.clone(),
-            labels=inputs.labels.clone(),
-            values=None if inputs.values is None else inputs.values.clone(),
+            batch=tuple(part.clone() for part in inputs.batch),
             scales=None if inputs.scales is None else inputs.scales.clone(),
         )
         try:
@@ -159,17 +141,17 @@ class GraphedComputation:
 
 def _stack_key(inputs: StepInputs) -> tuple[Any, ...]:
     """Key of the clients: their number and the addresses of their tensors."""
-    stack = (*inputs.trained.values(), *inputs.frozen.values(), *inputs.buffers.values())
-    return len(inputs.inputs), *(tensor.data_ptr() for tensor in stack)
+    stack = (*inputs.trained.values(), *inputs.others.values())
+    return len(inputs.batch[0]), *(tensor.data_ptr() for tensor in stack)
 
 
 def _batch_key(inputs: StepInputs) -> tuple[Any, ...]:
     """Key of the batches: shapes and types."""
-    return *((part.shape, part.dtype) for part in inputs.batch()), inputs.scales is None
+    return *((part.shape, part.dtype) for part in inputs.batch), inputs.scales is None
 
 
 def _fill(own: StepInputs, given: StepInputs) -> None:
-    for part, filled in zip(given.batch(), own.batch(), strict=True):
+    for part, filled in zip(given.batch, own.batch, strict=True):
         filled.copy_(part, non_blocking=True)
     if own.scales is not None and given.scales is not None:
         own.scales.copy_(given.scales, non_blocking=True)

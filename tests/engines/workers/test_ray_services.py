@@ -8,8 +8,8 @@ from _helpers.fake_cluster import FakeCluster, fake_ray_engine
 from _helpers.ray_helpers import FakeRay
 from _helpers.toy import run
 
-from pfl_lightning.engines.ray import engine as ray_engine
-from pfl_lightning.engines.ray.services import Services
+from pfl_lightning.engines.workers import ray as ray_engine
+from pfl_lightning.engines.workers.ray_cluster import Services
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import FedAvg
 
@@ -35,7 +35,7 @@ def test_services_of_a_cluster_have_time_to_come_back(listener, monkeypatch):
     listener.close()
     services.check(now=True)
     assert not services.lost
-    monkeypatch.setattr("pfl_lightning.engines.ray.services.SILENCE", 0.0)
+    monkeypatch.setattr("pfl_lightning.engines.workers.ray_cluster.SILENCE", 0.0)
     with pytest.raises(FederationError, match="has died"):
         services.check(now=True)
 

@@ -1,1 +1,0 @@
-"""The computation of one step of many clients: eager, compiled, or as a CUDA graph."""
