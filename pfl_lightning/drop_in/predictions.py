@@ -15,7 +15,7 @@ from pfl_lightning.engines.notices import silence
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.messages import State
-from pfl_lightning.state.checkpoints.module import FEDERATION
+from pfl_lightning.state.checkpoints.file import FEDERATION
 from pfl_lightning.state.equality import same
 
 __all__ = ["first_values", "first_values_in", "predict_clients", "warn_of_unshared_parts"]

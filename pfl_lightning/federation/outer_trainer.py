@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
-from pfl_lightning.state.checkpoints.previous import PreviousCheckpoints
+from pfl_lightning.state.checkpoints.writing import PreviousCheckpoints
 
 __all__ = [
     "RoundLoaders",

@@ -11,8 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import CheckpointError, FederationError
-from pfl_lightning.state.checkpoints.file import content_fault, damaged, goes_on
-from pfl_lightning.state.checkpoints.module import as_federation_wrote
+from pfl_lightning.state.checkpoints.file import as_federation_wrote, content_fault, damaged, goes_on
 from pfl_lightning.state.checkpoints.writing import check_fits
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from pfl_lightning.drop_in.outer.fingerprint import Changes
 from pfl_lightning.drop_in.predictions import first_values, first_values_in, warn_of_unshared_parts
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.messages import State
-from pfl_lightning.state.checkpoints.file import read_checkpoint
-from pfl_lightning.state.checkpoints.module import FEDERATION
+from pfl_lightning.state.checkpoints.file import FEDERATION, read_checkpoint
 
 __all__ = ["GlobalWeights", "checkpoint_of", "restore", "warn_of_other_weights"]
 

@@ -26,7 +26,7 @@ from pfl_lightning.lightning_private import (
     name_of_hyperparameters,
     trainer_or_none,
 )
-from pfl_lightning.state.checkpoints.module import plain, python_numbers
+from pfl_lightning.state.checkpoints.file import plain, python_numbers
 
 __all__ = ["ShowsGlobalModel", "logged_hparams"]
 

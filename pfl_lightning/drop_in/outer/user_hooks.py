@@ -22,7 +22,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options
 from pfl_lightning.lightning_private import LOG_GRAPH, attached, predict_source, trainer_or_none
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
-from pfl_lightning.state.checkpoints.module import FEDERATION, as_module_would_write
+from pfl_lightning.state.checkpoints.file import FEDERATION, as_module_would_write
 
 __all__ = ["MODULE_CONTENT", "UserHooks"]
 

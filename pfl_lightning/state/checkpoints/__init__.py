@@ -1,10 +1,8 @@
 """Checkpoints of a federation, and its clients' models as plain files.
 
 =======================================  ==========================================================================
-``writing``                              written as a whole, and checked before they are loaded
-``file``                                 read with their checksums verified; what to take instead of a damaged one
-``previous``                             the checkpoint before the last one, until a round has trained from that
-``module``                               checkpoints of a project, as its module's ``load_from_checkpoint`` takes them
+``writing``                              written as a whole, and checked before they are loaded; the one before the last
+``file``                                 read with their checksums verified; those of a project's module
 ``best_round``                           checkpoint of the best round
 ``export``                               clients' models as plain files
 =======================================  ==========================================================================

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.state.checkpoints.file import read_checkpoint
-from pfl_lightning.state.checkpoints.previous import previous_of
+from pfl_lightning.state.checkpoints.writing import previous_of
 
 __all__ = ["BestRound", "LastRound"]
 

@@ -163,7 +163,9 @@ def test_clients_are_stepped_together_again_once_they_are_equal(make, last):
     gradients = {name: torch.ones_like(tensor) for name, tensor in parameters.items()}
     optimizer.bind(parameters)
     calls = []
-    optimizer._optimizer.register_step_post_hook(lambda *_: calls.append(len(optimizer._optimizer.param_groups[0]["params"][0])))
+    optimizer._optimizer.register_step_post_hook(
+        lambda *_: calls.append(len(optimizer._optimizer.param_groups[0]["params"][0]))
+    )
     for skipped in ([1], [], []):
         optimizer.step(gradients, skipped)
     assert calls == [2, 2, 1, *last]  # numbers of clients

@@ -14,7 +14,7 @@ from torch import nn
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import FedAvg, FedPAC, LocalOnly
 from pfl_lightning.state.checkpoints.best_round import LastRound
-from pfl_lightning.state.checkpoints.previous import PreviousCheckpoints
+from pfl_lightning.state.checkpoints.writing import PreviousCheckpoints
 
 BAD = 2
 
