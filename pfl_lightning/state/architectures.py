@@ -180,22 +180,12 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
 def _failed_on(label: str, encoder: nn.Module, samples: Tensor, error: Exception) -> ConfigurationError:
     """What an encoder that fails on samples is told: the reason, or that its numbers are of another type."""
     others = {p.dtype for p in encoder.parameters() if p.is_floating_point()} - {samples.dtype}
-    if samples.is_floating_point() and samples.dtype != torch.float32 and others == {torch.float32}:
+    if others and (samples.is_floating_point() or "type" in str(error)):
         return ConfigurationError(
-            f"the encoder {label} has parameters of torch.float32, and inputs are {samples.dtype}: give them as "
-            "float32 (.float() in the data module's load), and choose the precision by the Trainer (Trainer(precision="
-            "'64-true'), 'bf16-mixed', ...)"
-        )
-    if samples.is_floating_point() and others:
-        return ConfigurationError(
-            f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give it as "
-            "encoder.float(), and choose the precision by the Trainer (Trainer(precision='64-true'), 'bf16-mixed', ...)"
-        )
-    if not samples.is_floating_point() and others and " type" in str(error).replace("dtype", " type"):
-        return ConfigurationError(
-            f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give numbers as "
-            "float32 (.float() in the Dataset, or in the data module's load); an encoder of indices begins with "
-            "nn.Embedding"
+            f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give both as "
+            "float32 (encoder.float(); .float() in the Dataset, or in the data module's load), and choose the "
+            "precision by the Trainer (Trainer(precision='64-true'), 'bf16-mixed', ...); an encoder of indices begins "
+            "with nn.Embedding"
         )
     reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
     return ConfigurationError(f"the encoder {label} fails on inputs of shape {tuple(samples.shape)}: {reason}")

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from pfl_lightning.engines.vectorized.compiled import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import StackedEvaluation
 from pfl_lightning.engines.vectorized.groups import Groups, PerModule
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
-from pfl_lightning.engines.vectorized.phase import Clipping, run_stacked_phase
+from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.errors import FederationError
 from pfl_lightning.fit.tasks import (
@@ -110,7 +111,8 @@ class VectorizedEngine(Engine):
         check_choice("forward", forward, ("auto", "vmap"))
         self.forward = forward
         self._one_by_one = SequentialEngine(gradient_clip_val, gradient_clip_algorithm, cache_features)
-        self._clipping = Clipping(gradient_clip_val, gradient_clip_algorithm)
+        clip = partial(clip_per_client, limit=gradient_clip_val or 0.0, algorithm=gradient_clip_algorithm)
+        self._clip = None if gradient_clip_val is None else clip
         self._said: set[str] = set()
         self._computations = ComputationFactory(compile, cuda_graphs, self.say)
         self._reasons = PerModule[str]()  # not to train its clients together
@@ -236,7 +238,7 @@ class VectorizedEngine(Engine):
                     stack,
                     environment,
                     phase_purpose(purpose, index),
-                    self._clipping,
+                    self._clip,
                     self._computations,
                 )
                 refuse_changes("configure_optimizers or training_step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import inspect
 import traceback
@@ -27,7 +28,7 @@ __all__ = [
     "NoLogs",
     "check_elementwise",
     "equal_attributes",
-    "explain",
+    "explained",
     "guarded_attributes",
     "python_state",
     "reason_against",
@@ -115,18 +116,11 @@ def uses_batch_index(client: FederatedClient) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Attribute:
-    """Attribute of a module, with a shallow copy of the content of a list, a dictionary or a set."""
+    """Attribute of a module; of a list, a dictionary or a set ``content`` is a shallow copy, otherwise the value."""
 
     module: nn.Module
     value: Any
     content: Any
-
-    def is_as(self, other: _Attribute | None) -> bool:
-        return other is not None and _same(self.value, other.value) and _same_content(self.content, other.content)
-
-    def holds_as(self, other: _Attribute) -> bool:
-        contains = self.content is not None and type(self.value) is type(other.value)
-        return _same_content(self.content, other.content) if contains else _same(self.value, other.value)
 
     def restore(self, key: str) -> None:
         vars(self.module)[key] = self.value
@@ -143,7 +137,9 @@ PythonState = dict[str, _Attribute]
 def python_state(client: FederatedClient) -> PythonState:
     """Python attributes of the client's modules, which the clients of a stack would share."""
     return {
-        f"{prefix}.{key}" if prefix else key: _Attribute(module, value, _content(value))
+        f"{prefix}.{key}" if prefix else key: _Attribute(
+            module, value, copy.copy(value) if isinstance(value, list | dict | set) else value
+        )
         for prefix, module in client.named_modules()
         for key, value in vars(module).items()
         if key not in ENGINES_OWN
@@ -152,7 +148,7 @@ def python_state(client: FederatedClient) -> PythonState:
 
 def equal_attributes(one: PythonState, other: PythonState) -> bool:
     """Whether two states hold the same; lists, dictionaries and sets may be others of equal content."""
-    return one.keys() == other.keys() and all(value.holds_as(other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and not _changed(one, other)
 
 
 def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> None:
@@ -199,42 +195,49 @@ def _untouched(client: FederatedClient, before: PythonState) -> bool:
                 known = before.get(f"{prefix}.{key}" if prefix else key)
                 if known is None or known.value is not value:
                     return False
-                if known.content is not None and (known.content or value) and not _same_content(known.content, value):
+                if known.content is not value and (known.content or value) and not _alike(known.content, value):
                     return False
                 count += 1
     return count == len(before)
 
 
 def _changed(before: PythonState, after: PythonState) -> list[str]:
-    lost = [name for name, attribute in before.items() if not attribute.is_as(after.get(name))]
-    return lost + [name for name in after if name not in before]
+    kept = {name for name, own in before.items() if name in after and _alike(own.content, after[name].content)}
+    return [name for name in {**before, **after} if name not in kept]
 
 
-def _content(value: Any) -> Any:
-    for kind in (list, dict, set):
-        if isinstance(value, kind):
-            return kind(value)
-    return None
-
-
-def _same_content(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
-
-
-def _same(one: Any, other: Any) -> bool:
-    plain = (int, float, str, bool, tuple, torch.device, torch.dtype)
-    return one is other or (type(one) is type(other) and isinstance(one, plain) and bool(one == other))
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same object, or plain ones, or containers of such, that are equal."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    plain = (int, float, str, bool, tuple, set, torch.device, torch.dtype)
+    return isinstance(one, plain) and bool(one == other)
 
 
 # ---------------------------------------------------------------------- explanations
 
 
-def explain(error: Exception, client: FederatedClient, method: str = "training_step") -> Exception:
-    """Error to raise instead of one inside a vectorized method of the client; it names the user's line."""
+@contextmanager
+def explained(client: FederatedClient, method: str = "training_step") -> Iterator[None]:
+    """Inside, an error of a vectorized method of the client becomes one that names the user's line.
+
+    Raises:
+        CannotVectorizeError: The method cannot be vectorized.
+        ConfigurationError: It is not to be used so.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, CannotVectorizeError):
+        raise
+    except Exception as error:
+        raise _explanation(error, client, method) from error
+
+
+def _explanation(error: Exception, client: FederatedClient, method: str) -> Exception:
     name = type(client).__name__
     frame = _users_frame(error.__traceback__)
     if isinstance(error, _LoggedError):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,12 +15,12 @@ from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.compiled import ComputationFactory
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_same_settings
-from pfl_lightning.engines.vectorized.stack import Member, Stack
+from pfl_lightning.engines.vectorized.stack import Stack
 from pfl_lightning.engines.vectorized.step import StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment
 
-__all__ = ["Clipping", "LossScaling", "clip_per_client", "run_stacked_phase"]
+__all__ = ["LossScaling", "clip_per_client", "run_stacked_phase"]
 
 Tensors = Mapping[str, Tensor]
 
@@ -108,21 +107,13 @@ def _broadcast(values: Tensor, gradient: Tensor) -> Tensor:
     return values.view(-1, *[1] * (gradient.ndim - 1)).to(gradient.dtype)
 
 
-@dataclass(frozen=True)
-class Clipping:
-    """Clipping of gradients, by norm or value; without a value there is none."""
-
-    value: float | None
-    algorithm: str
-
-
 def run_stacked_phase(
     client: FederatedClient,
     phase: Phase,
     stack: Stack,
     environment: FitEnvironment,
     purpose: str,
-    clipping: Clipping,
+    clip: Callable[[Tensors], None] | None,
     computations: ComputationFactory,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
@@ -133,7 +124,7 @@ def run_stacked_phase(
         stack: The clients' states, which are trained in place; clients with more batches come first afterwards.
         environment: Settings of the outer Trainer.
         purpose: Purpose of the seeds of batch orders and augmentations.
-        clipping: Clipping of the gradients.
+        clip: Clips the gradients; ``None`` leaves them.
         computations: Factory of the computation of a step.
     """
     check_same_settings(client, (stack.row(member) for member in stack.members))
@@ -149,13 +140,15 @@ def run_stacked_phase(
             batches = StackedBatches(ordered, environment, uses_batch_index(client))
             scaler = new_scaler(environment)
             scaling = None if scaler is None else LossScaling(scaler, len(ordered), environment.device)
-            table = _Run(stack, step, optimizer, scaling).train(ordered, batches, clipping)
+            losses = _Run(stack, step, optimizer, scaling).train(ordered, batches, clip)
     finally:
         for stream in streams.values():
             stream.close()
     for row, member in enumerate(stack.members):
+        own = {name: values[row, : ordered[row].steps] for name, values in losses.items() if ordered[row].steps}
         try:
-            member.add_losses(table.losses_of(row, ordered[row].steps, member, phase))
+            check_finite_losses(list(own.get("loss", ())), member.context, phase)
+            member.add_losses({name: float(values.float().mean()) for name, values in own.items()})
         except NonFiniteLossError as error:
             member.error = error.with_traceback(None)  # whose frames hold the stack
 
@@ -176,19 +169,21 @@ class _Run:
         self._stack, self._step, self._optimizer, self._scaling = stack, step, optimizer, scaling
         self._held = [name for group in self._optimizer.names for name in group]
         self._count = 0
+        self._losses: dict[str, Tensor] = {}
 
-    def train(self, streams: Sequence[Stream], batches: StackedBatches, clipping: Clipping) -> _LossTable:
-        """All steps of all clients."""
+    def train(
+        self, streams: Sequence[Stream], batches: StackedBatches, clip: Callable[[Tensors], None] | None
+    ) -> dict[str, Tensor]:
+        """All steps of all clients; returns the loss terms of every client and step by name, (K, steps) each."""
         steps = max(stream.steps for stream in streams)
-        table = _LossTable(len(streams), steps)
         for step in range(steps):
             active = [stream for stream in streams if stream.steps > step]
             if len(active) != self._count:
                 self._narrow(len(active))
-            gradients = self._gradients(active, batches, step, table)
+            gradients = self._gradients(active, batches, step, (len(streams), steps))
             skipped = self._scaling.unscale(gradients) if self._scaling is not None else []
-            if clipping.value is not None and gradients:
-                clip_per_client(gradients, clipping.value, clipping.algorithm)
+            if clip is not None and gradients:
+                clip(gradients)
             self._optimizer.step(gradients, skipped)
             for row in range(len(active)):
                 self._stack.members[row].num_steps += row not in skipped
@@ -196,8 +191,7 @@ class _Run:
             for row, stream in enumerate(active):
                 if stream.epoch_ended:
                     self._optimizer.after_epoch(row)
-        table.fetch()
-        return table
+        return {name: values.cpu() for name, values in self._losses.items()}  # once for all clients
 
     def _narrow(self, count: int) -> None:
         """Go on with the first clients; the others stay as they are."""
@@ -208,7 +202,7 @@ class _Run:
         self._optimizer.bind({name: tensors[name][:count] for name in self._held})
 
     def _gradients(
-        self, active: Sequence[Stream], batches: StackedBatches, step: int, table: _LossTable
+        self, active: Sequence[Stream], batches: StackedBatches, step: int, shape: tuple[int, int]
     ) -> dict[str, Tensor]:
         """Gradients of what the optimizer holds."""
         self._step.begin()
@@ -216,37 +210,9 @@ class _Run:
             scales = None if self._scaling is None else self._scaling.scales
             if scales is not None and rows is not None:
                 scales = scales.index_select(0, rows)
-            terms = self._step.run(rows, batch, index, scales)
-            table.record(slice(len(active)) if rows is None else rows, step, terms)
+            for name, values in self._step.run(rows, batch, index, scales).items():
+                if name not in self._losses:
+                    self._losses[name] = values.new_zeros(shape)
+                self._losses[name][slice(len(active)) if rows is None else rows, step] = values
         found = self._step.gradients
         return {name: found[name] for name in self._held if name in found}
-
-
-class _LossTable:
-    """Loss terms of every client and step by name, (K, steps) each."""
-
-    def __init__(self, clients: int, steps: int) -> None:
-        self._shape = (clients, steps)
-        self._terms: dict[str, Tensor] = {}
-
-    def record(self, rows: Tensor | slice, step: int, terms: dict[str, Tensor]) -> None:
-        """Record the terms (R,) of some clients in a step."""
-        for name, values in terms.items():
-            if name not in self._terms:
-                self._terms[name] = values.new_zeros(self._shape)
-            self._terms[name][rows, step] = values
-
-    def fetch(self) -> None:
-        """Copy the terms to the host, once for all clients."""
-        self._terms = {name: values.cpu() for name, values in self._terms.items()}
-
-    def losses_of(self, row: int, steps: int, member: Member, phase: Phase) -> dict[str, float]:
-        """Means over the client's own steps, by name.
-
-        Raises:
-            NonFiniteLossError: The loss of a step is not finite.
-        """
-        own = {name: values[row, :steps] for name, values in self._terms.items()}
-        if steps:
-            check_finite_losses(list(own["loss"]), member.context, phase)
-        return {name: float(values.float().mean()) for name, values in own.items()} if steps else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, cast
@@ -19,7 +18,7 @@ from pfl_lightning.data import SplitSource
 from pfl_lightning.engines.evaluation import SplitMetrics
 from pfl_lightning.engines.generators import device_generators, host_generators
 from pfl_lightning.engines.lifecycle import local_fit
-from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explain, guarded_attributes
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explained, guarded_attributes
 from pfl_lightning.engines.vectorized.stack import Member, Stack, places_of
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment
 from pfl_lightning.functional.numerics import hits
@@ -249,7 +248,7 @@ class _StackedScores:
         if not inputs.is_floating_point():
             return False
         state = {name: tensor.clone() for name, tensor in self._states.row(piece.row).items()}
-        with torch_seed(0), self._explained():
+        with torch_seed(0), explained(self._client, "forward"):
             alone = self._scores(state, {}, inputs)
             padded = self._scores(state, {}, torch.cat([inputs, torch.full_like(inputs, torch.nan)]))[: len(inputs)]
         near = 0.01 * float(alone.abs().amax())
@@ -259,7 +258,7 @@ class _StackedScores:
         """Number of correctly classified samples of each piece, and the sum of their cross entropies, (R,) each."""
         given = self._states.own([piece.row for piece in batch.pieces]), self._states.shared
         versions = [{name: tensor._version for name, tensor in tensors.items()} for tensors in given]
-        with self._explained():
+        with explained(self._client, "forward"):
             found = vmap(self._score_one, in_dims=(0, None, 0, 0), randomness="error")(
                 *given, self._environment.precision.convert_input(batch.inputs), batch.labels
             )
@@ -281,16 +280,6 @@ class _StackedScores:
         with self._environment.precision.forward_context(), _BatchNormInFloat32():
             scores: Tensor = functional_call(self._module, given, (inputs,), tie_weights=False)
         return scores
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Name the line of the user's code that cannot be vectorized."""
-        try:
-            yield
-        except (torch.OutOfMemoryError, CannotVectorizeError):
-            raise
-        except Exception as error:
-            raise explain(error, self._client, "forward") from error
 
 
 class _BatchNormInFloat32(TorchFunctionMode):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from pfl_lightning.engines.vectorized.batches import Batches
 from pfl_lightning.engines.vectorized.limits import (
     CannotVectorizeError,
     PythonState,
-    explain,
+    explained,
     python_state,
     refuse_changes,
 )
@@ -233,8 +232,11 @@ class StackedStep:
         trained, others = ({name: tensors[name] for name in names} for names in (self._trained, self._others))
         versions = {name: tensor._version for name, tensor in others.items()}
         inputs = StepInputs(trained, others, batch, scales, in_place=rows is None)
-        with self._explained():
+        with explained(self._client):
             found = self._compute(inputs, index)
+        if self._attributes is not None:  # after the first step
+            before, self._attributes = self._attributes, None
+            refuse_changes(self._client, before, "training_step")
         self._compare(found.gradients, found.terms)
         for name, gradient in found.gradients.items():
             if rows is None:
@@ -270,19 +272,6 @@ class StackedStep:
         if terms != self._terms:
             some = min(terms ^ self._terms)
             raise CannotVectorizeError(f"{name}.training_step returns the term {some!r} in some steps only")
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Name the line of the user's code that cannot be vectorized."""
-        try:
-            yield
-        except (torch.OutOfMemoryError, CannotVectorizeError):
-            raise
-        except Exception as error:
-            raise explain(error, self._client) from error
-        if self._attributes is not None:  # after the first step
-            before, self._attributes = self._attributes, None
-            refuse_changes(self._client, before, "training_step")
 
 
 @torch.no_grad()
