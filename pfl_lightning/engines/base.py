@@ -18,8 +18,18 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, SplitSource
 from pfl_lightning.engines.advice import explained
-from pfl_lightning.engines.evaluation import SplitMetrics, forget_preparation, load_own_state
-from pfl_lightning.engines.lifecycle import begin, conclude, enter_phase, failure, local_fit, phase_data, trains
+from pfl_lightning.engines.lifecycle import (
+    SplitMetrics,
+    begin,
+    conclude,
+    enter_phase,
+    failure,
+    forget_preparation,
+    load_own_state,
+    local_fit,
+    phase_data,
+    trains,
+)
 from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.threads import HeldThreads, is_set_by_user, step_work, threads_for_work

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FitContext
-from pfl_lightning.engines.generators import device_generators, host_generators
+from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.seeding import torch_seed
 
 __all__ = ["is_as_in_evaluation"]
@@ -30,9 +30,9 @@ def is_as_in_evaluation(encoder: nn.Module, context: FitContext) -> bool:
     buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
     sample = context.data.convert_input(context.data.tensors()[0][:SAMPLES])
     with torch_seed(0, python=True), context.data.forward_context():
-        drawn = host_generators(), device_generators(sample.device)
+        drawn = GeneratorStates.read(sample.device)
         now = encoder(sample)
-        steady = drawn == (host_generators(), device_generators(sample.device))
+        steady = GeneratorStates.read(sample.device).is_as(drawn)
         for name, buffer in encoder.named_buffers():
             steady = steady and name in buffers and torch.equal(buffer, buffers[name])
             if name in buffers and buffer.shape == buffers[name].shape:

@@ -10,8 +10,7 @@ import torch
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines import EvaluationTask
-from pfl_lightning.engines.evaluation import forget_preparation, load_own_state
-from pfl_lightning.engines.lifecycle import make_context
+from pfl_lightning.engines.lifecycle import forget_preparation, load_own_state, make_context
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation.evaluation import warn_if_not_finetuned
 from pfl_lightning.messages import Broadcast

@@ -11,7 +11,7 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import usual_augmentations
 from pfl_lightning.engines import EvaluationTask
-from pfl_lightning.engines.evaluation import forget_preparation, load_own_state
+from pfl_lightning.engines.lifecycle import forget_preparation, load_own_state
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed

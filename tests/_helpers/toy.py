@@ -17,7 +17,7 @@ from pfl_lightning import Engine, Federation
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import BatchTransform, FederatedDataModule, Partitioner, Samples
 from pfl_lightning.datamodules.clients.public import PublicSplit
-from pfl_lightning.engines.evaluation import load_own_state
+from pfl_lightning.engines.lifecycle import load_own_state
 from pfl_lightning.methods import (
     PFLSSL,
     Calibre,

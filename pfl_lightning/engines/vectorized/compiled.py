@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.engines.generators import host_generators
+from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.engines.vectorized.cuda_graph import CudaGraph, GraphedComputation
 from pfl_lightning.engines.vectorized.groups import PerModule
 from pfl_lightning.engines.vectorized.limits import PythonState, equal_attributes, python_state, uses_batch_index
@@ -91,9 +91,10 @@ class CompiledComputation:
     def _run_plainly(self, inputs: StepInputs, index: int) -> StepOutputs:
         if self._steps.refused:
             return self._compute(inputs, index)
-        before = host_generators()
+        device = inputs.batch[0].device
+        before = GeneratorStates.read(device)
         found = self._compute(inputs, index)
-        if host_generators() != before:
+        if not GeneratorStates.read(device).is_as_on_host(before):
             self._refuse("training_step draws from Python's or NumPy's generator, which a graph would do only once")
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pfl_lightning.engines.generators import device_generators, host_generators
+from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.engines.vectorized.step import Computation, StepInputs, StepOutputs
 
 __all__ = ["CudaGraph", "GraphedComputation"]
@@ -113,9 +113,9 @@ class GraphedComputation:
     def _warm_up(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> StepOutputs:
         settled = self._compute.settled(inputs)
         device = inputs.batch[0].device
-        before = host_generators(), device_generators(device)
+        before = GeneratorStates.read(device)
         outputs = recorder.warm_up(lambda: self._compute(inputs, index))
-        if (host_generators(), device_generators(device)) != before:
+        if not GeneratorStates.read(device).is_as(before):
             self._refuse("training_step draws random numbers (dropout, say)")
         self._warmed_up += settled
         return outputs

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.evaluation import SplitMetrics, forget_preparation, load_own_state
-from pfl_lightning.engines.lifecycle import enter_phase, local_fit
+from pfl_lightning.engines.lifecycle import SplitMetrics, enter_phase, forget_preparation, load_own_state, local_fit
 from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.vectorized.groups import Groups, PerModule

@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
-from pfl_lightning.engines.evaluation import SplitMetrics
-from pfl_lightning.engines.generators import device_generators, host_generators
-from pfl_lightning.engines.lifecycle import local_fit
+from pfl_lightning.engines.generators import GeneratorStates
+from pfl_lightning.engines.lifecycle import SplitMetrics, local_fit
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, explained, guarded_attributes
 from pfl_lightning.engines.vectorized.stack import Member, Stack, places_of
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment
@@ -143,21 +142,17 @@ def score_stack(client: FederatedClient, members: Sequence[Member], environment:
         CannotVectorizeError: The client's forward pass cannot be vectorized.
     """
     tasks = [cast(EvaluationTask, member.task) for member in members]
-    states, drawn = _States(members), _generators(environment)
+    states, drawn = _States(members), GeneratorStates.read(environment.device)
     try:
         with local_fit(environment), guarded_attributes(client) as refuse_changes:
             scores = _StackedScores(client, states, environment).scores(tasks)
             refuse_changes("forward")
-            if _generators(environment) != drawn:  # which are seeded for each client, one by one
+            if not GeneratorStates.read(environment.device).is_as(drawn):  # seeded for each client, one by one
                 raise CannotVectorizeError(f"an evaluation of {type(client).__name__} draws random numbers")
     finally:
         for row, member in enumerate(members):
             member.state = states.row(row)
     return scores
-
-
-def _generators(environment: FitEnvironment) -> tuple[Any, ...]:
-    return host_generators(), device_generators(environment.device)
 
 
 class _States:

@@ -121,18 +121,13 @@ def check_fits(
             "the checkpoint was made with another partition: a client's test samples may be among those it was trained "
             "on. Use the same data and partition arguments, or FromFile with the partition.npz of its run"
         )
-    found = {n: t for n, t in state_dict.items() if n.startswith("models.")}
-    surplus = sorted(found.keys() - module_state.keys())
-    if surplus:
-        what = _whose(surplus[0])
-        named = ", ".join(surplus[:3]) + (f" and {len(surplus) - 3} more" if len(surplus) > 3 else "")
-        raise CheckpointError(f"the checkpoint is of another {what}: it has {named}, which this one does not have")
-    for name, tensor in module_state.items():
-        shape = tuple(found[name].shape) if name in found else None
-        if shape != tuple(tensor.shape):
+    there = {name: tuple(tensor.shape) for name, tensor in state_dict.items() if name.startswith("models.")}
+    here = {name: tuple(tensor.shape) for name, tensor in module_state.items()}
+    for name in {**there, **here}:
+        if there.get(name) != here.get(name):
+            shapes = [f"has shape {own[name]}" if name in own else "is not" for own in (there, here)]
             raise CheckpointError(
-                f"the checkpoint is of another {_whose(name)}: {name} has shape {shape} there and "
-                f"{tuple(tensor.shape)} here"
+                f"the checkpoint is of another {_whose(name)}: {name} {shapes[0]} there, and {shapes[1]} here"
             )
     if list(extra["encoders"]) != list(encoders):
         # One encoder may go by several names (registered, import path, class), so that this is no proof.
