@@ -81,13 +81,14 @@ def explain_folder(folder: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL or file_below(error, folder) is None:
+        path = file_below(error, folder)
+        if error.errno in FULL or path is None:
             raise
-        raise _unusable(error, folder, option) from error
+        raise _unusable(error, folder, option, f": {path}" if path != folder else "") from error
 
 
-def _unusable(error: OSError | ValueError, folder: Path, option: str) -> OSError | ValueError:
-    reason = error.strerror if isinstance(error, OSError) else str(error)  # ValueError: of a null character
+def _unusable(error: OSError | ValueError, folder: Path, option: str, at: str = "") -> OSError | ValueError:
+    reason = f"{error.strerror}{at}" if isinstance(error, OSError) else str(error)  # ValueError: of a null character
     named = str(folder) if str(folder).isprintable() else repr(str(folder))
     return type(error)(
         f"the folder {named} cannot be made or written ({reason}): give another {option}, or make it a folder that may "

@@ -10,12 +10,13 @@ from typing import Any
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
+from pfl_lightning.runs.changes import Change, in_words
 from pfl_lightning.study.arguments import StudyArguments
-from pfl_lightning.study.changed import changed_before_search, changes, counted, left_over
+from pfl_lightning.study.changed import changed_before_search, counted, left_over
 from pfl_lightning.study.definition.options import Config
 from pfl_lightning.study.definition.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.run_state import RunState, changed_options, finished_folder, state_of
+from pfl_lightning.study.run_state import RunState, changed_options, changes_of, finished_folder, state_of
 from pfl_lightning.study.searches import has_answer, search_of, searched_cells, with_some_values
 
 __all__ = ["Agenda", "Part", "part_of"]
@@ -96,14 +97,12 @@ class Agenda:
             return True
         return state_of(run) is RunState.NEW and (not run.config_file.is_file() or bool(changed_options(run)))
 
-    def changed_runs(self) -> list[tuple[Run, Mapping[str, tuple[Any, Any]]]]:
+    def changed_runs(self) -> list[tuple[Run, list[Change]]]:
         """Runs made with different options, and which; of rows that are searched again, too."""
-        changed = {run.folder: (run, changed_options(run)) for run in self.runs if state_of(run) is RunState.CHANGED}
-        for run in plan_runs(self.study, self.to_search, self.output):
-            options = changed_before_search(run, search_of(self.study, run.cell)) if self.part.has(run) else {}
-            if options:
-                changed[run.folder] = (run, options)
-        return list(changed.values())
+        found = [(run, changes_of(run)) for run in self.runs]
+        searched = [run for run in plan_runs(self.study, self.to_search, self.output) if self.part.has(run)]
+        found += [(run, changed_before_search(run, search_of(self.study, run.cell))) for run in searched]
+        return [(run, options) for run, options in found if options]
 
     def searched_before(self) -> list[Run]:
         """Finished runs of rows that are searched now, made with what an earlier search has found."""
@@ -130,9 +129,8 @@ class Agenda:
         """A line for each run with its state, and for each row to search."""
         found = []
         for run in self.runs:
-            state = state_of(run)
-            changed = changes(changed_options(run)) if state is RunState.CHANGED else ""
-            found.append(f"  {state.value:<10} {run.name}{changed}")
+            changed = in_words(changes_of(run))
+            found.append(f"  {state_of(run).value:<10} {run.name}{f': {changed}' if changed else ''}")
         found += [f"  to search  {cell.name}" for cell in self.to_search]
         return found + [f"  done       {run.name}, after an earlier search" for run in self.searched_before()]
 

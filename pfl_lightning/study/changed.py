@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from pfl_lightning.errors import ConfigurationError, RunLockedError
+from pfl_lightning.runs.changes import Change, in_words
+from pfl_lightning.runs.config import is_below
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import short_path
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Search
-from pfl_lightning.study.run_state import RunState, changed_options, is_in_use, state_of
+from pfl_lightning.study.run_state import RunState, changed_options, changes_of, is_in_use, state_of
 
-__all__ = ["by_options", "changed_before_search", "changes", "counted", "left_over", "move_aside", "refusal"]
+__all__ = ["by_options", "changed_before_search", "counted", "left_over", "move_aside", "refusal"]
 
 
-def changed_before_search(run: Run, search: Search | None) -> dict[str, tuple[Any, Any]]:
+def changed_before_search(run: Run, search: Search | None) -> list[Change]:
     """Options in which a run that waits for a search differs from what is there of it, but for those to be searched.
 
     Args:
         run: The run.
         search: What is searched of its cell.
     """
-    if state_of(run) is not RunState.CHANGED:
-        return {}
     searched = [short_path(path) for path in (search.space if search is not None else ())]
-    return {
-        path: values
-        for path, values in changed_options(run).items()
-        if not any(f"{short_path(path)}.".startswith(f"{option}.") for option in searched)
-    }
+    return [change for change in changes_of(run) if not is_below(short_path(change.option), *searched)]
 
 
 def move_aside(output: Path, runs: Sequence[Run]) -> Path:
@@ -69,12 +64,12 @@ def _refuse_running(runs: Sequence[Run]) -> None:
             raise ConfigurationError(f"{run.name} is being run by another command: stop it first")
 
 
-def refusal(output: Path, changed: Sequence[tuple[Run, Mapping[str, tuple[Any, Any]]]]) -> str:
+def refusal(output: Path, changed: Sequence[tuple[Run, list[Change]]]) -> str:
     """Which options differ, and which runs are concerned.
 
     Args:
         output: Folder of the study.
-        changed: The runs, with their options by path, the old and the new one.
+        changed: The runs, with these options.
     """
     return (
         f"{output} has {counted(len(changed), 'run')} made with different options:\n{by_options(changed)}\n"
@@ -92,35 +87,20 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def by_options(changed: Sequence[tuple[Run, Mapping[str, tuple[Any, Any]]]]) -> str:
+def by_options(changed: Sequence[tuple[Run, list[Change]]]) -> str:
     """A line for all runs in which the same options differ.
 
     Args:
-        changed: The runs, with their options by path, the old and the new one.
+        changed: The runs, with these options.
     """
     names: dict[str, list[str]] = {}
     for run, options in changed:
-        names.setdefault(changes(options), []).append(run.name)
-    return "\n".join(f"{_few(some)}{options}" for options, some in names.items())
+        names.setdefault(in_words(options), []).append(run.name)
+    return "\n".join(f"{_few(some)}: {options}" for options, some in names.items())
 
 
 def _few(names: Sequence[str]) -> str:
     return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def changes(options: Mapping[str, tuple[Any, Any]]) -> str:
-    """Options that differ, behind a colon; empty where none does.
-
-    Example:
-        >>> changes({"trainer.max_epochs": (2, 5)})
-        ': trainer.max_epochs was 2, is now 5'
-    """
-    said = [f"{path} was {_text(old)}, is now {_text(new)}" for path, (old, new) in options.items()]
-    return ": " + ", ".join(said) if said else ""
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value)
 
 
 def left_over(output: Path, runs: Sequence[Run]) -> list[str]:
@@ -137,7 +117,7 @@ def left_over(output: Path, runs: Sequence[Run]) -> list[str]:
         seeds = [seed for seed in sorted(row.glob("seed_*")) if RunFolder(seed).versions()]
         if not seeds or str(row.relative_to(top)).casefold() in known:
             continue
-        number = "1 run" if len(seeds) == 1 else f"{len(seeds)} runs"
+        number = counted(len(seeds), "run")
         found.append(f"{row}: {number} of a row that the study does not have{_renamed(row, seeds, runs)}")
     return found
 

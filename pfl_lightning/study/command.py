@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +14,14 @@ from rich.table import Table
 
 import pfl_lightning
 from pfl_lightning.cli.options.nearest import NEAR
-from pfl_lightning.errors import ConfigurationError, DiskFullError, UsageError
+from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
-from pfl_lightning.state.files import explain_full_disk, file_below
+from pfl_lightning.state.files import explain_folder, explain_full_disk
 from pfl_lightning.study.arguments import StudyArguments, parse_arguments, study_parser
 from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.definition.reader import read_study
 
-__all__ = ["conduct", "explain_unwritable", "reproduce", "shipped_studies", "study"]
+__all__ = ["conduct", "reproduce", "shipped_studies", "study"]
 
 DESCRIPTION = """Run the methods, settings and seeds of a study file (docs/studies.md), several at once, and write
 tables. The same command goes on after any interruption, and adds methods and seeds that were added to the file."""
@@ -34,11 +32,6 @@ OF_REPRODUCE = """Run a study that ships with the package, such as a table of a 
 DEFAULT_SCALE = "reduced"
 ON_DIGITS = "smoke"
 """The scale at which every study has the bundled digits in place of its data."""
-
-FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP)
-"""A read-only disk, no rights, places in which no folder can be, and a link in the place of a file."""
-
-GO_ON = "the same command then goes on with what was saved"
 
 
 def study(args: list[str]) -> None:
@@ -125,7 +118,7 @@ def conduct(path: Path, arguments: StudyArguments, words: Sequence[str]) -> None
     name = found.name + (f"-{found.scale}" if found.scale else "")
     output = arguments.output or Path("runs", "studies", name)
     conductor = Conductor(found, output, arguments, list(words), _console())
-    with explain_unwritable(output):
+    with explain_full_disk(output), explain_folder(output, "--output"):
         if arguments.report_only:
             conductor.report_only()
         elif arguments.check:
@@ -138,29 +131,3 @@ def _console() -> Console:
     """The terminal; lines of a file are as long as they are."""
     console = Console()
     return console if console.is_terminal else Console(width=160, soft_wrap=True)
-
-
-@contextmanager
-def explain_unwritable(output: Path) -> Iterator[None]:
-    """Inside, an error of writing to a study's folder says which folder, why, and what to do.
-
-    Args:
-        output: The folder.
-
-    Raises:
-        DiskFullError: The disk is full.
-        ConfigurationError: The folder cannot be written.
-    """
-    try:
-        with explain_full_disk(output):
-            yield
-    except DiskFullError as error:
-        error.add_note(GO_ON)
-        raise
-    except OSError as error:
-        if error.errno not in FORBIDDEN or file_below(error, output) is None:
-            raise
-        raise ConfigurationError(
-            f"the study's folder {output} cannot be written ({error.strerror}: {error.filename}): give another "
-            f"--output, or make it a folder that may be written; {GO_ON}"
-        ) from error

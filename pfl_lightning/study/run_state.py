@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import RunLockedError, UsageError
-from pfl_lightning.runs.changes import Scope, diff
+from pfl_lightning.runs.changes import Change, Scope, diff
 from pfl_lightning.runs.config import SETTINGS, find_seeds, flatten, is_below, leaves, same_options
 from pfl_lightning.runs.files import first_config, read_config, resumed_configs
 from pfl_lightning.runs.folder import RunFolder
@@ -22,7 +22,7 @@ from pfl_lightning.study.definition.options import Config, as_read, read_yaml
 from pfl_lightning.study.definition.plan import Run
 
 __all__ = [
-    *("NOT_GIVEN", "Progress", "RunState", "changed_options", "copy_progress", "finished_folder"),
+    *("Progress", "RunState", "changed_options", "changes_of", "copy_progress", "finished_folder"),
     *("flat_options", "is_in_use", "last_checkpoint", "others_versions", "own_versions", "read_progress", "state_of"),
     "unreadable_results",
 ]
@@ -41,12 +41,7 @@ NO_RESULT = ("checkpoint", "inspect", "results")
 """Options outside of the Trainer that change no result."""
 
 
-class _NotGiven:
-    def __str__(self) -> str:
-        return "not given"
-
-
-NOT_GIVEN = _NotGiven()
+NOT_GIVEN = "not given"
 """Value of an option that a config does not have, which null need not be the same as."""
 
 
@@ -61,21 +56,25 @@ class RunState(Enum):
 
 def state_of(run: Run) -> RunState:
     """How far a run is: changed, if something of it is there that another config has left."""
-    versions = RunFolder(run.folder).versions()
-    if versions and changed_options(run):
+    if changes_of(run):
         return RunState.CHANGED
     if finished_folder(run) is not None:
         return RunState.DONE
-    return RunState.UNFINISHED if versions else RunState.NEW
+    return RunState.UNFINISHED if RunFolder(run.folder).versions() else RunState.NEW
 
 
-def changed_options(run: Run) -> dict[str, tuple[Any, Any]]:
-    """Options whose values differ from those that the run was started with: by path, the old and the new one.
+def changes_of(run: Run) -> list[Change]:
+    """Options in which what is there of a run was made otherwise; none where nothing is there."""
+    return changed_options(run) if RunFolder(run.folder).versions() else []
+
+
+def changed_options(run: Run) -> list[Change]:
+    """Options whose values differ from those that the run's file of its config has.
 
     The value of an option that is in one of the configs alone is ``NOT_GIVEN`` in the other.
     """
     if not run.config_file.is_file():
-        return {}
+        return []
     try:
         written = read_yaml(run.config_file) or {}
     except UsageError as error:
@@ -84,11 +83,11 @@ def changed_options(run: Run) -> dict[str, tuple[Any, Any]]:
             "If it may have had others, remove the run's folder",
             stacklevel=2,
         )
-        return {}
+        return []
     before, now = flat_options(written), flat_options(run.config)
     if not same_options(before, now):
         now = flat_options(as_read(run.config))  # as the file has it: a text such as 1e5 is a number there
-    return {change.option: (change.before, change.now) for change in diff(before, now, missing=NOT_GIVEN)}
+    return diff(before, now, missing=NOT_GIVEN)
 
 
 def flat_options(config: Config) -> dict[str, Any]:

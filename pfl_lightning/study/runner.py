@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.jobs.processes import last_lines
 from pfl_lightning.jobs.supervision import Ended, Job, Jobs, Starter, how_it_ended
-from pfl_lightning.runs.folder import RunFolder
+from pfl_lightning.runs.changes import in_words
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import write_yaml
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.display import Display
 from pfl_lightning.study.run_state import (
     RunState,
-    changed_options,
+    changes_of,
     copy_progress,
     finished_folder,
     is_in_use,
@@ -128,10 +128,9 @@ class Runner:
     def _begin(self, run: Run, lock: RunLock) -> Job:
         try:
             # Another study may have made the run since this one looked at it.
-            changed = changed_options(run) if RunFolder(run.folder).versions() else {}
-            if changed:
+            if changed := changes_of(run):
                 raise ConfigurationError(
-                    f"{run.name} was made meanwhile by another command with other options ({', '.join(changed)}); give "
+                    f"{run.name} was made meanwhile by another command with other options ({in_words(changed)}); give "
                     "one of the commands another --output"
                 )
             trained = self.shared.done_by(run)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.study.changed import by_options, changed_before_search, changes
+from pfl_lightning.runs.changes import in_words
+from pfl_lightning.study.changed import by_options, changed_before_search, counted
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Study
 from pfl_lightning.study.run_state import (
     RunState,
-    changed_options,
+    changes_of,
     finished_folder,
     others_versions,
     state_of,
@@ -56,13 +57,12 @@ def print_tables(
 
 def _no_table(runs: Sequence[Run]) -> str:
     """Why there is no table: no run is finished, or those that are were made with other options."""
-    changed = [(run, changed_options(run)) for run in runs if state_of(run) is RunState.CHANGED]
+    changed = [(run, changes) for run in runs if (changes := changes_of(run))]
     if not changed:
         return "no run is finished: there is no table yet. "
-    left_out = "1 run is" if len(changed) == 1 else f"{len(changed)} runs are"
     return (
         "no finished run was made with these options: there is no table yet. "
-        f"{left_out} left out, made with other options:\n{by_options(changed)}\n"
+        f"{counted(len(changed), 'run')} left out, made with other options:\n{by_options(changed)}\n"
     )
 
 
@@ -128,14 +128,14 @@ def _settings(
 def _why_waiting(study: Study, run: Run) -> str:
     """Why a run of a row that is not searched is not in the table, of which an earlier search may have left runs."""
     options = changed_before_search(run, search_of(study, run.cell))
-    return f"made with other options{changes(options)}" if options else "not searched yet"
+    return f"made with other options: {in_words(options)}" if options else "not searched yet"
 
 
 def _why(run: Run) -> str:
     """Why a run is not in the table."""
     match state_of(run):
         case RunState.CHANGED:
-            return f"made with other options{changes(changed_options(run))}"
+            return f"made with other options: {in_words(changes_of(run))}"
         case RunState.UNFINISHED:
             damaged = unreadable_results(run)
             return "not finished" if damaged is None else f"{damaged} cannot be read; the same command writes it again"
