@@ -41,7 +41,7 @@ class LocalProcess:
     def __init__(self, job: Job) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with open(job.log, "ab", opener=_no_link) as log:
-            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} pfl {shlex.join(job.words)}\n".encode())
+            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} pfl {shlex.join(job.argv)}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
                 job.arguments,
@@ -159,7 +159,7 @@ class RayStarter:
 
     def start(self, job: Job) -> RayProcess:
         """Start a job; it waits until the cluster has room."""
-        return RayProcess(self._ray, self._task.remote(job.words, str(job.log), job.threads, os.getcwd()))
+        return RayProcess(self._ray, self._task.remote(job.argv, str(job.log), job.threads, os.getcwd()))
 
 
 class RayProcess:
@@ -193,10 +193,10 @@ class RayProcess:
         self._ray.cancel(self._task, force=True)
 
 
-def _play(words: tuple[str, ...], log: str, threads: int, folder: str) -> int:
+def _play(argv: tuple[str, ...], log: str, threads: int, folder: str) -> int:
     """What a worker does: the job, in a process of its own."""
     os.chdir(folder)
-    return LocalProcess(Job(words, Path(log), threads)).wait()
+    return LocalProcess(Job(argv, Path(log), threads)).wait()
 
 
 # ---------------------------------------------------------------------- inside the process of a job

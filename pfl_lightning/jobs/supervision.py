@@ -32,19 +32,19 @@ class Job:
     """A command of ``pfl`` with what its process needs.
 
     Attributes:
-        words: What follows ``pfl``.
+        argv: What follows ``pfl``.
         log: The file that gets what it prints; earlier content is kept.
         threads: Threads of its tensor operations.
     """
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     log: Path
     threads: int = 1
 
     @property
     def arguments(self) -> list[str]:
         """The process's program and arguments."""
-        return [sys.executable, "-m", "pfl_lightning.jobs.processes", *self.words]
+        return [sys.executable, "-m", "pfl_lightning.jobs.processes", *self.argv]
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class Agenda:
     def __init__(self, study: Study, output: Path, arguments: StudyArguments) -> None:
         self.study = study
         self.output = output
-        self.words = arguments.words
-        planned = plan_cells(study, self.words)
+        self.run_options = arguments.run_options
+        planned = plan_cells(study, self.run_options)
         self.part = part_of(study, planned, arguments.seeds, arguments.methods, arguments.settings)
         self._set_cells(*searched_cells(study, planned, output))
 
@@ -61,7 +61,7 @@ class Agenda:
         Args:
             search: Searches a row: what is searched, the row's config, and the folder of the search.
         """
-        planned = plan_cells(self.study, self.words)
+        planned = plan_cells(self.study, self.run_options)
         self._set_cells(*searched_cells(self.study, planned, self.output, search, self.part.has_cell))
 
     @property

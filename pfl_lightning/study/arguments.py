@@ -46,7 +46,7 @@ class StudyArguments:
         seeds: Seeds that are run now, divided by commas; "" for all.
         methods: Methods or rows that are run now; "" for all.
         settings: Settings that are run now; "" for all.
-        words: Options of every run, as pairs of path and text.
+        run_options: Options of every run, as pairs of path and text.
     """
 
     study: str
@@ -63,7 +63,7 @@ class StudyArguments:
     seeds: str
     methods: str
     settings: str
-    words: tuple[tuple[str, str], ...]
+    run_options: tuple[tuple[str, str], ...]
 
 
 def study_parser(command: str, what: str, description: str) -> argparse.ArgumentParser:
@@ -101,27 +101,27 @@ def study_parser(command: str, what: str, description: str) -> argparse.Argument
     return parser
 
 
-def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> StudyArguments:
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> StudyArguments:
     """Parse the words of a command; options that are not the command's go to every run.
 
     Raises:
         UsageError: An option is neither, or was one of earlier versions.
     """
-    if gone := sorted({"--estimate", "--no-estimate"} & set(words)):
+    if gone := sorted({"--estimate", "--no-estimate"} & set(argv)):
         raise UsageError(
             f"{gone[0]}: no rounds are timed before a study starts; the time left is shown from its first rounds on. "
             "Leave the option out"
         )
-    own, others = _divide(parser, words)
-    return StudyArguments(**vars(parser.parse_args(own)), words=tuple(others))
+    own, others = _divide(parser, argv)
+    return StudyArguments(**vars(parser.parse_args(own)), run_options=tuple(others))
 
 
-def _divide(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def _divide(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The words that are the command's own, and options of every run as pairs of path and text."""
     known = parser._option_string_actions
     own: list[str] = []
     others: list[tuple[str, str]] = []
-    waiting = list(words)
+    waiting = list(argv)
     while waiting:
         word = waiting.pop(0)
         name, equals, text = word.partition("=")

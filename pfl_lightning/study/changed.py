@@ -7,15 +7,15 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from pfl_lightning.errors import ConfigurationError, RunLockedError
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.changes import Change, in_words
 from pfl_lightning.runs.config import is_below
 from pfl_lightning.runs.folder import RunFolder
-from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import short_path
 from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.definition.study import Search
-from pfl_lightning.study.run_state import RunState, changed_options, changes_of, is_in_use, state_of
+from pfl_lightning.study.run_state import RunState, changed_options, changes_of, state_of
+from pfl_lightning.study.runner import claim
 
 __all__ = ["by_options", "changed_before_search", "counted", "left_over", "move_aside", "refusal"]
 
@@ -44,24 +44,17 @@ def move_aside(output: Path, runs: Sequence[Run]) -> Path:
     Raises:
         ConfigurationError: Another process writes to one of them.
     """
-    _refuse_running(runs)
+    for run in runs:
+        lock = claim(run)
+        if lock is None:
+            raise ConfigurationError(f"{run.name} is being run by another command: stop it first")
+        lock.release()
     aside = output / "replaced" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
     for run in runs:
         new = aside / run.folder.relative_to(output)
         new.parent.mkdir(parents=True, exist_ok=True)
         run.folder.rename(new)
     return aside
-
-
-def _refuse_running(runs: Sequence[Run]) -> None:
-    for run in runs:
-        try:
-            RunLock(run.folder).release()
-            running = is_in_use(run)
-        except RunLockedError:
-            running = True
-        if running:
-            raise ConfigurationError(f"{run.name} is being run by another command: stop it first")
 
 
 def refusal(output: Path, changed: Sequence[tuple[Run, list[Change]]]) -> str:

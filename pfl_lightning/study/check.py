@@ -79,13 +79,13 @@ class _Parser:
     def error_of(self, config: Config) -> str | None:
         """What is wrong with a config; ``None`` if it fits."""
         write_yaml(self.path, dict(config))
-        words, said = ["fit", "--config", str(self.path)], io.StringIO()
+        argv, said = ["fit", "--config", str(self.path)], io.StringIO()
         try:
             with redirect_stderr(said):
                 if self.cli is None:
-                    self.cli = _parsed_cli(words)
+                    self.cli = _parsed_cli(argv)
                 else:
-                    self.cli.parse_arguments(self.cli.parser, words)
+                    self.cli.parse_arguments(self.cli.parser, argv)
                 return self._value_error()
         except SystemExit:
             return _sentence(said.getvalue())
@@ -133,7 +133,7 @@ def _method_error(model: Any, config: Any) -> str | None:
     return None
 
 
-def _parsed_cli(words: list[str]) -> Any:
+def _parsed_cli(argv: list[str]) -> Any:
     """``pfl fit`` up to where it would make what the config names."""
     from pfl_lightning.cli.federated_cli import FederatedCLI
 
@@ -150,7 +150,7 @@ def _parsed_cli(words: list[str]) -> Any:
         def _set_seed(self) -> None:
             pass
 
-    return Parsed(words)
+    return Parsed(argv)
 
 
 def _sentence(said: str) -> str:

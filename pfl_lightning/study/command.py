@@ -78,11 +78,11 @@ def reproduce(args: list[str]) -> None:
     scale = arguments.scale
     if scale is None:
         scale = DEFAULT_SCALE if DEFAULT_SCALE in read_study(studies[name]).scales else ""
-    words = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.words)
-    if scale == ON_DIGITS and any(path == "data" for path, _ in arguments.words):
+    options = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.run_options)
+    if scale == ON_DIGITS and any(path == "data" for path, _ in arguments.run_options):
         print(f"--data is not used: the scale {ON_DIGITS} takes the bundled digits")
-        words = tuple((path, text) for path, text in arguments.words if path != "data")
-    conduct(studies[name], replace(arguments, words=words, scale=scale), ["reproduce", *args])
+        options = tuple((path, text) for path, text in arguments.run_options if path != "data")
+    conduct(studies[name], replace(arguments, run_options=options, scale=scale), ["reproduce", *args])
 
 
 def _meant(name: str, studies: Sequence[str]) -> str:
@@ -106,18 +106,18 @@ def _table(studies: dict[str, Path]) -> Table:
     return table
 
 
-def conduct(path: Path, arguments: StudyArguments, words: Sequence[str]) -> None:
+def conduct(path: Path, arguments: StudyArguments, argv: Sequence[str]) -> None:
     """Do what a command line says with a study file.
 
     Args:
         path: The study file.
         arguments: What the command line says.
-        words: The command, to say how to go on.
+        argv: The command, to say how to go on.
     """
     found = read_study(path, arguments.scale or "")
     name = found.name + (f"-{found.scale}" if found.scale else "")
     output = arguments.output or Path("runs", "studies", name)
-    conductor = Conductor(found, output, arguments, list(words), _console())
+    conductor = Conductor(found, output, arguments, list(argv), _console())
     with explain_full_disk(output), explain_folder(output, "--output"):
         if arguments.report_only:
             conductor.report_only()

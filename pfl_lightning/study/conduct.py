@@ -40,17 +40,17 @@ class Conductor:
         study: The study.
         output: Its folder.
         arguments: What the command line says.
-        words: The command, to say how to go on.
+        argv: The command, to say how to go on.
         console: Where it speaks.
     """
 
     def __init__(
-        self, study: Study, output: Path, arguments: StudyArguments, words: Sequence[str], console: Console
+        self, study: Study, output: Path, arguments: StudyArguments, argv: Sequence[str], console: Console
     ) -> None:
         self.study = study
         self.output = output
         self.arguments = arguments
-        self.words = words
+        self.argv = argv
         self.console = console
         self.agenda = Agenda(study, output, arguments)
         self._failed_searches: list[Path] = []  # their folders
@@ -68,12 +68,12 @@ class Conductor:
         reasons = {**dict.fromkeys(searched, "no trial of its search succeeded"), **(failed or {})}
         print_tables(self.study, runs, self.output, self.console, waiting, reasons)
         if left_out:
-            self._say(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
+            self._print(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
 
     def report_only(self) -> None:
         """Write the tables, and name what is there of rows that the study does not have."""
         self.report()
-        self._say_left_over()
+        self._print_left_over()
 
     def check(self) -> None:
         """Check every config, and print the plan."""
@@ -81,9 +81,9 @@ class Conductor:
         self._check_configs([*self.agenda.runs, *tried])
         for run in tried:
             check_searched(run.cell.config)
-        self._say_plan()
+        self._print_plan()
         for line in self.agenda.lines():
-            self._say(line)
+            self._print(line)
 
     def run(self) -> int:
         """Run what is not done, and write the tables; the exit code of the command."""
@@ -91,14 +91,14 @@ class Conductor:
             with stopping_signals():
                 return self._run()
         except StoppedError as stopped:
-            self._say(f"pfl: stopped by {stopped.number.name}. Go on with:\npfl {shlex.join(self.words)}")
+            self._print(f"pfl: stopped by {stopped.number.name}. Go on with:\npfl {shlex.join(self.argv)}")
             return 128 + stopped.number
 
     def _run(self) -> int:
         self._check_configs(self.agenda.unchecked_runs())  # before any of the runs is moved or searched
         self._handle_changed()
         self._search()
-        self._say_plan()
+        self._print_plan()
         open_runs = self.agenda.open_runs()
         failed = self._play(open_runs) if open_runs else {}
         self.report(failed)
@@ -110,7 +110,7 @@ class Conductor:
         if runs:
             check_figures(self.study, [run.cell for run in self.agenda.every_run])
             # The rest takes a process with all imports.
-            self._say(f"checking the configs of {counted(len(runs), 'run')}")
+            self._print(f"checking the configs of {counted(len(runs), 'run')}")
             from pfl_lightning.study.check import check_configs
 
             check_configs(runs)
@@ -126,7 +126,7 @@ class Conductor:
                 "ones in another folder, or give another --output"
             )
         names = ", ".join(cell.name for cell in self.agenda.to_search)
-        self._say(f"searching options of {names}: {self._trials()}")
+        self._print(f"searching options of {names}: {self._trials()}")
         self.agenda.search(self._search_cell)
         self._handle_changed()
 
@@ -148,16 +148,16 @@ class Conductor:
                 choice=self.study.choice,
                 processes=self._search_processes,
                 threads=self.arguments.threads,
-                say=lambda text: self._say(f"{datetime.now():%H:%M:%S} {row}: {text}"),
+                say=lambda text: self._print(f"{datetime.now():%H:%M:%S} {row}: {text}"),
             )
         except NoTrialError as error:
             self._failed_searches.append(folder)
-            self._say(f"pfl: {row}: {error}")
+            self._print(f"pfl: {row}: {error}")
             raise
         said = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
-        self._say(f"{row}: the search took {said}")
+        self._print(f"{row}: the search took {said}")
         for note in bound_notes(found, search.space):
-            self._say(f"  {note}")
+            self._print(f"  {note}")
         return found
 
     @property
@@ -174,7 +174,7 @@ class Conductor:
         if not self.arguments.restart:
             raise ConfigurationError(refusal(self.output, changed))
         aside = move_aside(self.output, [run for run, _ in changed])
-        self._say(f"moved {counted(len(changed), 'run')} made with different options to {aside}")
+        self._print(f"moved {counted(len(changed), 'run')} made with different options to {aside}")
 
     def _play(self, runs: Sequence[Run]) -> dict[str, str]:
         open_names = {run.name for run in runs}
@@ -201,7 +201,7 @@ class Conductor:
         hint += ". Exit code 2 means that a run refuses its options: correct these first" * any(
             why.endswith("exit code 2") for why in failed.values()
         )
-        self._say(
+        self._print(
             f"pfl: {counted(len(failed), 'run')} failed and {'is' if one else 'are'} missing in the table: "
             f"{names}. The same command tries {'it' if one else 'them'} again, after the last checkpoint{hint}"
         )
@@ -228,18 +228,18 @@ class Conductor:
             return found
         return min(found, RUNS_OF_A_GPU) if found > RUNS_OF_A_GPU and _has_gpu() else found
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ what is printed
 
-    def _say_plan(self) -> None:
+    def _print_plan(self) -> None:
         """How many runs there are, and what is there of rows that the study does not have."""
-        self._say(self.agenda.summary())
-        self._say_left_over()
+        self._print(self.agenda.summary())
+        self._print_left_over()
 
-    def _say_left_over(self) -> None:
+    def _print_left_over(self) -> None:
         for line in self.agenda.left_over():
-            self._say(line)
+            self._print(line)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
 
 

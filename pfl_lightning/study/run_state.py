@@ -16,6 +16,7 @@ from pfl_lightning.errors import RunLockedError, UsageError
 from pfl_lightning.runs.changes import Change, Scope, diff
 from pfl_lightning.runs.config import SETTINGS, find_seeds, flatten, is_below, leaves, same_options
 from pfl_lightning.runs.files import first_config, read_config, resumed_configs
+from pfl_lightning.runs.files import last_checkpoint as checkpoint_of
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.definition.options import Config, as_read, read_yaml
@@ -27,7 +28,7 @@ __all__ = [
     "unreadable_results",
 ]
 
-ELSEWHERE = (
+MACHINE_OPTIONS = (
     *("run_dir", "data.init_args.root", "data.init_args.num_workers", "trainer.devices"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.logger"),
     *("trainer.default_root_dir", "trainer.log_every_n_steps", "trainer.profiler"),
@@ -92,7 +93,7 @@ def changed_options(run: Run) -> list[Change]:
 
 def flat_options(config: Config) -> dict[str, Any]:
     """The options of a config by path, without those that change no result."""
-    return {path: value for path, value in leaves(config).items() if not is_below(path, *ELSEWHERE)}
+    return {path: value for path, value in leaves(config).items() if not is_below(path, *MACHINE_OPTIONS)}
 
 
 def finished_folder(run: Run) -> Path | None:
@@ -104,8 +105,7 @@ def finished_folder(run: Run) -> Path | None:
     needed = ["personalized.json"] if personalizes(run.config) else []
     for version in reversed(own_versions(run)):
         finished = (_content(version / "results.json") or {}).get("finished") is True
-        whole = finished and all(_content(version / name) is not None for name in needed)
-        if whole:
+        if finished and all(_content(version / name) is not None for name in needed):
             return version
     return None
 
@@ -135,10 +135,8 @@ def _content(path: Path) -> Mapping[str, Any] | None:
 
 def last_checkpoint(run: Run) -> Path | None:
     """The checkpoint that a run goes on from."""
-    for version in reversed(own_versions(run)):
-        if (version / "checkpoints" / "last.ckpt").is_file():
-            return version / "checkpoints" / "last.ckpt"
-    return None
+    paths = map(checkpoint_of, reversed(own_versions(run)))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def is_in_use(run: Run) -> bool:

@@ -139,7 +139,7 @@ class Runner:
             lock.release()
             raise
         self._active[job] = _Active(run, lock, trained)
-        resumed = "--ckpt_path" in job.words
+        resumed = "--ckpt_path" in job.argv
         if not resumed:
             self.shared.begin(run)
         self.display.started(run, resumed, None if trained is None else trained.run)
@@ -202,12 +202,12 @@ def run_job(run: Run, threads: int, trained: Trained | None = None) -> Job:
             checkpoint = trained.checkpoint
             copy_progress(trained.run, run)
     write_yaml(run.config_file, dict(run.config))
-    words = ["fit", "--config", str(run.config_file)]
+    argv = ["fit", "--config", str(run.config_file)]
     # In one word, as JSON: the path alone would be read as YAML, in which it may be a mapping or a list.
     callback = {"class_path": PROGRESS_FILE, "init_args": {"path": str(run.progress_file)}}
-    words += [f"--trainer.callbacks+={json.dumps(callback)}"]
-    words += ["--ckpt_path", str(checkpoint)] if checkpoint is not None else []
-    return Job(tuple(words), run.log, threads)
+    argv += [f"--trainer.callbacks+={json.dumps(callback)}"]
+    argv += ["--ckpt_path", str(checkpoint)] if checkpoint is not None else []
+    return Job(tuple(argv), run.log, threads)
 
 
 def start_over(run: Run) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.runs.config import is_below, leaves, same_options
+from pfl_lightning.runs.files import last_checkpoint as checkpoint_of
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.definition.options import option_of
 from pfl_lightning.study.definition.plan import Run
@@ -20,7 +21,7 @@ from pfl_lightning.study.run_state import finished_folder, last_checkpoint
 
 __all__ = ["SharedTraining", "Trained", "settle"]
 
-OTHERWISE = ("personalize", "run_dir")
+POST_TRAINING_OPTIONS = ("personalize", "run_dir")
 """Options that change nothing before a run's last round is played."""
 
 
@@ -100,7 +101,7 @@ class SharedTraining:
 
 def training_options(run: Run) -> dict[str, Any]:
     """The options of a run that have an effect before its last round is played, places of data among them."""
-    return {path: value for path, value in leaves(run.config).items() if not is_below(path, *OTHERWISE)}
+    return {path: value for path, value in leaves(run.config).items() if not is_below(path, *POST_TRAINING_OPTIONS)}
 
 
 def _training_of(run: Run) -> Trained | None:
@@ -109,10 +110,10 @@ def _training_of(run: Run) -> Trained | None:
     One that a callback has ended before is not shared: the callback would not end the others again.
     """
     version = finished_folder(run)
-    if version is None or not (version / "checkpoints" / "last.ckpt").is_file():
+    if version is None or not checkpoint_of(version).is_file():
         return None
     played = json.loads((version / "results.json").read_text()).get("rounds")
-    return Trained(run, version / "checkpoints" / "last.ckpt") if played == run.rounds else None
+    return Trained(run, checkpoint_of(version)) if played == run.rounds else None
 
 
 def settle(trained: Trained, run: Run) -> None:

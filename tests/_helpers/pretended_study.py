@@ -29,7 +29,7 @@ def study() -> None:
     plain_report.install()
     plain_report.figures = lambda run, choice: json.loads((run / "results.json").read_text())
     check.check_configs = lambda runs: None
-    arguments = property(lambda self: [sys.executable, "-m", "_helpers.pretended_study", *self.words])
+    arguments = property(lambda self: [sys.executable, "-m", "_helpers.pretended_study", *self.argv])
     Job.arguments = arguments  # type: ignore[method-assign, assignment]
     main()
 

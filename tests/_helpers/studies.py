@@ -85,7 +85,7 @@ class PretendedStarter:
         code = waiting.pop(0) if waiting else 0
         if code:
             command.log.write_text(f"--- 2026-11-22 12:00:00 pfl fit\nsome words\npfl: exit {code} was asked for\n")
-        self.commands.append(command.words)
+        self.commands.append(command.argv)
         self.processes.append(PretendedProcess(folder, code, self.endless))
         self.most = max(self.most, sum(process.looks < 2 for process in self.processes))
         return self.processes[-1]
@@ -100,8 +100,8 @@ class StarterHere:
     def start(self, command: Any) -> PretendedProcess:
         from pfl_lightning.cli import main
 
-        self.commands.append(command.words)
-        main(list(command.words))
+        self.commands.append(command.argv)
+        main(list(command.argv))
         process = PretendedProcess(command.log.parent, 0, False)
         process.poll = lambda: 0  # type: ignore[method-assign]
         return process

@@ -94,7 +94,7 @@ def test_runs_are_tasks(tmp_path, cluster, monkeypatch):
     failed = Runner(starter, notes, processes=2, threads=2).play(planned(tmp_path))
     assert failed == {}
     assert [command.threads for command in played] == [2, 2]
-    assert played[0].words[0] == "fit"
+    assert played[0].argv[0] == "fit"
     assert ("finished", "FedPer, seed 0") in notes.events
 
 
