@@ -86,8 +86,8 @@ def _is_installed(file: Path) -> bool:
     return within or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
-BEGINNING = 6
-"""Letters from which a word may be the beginning of a name."""
+PART, BEGINNING = 3, 6
+"""Letters from which a word may be a part of one name alone, and the misspelled beginning of one."""
 
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
@@ -106,6 +106,8 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
         ('FedPAC', '', '')
         >>> nearest("Dirichlt", ["IID", "DirichletOverClasses"])
         'DirichletOverClasses'
+        >>> nearest("accuracy", ["target-accuracy", "labels"]), nearest("out", ["output"])
+        ('target-accuracy', 'output')
     """
     distinct = {re.sub(r"^p?fed", "", name.lower()): name for name in names}
     meant = re.sub(r"^p?fed", "", word.lower())
@@ -113,7 +115,15 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     if not found and len(meant) >= BEGINNING:
         beginnings = {name[: len(meant)]: name for name in reversed(distinct)}
         found = [beginnings[name] for name in difflib.get_close_matches(meant, beginnings, n=1, cutoff=0.85)]
+    if not found and len(meant) >= PART:
+        begun = [name for name in distinct if name.startswith(meant)]
+        within = begun or [name for name in distinct if meant in _parts(name) or name in _parts(meant)]
+        found = within if len(within) == 1 else []
     return distinct[found[0]] if found else ""
+
+
+def _parts(name: str) -> list[str]:
+    return re.split(r"[-_]", name)
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

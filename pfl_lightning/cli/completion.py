@@ -20,11 +20,6 @@ bash, for this user: pfl completion bash > ~/.local/share/bash-completion/comple
 zsh: a file named _pfl in a folder of $fpath. A new shell has it then."""
 
 
-FOLDERS = ("run_dir", "output", "data.root", "data.init_args.root", "trainer.default_root_dir")
-FILES = ("config", "ckpt_path")
-"""Options whose values are paths."""
-
-
 def completion(args: Sequence[str]) -> None:
     """``pfl completion bash|zsh|tcsh``: print a completion script.
 
@@ -51,13 +46,12 @@ def _script(shell: str) -> str:
 
     parser = argparse.ArgumentParser(prog="pfl")
     subcommands = parser.add_subparsers()
+    choices = _choices()
     for name, options in _options_of_runs().items():
         one = subcommands.add_parser(name, help=TRAINER_COMMANDS[name])
         for option in options:
-            action = one.add_argument(f"--{option}", choices=_choices(option), help="")
-            if option in (*FILES, *FOLDERS):
-                action.complete = shtab.FILE if option in FILES else shtab.DIRECTORY  # type: ignore[attr-defined]
-    parsers = {**_options_of_studies(), **_words_of_commands()}
+            one.add_argument(f"--{option}", choices=choices.get(option), help="")
+    parsers = _parsers()
     for name, command in OTHER_COMMANDS.items():
         parents = [parsers[name]] if name in parsers else []  # which have --help
         subcommands.add_parser(name, help=command.help, parents=parents, add_help=not parents)
@@ -66,68 +60,36 @@ def _script(shell: str) -> str:
     return re.sub(r"^complete (?=.*-F _shtab)", "complete -o default ", script, flags=re.MULTILINE)
 
 
-def _words_of_commands() -> dict[str, argparse.ArgumentParser]:
-    """What follows ``pfl compare``, ``tensorboard``, ``methods`` and ``completion``."""
-    import shtab
-
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    """Parsers of commands without a Trainer."""
     from pfl_lightning.cli.compare import compare_parser
     from pfl_lightning.cli.methods import FILTERS
-    from pfl_lightning.cli.options.suggestions import known_names
-
-    found = {"compare": compare_parser(), "completion": completion_parser()}
-    paths = [action for action in found["compare"]._actions if action.dest in ("runs", "output")]
-    found["tensorboard"] = argparse.ArgumentParser()
-    paths.append(found["tensorboard"].add_argument("runs", nargs="+"))
-    for action in paths:
-        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    found["methods"] = argparse.ArgumentParser()
-    for name in FILTERS:
-        found["methods"].add_argument(name, action="store_true")
-    found["methods"].add_argument("--config").complete = shtab.FILE  # type: ignore[attr-defined]
-    found["methods"].add_argument("names", nargs="*", choices=known_names()["model.method"]()[1])
-    return found
-
-
-def _options_of_studies() -> dict[str, argparse.ArgumentParser]:
-    """The parsers of ``pfl study``, which takes a file, and ``pfl reproduce``, which takes a study that ships."""
-    import shtab
-
     from pfl_lightning.study.arguments import study_parser
     from pfl_lightning.study.command import shipped_studies
 
-    found = {
-        "study": study_parser("study", "FILE", ""),
-        "reproduce": study_parser("reproduce", "NAME", ""),
-    }
-    for name, parser in found.items():
-        actions = {action.dest: action for action in parser._actions}
-        actions["output"].complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-        if name == "study":
-            actions["study"].complete = shtab.FILE  # type: ignore[attr-defined]
-        else:
-            actions["study"].choices = tuple(shipped_studies())
-    return found
+    reproduce, methods = study_parser("reproduce", "NAME", ""), argparse.ArgumentParser()
+    next(action for action in reproduce._actions if action.dest == "study").choices = tuple(shipped_studies())
+    for name in (*FILTERS, "--config"):
+        methods.add_argument(name)
+    methods.add_argument("names", nargs="*", choices=_choices()["model.method"])
+    found = {"study": study_parser("study", "FILE", ""), "reproduce": reproduce, "methods": methods}
+    return {**found, "compare": compare_parser(), "completion": completion_parser()}
 
 
-def _choices(option: str) -> Sequence[str] | None:
+def _choices() -> dict[str, Sequence[str]]:
     """Names that may follow an option."""
+    from pfl_lightning.cli.options.names import KINDS, known_names
     from pfl_lightning.cli.options.parser import ENGINES
-    from pfl_lightning.cli.options.suggestions import known_names
+    from pfl_lightning.phases import Trained
 
-    known = known_names()
-    if option == "engine":
-        return tuple(ENGINES)
-    if option == "personalize.train":
-        from pfl_lightning.phases import Trained
-
-        return get_args(Trained)
-    return tuple(known[option]()[1]) if option in known and option != "trainer.callbacks" else None
+    known = {option: known_names(option)[1] for option in KINDS if option != "trainer.callbacks"}
+    return {**known, "engine": tuple(ENGINES), "personalize.train": get_args(Trained)}
 
 
 def _options_of_runs() -> dict[str, list[str]]:
     """Options of each subcommand that has a Trainer, with frequent ones of the classes that configs name."""
     from pfl_lightning.cli.federated_cli import FederatedCLI
-    from pfl_lightning.cli.options.nearest import OF_CLASSES
+    from pfl_lightning.cli.options.names import OF_CLASSES
     from pfl_lightning.cli.options.parser import all_options
 
     found: list[Any] = []

@@ -21,7 +21,6 @@ from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.notices import Notices
 from pfl_lightning.cli.options.allowed import check_names
 from pfl_lightning.cli.options.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
-from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
 from pfl_lightning.cli.stopping import explain_lost_files, hangup_as_sigterm, how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
 from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, SlurmCommand, place_callbacks
@@ -52,7 +51,6 @@ class FederatedCLI(LightningCLI):
             args = expand_engine_option(self._words)
         else:
             self._words = []
-        refuse_repeated_keys()
         self._held = ExitStack()  # the run's folder
         self._notices = Notices()
         with self._held, self._notices.held_back():

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pfl_lightning.cli.options.catalog import Catalog, MethodCosts, Need, read_catalog, read_costs, variant_of
-from pfl_lightning.cli.options.nearest import nearest_flag
+from pfl_lightning.cli.options.names import nearest_flag
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pfl_lightning.cli.options.nearest import OTHER_NAMES, nearest_flag, nearest_options
+from pfl_lightning.cli.options.names import OTHER_NAMES, nearest_flag, nearest_option
 from pfl_lightning.cli.options.words import WordParser, whole_number
 from pfl_lightning.errors import UsageError
 
@@ -144,8 +144,7 @@ def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
     if first in OF_A_RUN:
         return
     elsewhere = [option for option in OTHER_NAMES.values() if option.partition(".")[0] in OF_A_RUN]
-    near = [nearest_flag(name, known).removeprefix("--")]
-    near = near if any(near) else nearest_options(name, [*OF_A_RUN, *elsewhere])
-    hint = f"did you mean {' or '.join(f'--{option}' for option in near)}?" if near else ""
+    near = nearest_flag(name, known).removeprefix("--") or nearest_option(name, [*OF_A_RUN, *elsewhere])
+    hint = f"did you mean --{near}?" if near else ""
     where = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
     raise UsageError(f"unknown option {name}: {INSTEAD.get(name) or hint or where}")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pfl_lightning
-from pfl_lightning.cli.options.nearest import NEAR
+from pfl_lightning.cli.options.names import NEAR
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_folder, explain_full_disk

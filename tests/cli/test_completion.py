@@ -73,13 +73,6 @@ def test_commands_without_options_of_runs(complete):
     assert complete("pfl fit --personalize.train", "") == {"linear", "linear+encoder", "head", "all", "nothing"}
 
 
-@pytest.mark.parametrize("words", ["pfl compare", "pfl tensorboard", "pfl fit --run_dir", "pfl test --ckpt_path"])
-def test_paths(complete, tmp_path, monkeypatch, words):
-    (tmp_path / "runs_of_mine").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert complete(words, "runs_") == {"runs_of_mine"}
-
-
 def test_files_are_offered_for_all_else(capsys):
     main(["completion", "bash"])
     assert "\ncomplete -o default " in capsys.readouterr().out

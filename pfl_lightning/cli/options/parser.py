@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -13,9 +12,7 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from pfl_lightning.cli.commands import TRAINER_COMMANDS
-from pfl_lightning.cli.options.messages import shorten
-from pfl_lightning.cli.options.suggestions import hint, without_types
+from pfl_lightning.cli.options.messages import explain
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 
@@ -153,12 +150,7 @@ class CLIParser(LightningArgumentParser):
         """Print the error and the known choices, and exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        short = shorten(message)
-        if "arguments are required: " in short:  # which are named with their subcommand
-            short = re.sub(rf"(?<![.\w])(?:{'|'.join(TRAINER_COMMANDS)})\.", "", short)
-        message = "\n".join(
-            filter(None, (without_types(short), hint(message, short, all_options(self), self._command)))
-        )
+        message = explain(message, all_options(self), self._command)
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help all)\n")
         self.exit(2)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from pfl_lightning.cli.options.nearest import nearest_flag
+from pfl_lightning.cli.options.names import nearest_flag
 from pfl_lightning.errors import UsageError
 
 __all__ = ["WordParser", "share", "whole_number"]

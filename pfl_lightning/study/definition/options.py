@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader
 
-from pfl_lightning.cli.options.yaml_keys import refuse_repeated_keys
+from pfl_lightning.cli.options.config_files import read_nodes
 from pfl_lightning.errors import UsageError
 from pfl_lightning.runs.config import KNOWN_PACKAGES, equal
 from pfl_lightning.state.files import replace_file
@@ -225,5 +225,5 @@ def _dump(content: Any) -> str:
 
 
 def _load(text: str) -> Any:
-    refuse_repeated_keys()
+    read_nodes(text)
     return get_loader("yaml")(text)

@@ -8,7 +8,7 @@ import yaml
 
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
-from pfl_lightning.cli.options.nearest import OF_CLASSES, nearest_options
+from pfl_lightning.cli.options.names import OF_CLASSES, nearest_option
 from pfl_lightning.names import nearest
 from pfl_lightning.phases import Personalization
 
@@ -135,7 +135,7 @@ OF_PERSONALIZATION = {
 
 @pytest.mark.parametrize(("words", "meant"), OF_PERSONALIZATION.items(), ids=OF_PERSONALIZATION)
 def test_pfl_personalize_means_its_own_options(words, meant):
-    assert nearest_options(words.split()[0], ["loop.cohort"], "personalize") == [meant]
+    assert nearest_option(words.split()[0], ["loop.cohort"], "personalize") == meant
 
 
 def test_pfl_personalize_proposes_its_own_options(capsys):
@@ -199,7 +199,7 @@ def test_a_typo_in_the_path_of_a_config(capsys, tmp_path):
 def test_no_suggestion_for_what_is_like_nothing(capsys, tmp_path):
     assert "did you mean" not in said_of(capsys, tmp_path, "--xyzzy", "3")
     assert nearest("xyzzy", ["FedAvg"]) == ""
-    assert nearest_options("xyzzy", ["loop.cohort"]) == []
+    assert nearest_option("xyzzy", ["loop.cohort"]) == ""
 
 
 @pytest.mark.parametrize("option", ["loader", "transform"])
