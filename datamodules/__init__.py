@@ -28,17 +28,15 @@ Example:
 from pfl_lightning.datamodules.adapters.loaders import FromLoaders
 from pfl_lightning.datamodules.adapters.silos import FromSilos
 from pfl_lightning.datamodules.adapters.user_data import FromDatasets, FromLightning
-from pfl_lightning.datamodules.augmentation.base import Augmentation
-from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGrayscale
+from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGrayscale, StrongAugmentation
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
-from pfl_lightning.datamodules.augmentation.strong import StrongAugmentation
+from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader
-from pfl_lightning.datamodules.clients.client_data import ClientData
+from pfl_lightning.datamodules.clients.loaded import ClientData
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
-from pfl_lightning.datamodules.datasets.domain_folders import DOMAINNET_10, DomainFolders
-from pfl_lightning.datamodules.datasets.image_folder import ImageFolder
+from pfl_lightning.datamodules.datasets.image_folder import DOMAINNET_10, DomainFolders, ImageFolder
 from pfl_lightning.datamodules.datasets.stl10 import STL10
 from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST
 from pfl_lightning.datamodules.module import FederatedDataModule

@@ -13,15 +13,19 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from pfl_lightning.checks import as_mistaken_data, check_at_least, check_number, check_seed
-from pfl_lightning.datamodules.augmentation.base import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
-from pfl_lightning.datamodules.clients.client_data import ClientData
-from pfl_lightning.datamodules.clients.cohort import draw_novel_clients, warn_unless_federated
+from pfl_lightning.datamodules.augmentation.ops import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.clients.division import check_batches, divide
-from pfl_lightning.datamodules.clients.loaded import LoadedData, warn_of_samples
+from pfl_lightning.datamodules.clients.loaded import (
+    ClientData,
+    ClientSplit,
+    LoadedData,
+    draw_novel_clients,
+    warn_of_samples,
+    warn_unless_federated,
+)
 from pfl_lightning.datamodules.clients.public import with_public
 from pfl_lightning.datamodules.clients.samples import Samples, digest
-from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner

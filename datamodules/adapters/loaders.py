@@ -19,8 +19,8 @@ from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, S
 from pfl_lightning.datamodules.adapters.loading.loader_classes import find_classes
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of, warn_of_other_items
 from pfl_lightning.datamodules.adapters.sources import source_of
-from pfl_lightning.datamodules.clients.cohort import warn_unless_federated
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
+from pfl_lightning.datamodules.clients.loaded import warn_unless_federated
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError

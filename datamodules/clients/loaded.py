@@ -1,23 +1,26 @@
-"""Divided data set: the samples with every client's indices, view and class counts."""
+"""Divided data set: the samples with all clients' indices and views, what one client has of them, who never trains."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.clients.client_data import ClientData, unlabeled_split
 from pfl_lightning.datamodules.clients.division import Division, IndexLists
 from pfl_lightning.datamodules.clients.public import public_split
 from pfl_lightning.datamodules.clients.samples import Samples, broken_places
-from pfl_lightning.datamodules.clients.splits import ClientSplit
+from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.clients.views import ClientView, ViewedSplit, check_views, describe_views, views_to_bytes
 from pfl_lightning.datamodules.counting import Ints, class_counts
+from pfl_lightning.seeding import DataStream
 
 __all__ = ["warn_of_samples"]
 
@@ -136,4 +139,138 @@ def _warn_of_broken(what: str, inputs: Tensor, lists: IndexLists, then: str) -> 
             f"{len(inputs)} items, the first of this client: item {own[0]}): NaN, infinite, or too large for "
             f"{inputs.dtype}. They are kept unchanged; {then}. Remove or correct these items",
             stacklevel=5,
+        )
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Splits of one client.
+
+    Attributes:
+        train: Training samples.
+        validation: Samples held out from the client's own training data; may be empty.
+        test: Test samples, in the class proportions of the client's own training data.
+        unlabeled: Additional samples without labels, for self-supervised methods; may be empty.
+    """
+
+    train: ClientSplit
+    validation: ClientSplit
+    test: ClientSplit
+    unlabeled: ClientSplit
+
+    @property
+    def train_and_unlabeled(self) -> ClientSplit:
+        """Training split of a self-supervised method; unlabeled samples have the class -1."""
+        return JoinedSplit(self.train, self.unlabeled) if len(self.unlabeled) else self.train
+
+
+class JoinedSplit(ClientSplit):
+    """Two splits of one client as one: the samples of the first, then those of the second.
+
+    Args:
+        first: A split.
+        second: A split with inputs of the same shape and dtype, and the same transform.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import BatchTransform, ClientSplit
+        >>> labeled = ClientSplit(torch.rand(2, 4), torch.tensor([3, 5]), torch.arange(2), BatchTransform())
+        >>> unlabeled = ClientSplit(torch.rand(1, 4), torch.tensor([-1]), torch.arange(1), BatchTransform())
+        >>> both = JoinedSplit(labeled, unlabeled)
+        >>> both.targets.tolist(), both.raw_inputs.shape
+        ([3, 5, -1], torch.Size([3, 4]))
+    """
+
+    def __init__(self, first: ClientSplit, second: ClientSplit) -> None:
+        self.indices = torch.cat([first.indices, second.indices])  # each into the stored samples of its split
+        self.transform = first.transform
+        self._joined = (first, second)
+
+    @property
+    def targets(self) -> Tensor:
+        """Classes of the samples, shape (n,), int64."""
+        return torch.cat([split.targets for split in self._joined])
+
+    @property
+    def raw_inputs(self) -> Tensor:
+        """Stored inputs of the samples, shape (n, ...), as the client sees them."""
+        return torch.cat([split.raw_inputs for split in self._joined])
+
+    def select(self, positions: Tensor) -> ClientSplit:
+        """Refuse, since positions alone do not identify the split.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("cannot select from labeled and unlabeled samples together: select from one of the two splits")
+
+    def split(self, size: int) -> Iterator[ClientSplit]:
+        """Consecutive pieces, first of one split, then of the other.
+
+        Args:
+            size: Samples in a piece; the last of each split may have fewer.
+        """
+        for split in self._joined:
+            yield from split.split(size)
+
+
+def unlabeled_split(inputs: Tensor, indices: Tensor, transform: BatchTransform, view: ClientView) -> ViewedSplit:
+    """Split of a client's unlabeled samples, seen through its view.
+
+    Args:
+        inputs: Stored inputs of all unlabeled samples, shape (N, ...).
+        indices: The client's samples, shape (n,), int64.
+        transform: Normalization and augmentation.
+        view: The client's view of its samples; its label map is ignored.
+    """
+    targets = torch.tensor(NO_LABEL).expand(len(inputs))
+    return ViewedSplit(inputs, targets, indices, transform, replace(view, label_map=None))
+
+
+def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:
+    """Ids of the novel clients, which never train.
+
+    Args:
+        novel: A share of all clients in [0, 1), rounded up, or a number of clients.
+        num_clients: Number of clients m.
+        seed: Seed of the draw.
+
+    Returns:
+        Ascending ids.
+
+    Raises:
+        ValueError: If ``novel`` is neither, or no client would be left to train.
+
+    Example:
+        >>> draw_novel_clients(0.25, num_clients=10, seed=0)  # 2.5 clients, rounded up
+        [3, 5, 8]
+        >>> draw_novel_clients(0, num_clients=10, seed=0)
+        []
+    """
+    share = isinstance(novel, float)
+    if isinstance(novel, bool) or not isinstance(novel, int | float) or novel < 0 or (share and not novel < 1):
+        raise ValueError(f"novel_clients must be a share in [0, 1) or a number of clients, got {novel!r}")
+    number = math.ceil(novel * num_clients - 1e-9) if share else int(novel)
+    if number >= num_clients > 0:
+        raise ValueError(
+            f"novel_clients is {novel!r}: all of the {num_clients} clients would be novel and none would be left to "
+            f"train; give at most {num_clients - 1}"
+        )
+    rng = np.random.default_rng([seed, DataStream.NOVEL])
+    return sorted(rng.choice(num_clients, number, replace=False).tolist())
+
+
+def warn_unless_federated(module: Any) -> None:
+    """Warn of a module that is given ids of clients and takes them for samples.
+
+    Args:
+        module: The module that is fitted or evaluated, if any.
+    """
+    if module is not None and not hasattr(module, "client_model"):
+        name = type(module).__name__
+        warnings.warn(
+            f"the Trainer has a {name}, which is no federation, with the data of one, whose batches are ids of "
+            f"clients: give it what federate gives back, such as module, data = federate({name}(...), ...) and "
+            "trainer.fit(module, datamodule=data)",
+            stacklevel=3,
         )

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from pfl_lightning.datamodules.augmentation.base import Augmentation
+from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
 
