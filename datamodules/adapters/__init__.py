@@ -5,12 +5,11 @@ Data modules
 ``user_data``                                  ``FromDatasets``, ``FromLightning``: read once into tensors
 ``loaders``                                    a LightningDataModule or loaders, whose items are read batch by batch
 ``silos``                                      data that clients bring: a data module, a loader or a data set each
-``item_datamodule``                            base of those whose samples are items
 What they read
 ``loading``                                    loaders: their stages, order and streams
 ``sources``                                    items behind a loader: which they are, and in which order they come
 ``item_source``                                how they are read, with worker processes that clients share
-``items``                                      splits and batches of items
+``items``                                      splits and batches of items, and the base of data modules that have them
 ``reading``                                    whole Datasets as tensors
 ``labels``                                     classes of items, where a partition needs them
 =============================================  ====================================================================

@@ -10,13 +10,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from pfl_lightning.datamodules.adapters.loading.orders import Order
 from pfl_lightning.datamodules.adapters.loading.plain_values import Values, nested_datasets, plain_values, set_values
 from pfl_lightning.seeding import python_seed
 
-__all__ = ["BatchSizes", "By", "Fetch", "ItemSource", "OneAtATime", "Workers", "end_workers", "seeded_reads"]
+__all__ = [
+    "BatchSizes",
+    "By",
+    "Fetch",
+    "ItemSource",
+    "OneAtATime",
+    "OwnItems",
+    "Workers",
+    "end_workers",
+    "seeded_reads",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,27 @@ class BatchSizes:
     batch_size: int
     eval_batch_size: int
     drop_last: bool
+
+
+class OwnItems(Subset[Any]):
+    """The items of one client, with the attributes of the whole data set: what a step may ask a loader's for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # while it is copied or unpickled
+            raise AttributeError(name)
+        found = getattr(self.dataset, name)
+        if name != "targets" or not hasattr(found, "__len__") or len(found) != len(self.dataset):  # type: ignore[arg-type]
+            return found
+        if hasattr(found, "iloc"):  # pandas would look numbers up in its index
+            return found.iloc[list(self.indices)]
+        return found[self.indices] if isinstance(found, Tensor | np.ndarray) else [found[one] for one in self.indices]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the data set, from which the items are read."""
+        if name in ("dataset", "indices"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from pfl_lightning.data import TwoViews
-from pfl_lightning.datamodules.adapters.item_source import ItemSource
+from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OwnItems
+from pfl_lightning.datamodules.module import FederatedDataModule
 
-__all__ = ["ItemLoader", "ItemSplit", "LoaderEpoch", "OwnItems", "own_items"]
+__all__ = ["ClientItems", "ItemDataModule", "ItemLoader", "ItemSplit", "LoaderEpoch", "own_items"]
 
 _NO_TENSORS = (
     "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
@@ -124,27 +125,6 @@ class ItemSplit:
         if self.source.by == "item":
             return 1
         return asked if own is None or shuffle or not self.source.evaluated else own.eval_batch_size
-
-
-class OwnItems(Subset[Any]):
-    """The items of one client, with the attributes of the whole data set: what a step may ask a loader's for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dataset" or name.startswith("__"):  # while it is copied or unpickled
-            raise AttributeError(name)
-        found = getattr(self.dataset, name)
-        if name != "targets" or not hasattr(found, "__len__") or len(found) != len(self.dataset):  # type: ignore[arg-type]
-            return found
-        if hasattr(found, "iloc"):  # pandas would look numbers up in its index
-            return found.iloc[list(self.indices)]
-        return found[self.indices] if isinstance(found, Tensor | np.ndarray) else [found[one] for one in self.indices]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the data set, from which the items are read."""
-        if name in ("dataset", "indices"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self.dataset, name, value)
 
 
 def own_items(split: ItemSplit) -> Any:
@@ -276,3 +256,69 @@ class ItemLoader:
             TypeError: Always.
         """
         raise TypeError(_NO_TENSORS)
+
+
+@dataclass(frozen=True)
+class ClientItems:
+    """Splits of one client.
+
+    Attributes:
+        train: Training items.
+        validation: Validation items; may be empty.
+        test: Test items; may be empty.
+        batches: The client's own settings of batches; ``None`` for those of the data module, which hold for all.
+    """
+
+    train: ItemSplit
+    validation: ItemSplit
+    test: ItemSplit
+    batches: BatchSizes | None = None
+
+    @property
+    def train_and_unlabeled(self) -> ItemSplit:
+        """Training items, which are all there are."""
+        return self.train
+
+
+class ItemDataModule(FederatedDataModule):
+    """Base of the data modules whose samples are items of a user-defined data set."""
+
+    _labeled: bool
+
+    @abstractmethod
+    def sources(self) -> Iterator[ItemSource]:
+        """The data sets with their loaders' settings."""
+
+    @property
+    def divided_datasets(self) -> list[Any]:
+        """The Datasets that are divided, each once for each of its sources."""
+        found = (source.dataset for source in self.sources())
+        return [dataset.dataset if isinstance(dataset, OwnItems) else dataset for dataset in found]
+
+    def release(self) -> None:
+        """End the processes that read items; they are started again when they are needed."""
+        for source in self.sources():
+            for owner in (source.workers, source.loader):
+                if owner is not None:
+                    owner.close()
+
+    def teardown(self, stage: str) -> None:
+        """End the processes that read items."""
+        self.release()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Refuse, since items may have any shape.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has items of any kind, without a known shape: an encoder needs FromLightning or "
+            "FromDatasets"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C; 0 if items have no class, or it is not known without reading them."""
+        return len(self.class_names) if self._labeled else 0

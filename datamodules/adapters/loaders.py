@@ -12,9 +12,8 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
 
-from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems, ItemDataModule
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
-from pfl_lightning.datamodules.adapters.items import ItemSplit
+from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
 from pfl_lightning.datamodules.adapters.loading.loader_classes import find_classes
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of, warn_of_other_items

@@ -23,8 +23,15 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pfl_lightning.datamodules.adapters.item_source import BatchSizes, By, Fetch, ItemSource, OneAtATime, Workers
-from pfl_lightning.datamodules.adapters.items import OwnItems
+from pfl_lightning.datamodules.adapters.item_source import (
+    BatchSizes,
+    By,
+    Fetch,
+    ItemSource,
+    OneAtATime,
+    OwnItems,
+    Workers,
+)
 from pfl_lightning.datamodules.adapters.loading.orders import (
     Order,
     SampledBatches,

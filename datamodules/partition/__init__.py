@@ -11,8 +11,7 @@ from pfl_lightning.datamodules.partition.dirichlet import DirichletOverClasses, 
 from pfl_lightning.datamodules.partition.domains import Domains
 from pfl_lightning.datamodules.partition.file import FromFile, save_partition
 from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
-from pfl_lightning.datamodules.partition.shift import ConceptShift, FeatureShift
-from pfl_lightning.datamodules.partition.transform import PartitionTransform, Quantity
+from pfl_lightning.datamodules.partition.transform import ConceptShift, FeatureShift, PartitionTransform, Quantity
 
 __all__ = [
     "IID",

@@ -1,8 +1,11 @@
-"""Base of the rules that modify another rule."""
+"""Rules on top of another rule, which change how many samples clients hold, or how they see them."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Self
@@ -172,3 +175,176 @@ class Quantity(PartitionTransform):
         held = np.bincount(labels)[None]
         counts = apportion(held * (size / len(part)), np.array([size]), np.zeros_like(held), held)
         return part[take_per_class(labels, counts[0], self.rng(DataStream.QUANTITY, client))]
+
+
+class FeatureShift(PartitionTransform):
+    """Rotation of the images for each group of clients, on top of any rule (FedPAC, appendix C.10).
+
+    The base rule assigns the samples. A client's training, validation and test images are all rotated by the angle of
+    its group. Groups are contiguous blocks of clients, as for :class:`DominantClasses`: of m clients, client k belongs
+    to group ``k * len(angles) // m``. The paper rotates every group "with a certain degree" and gives neither the
+    angles nor the number of groups; quarter turns move pixels without interpolating. For the paper's five groups of
+    dominant classes, give five angles.
+
+    Channel statistics are measured on the stored images: quarter turns do not change them, and the black corners of
+    other angles do not count. A rotation of the base (another FeatureShift, or a file with rotations) is replaced, not
+    added to.
+
+    Args:
+        base: Rule that assigns the samples to clients.
+        angles: Degrees of each group, counter-clockwise. Multiples of 90 are exact (90 and 270 need square images),
+            others are interpolated, with black corners.
+        groups: Group of each client, from 0, instead of blocks (round robin for four clients and two angles:
+            0, 1, 0, 1).
+
+    Raises:
+        ValueError: If there is no angle, or the groups do not match the clients and angles.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID, FeatureShift
+        >>> rule = FeatureShift(IID(num_clients=4), angles=[0, 180])
+        >>> [rule.client_view(client, num_classes=10).rotation for client in range(4)]
+        [0.0, 0.0, 180.0, 180.0]
+    """
+
+    def __init__(
+        self, base: Partitioner, angles: Sequence[float] = (0, 90, 180, 270), groups: list[int] | None = None
+    ) -> None:
+        super().__init__(base)
+        if len(angles) == 0:
+            raise ValueError("angles must have at least one angle, got none")
+        self.angles = [ClientView(rotation=angle).rotation for angle in angles]
+        self.groups = groups
+        self._group = group_of_clients(self.num_clients, len(self.angles), groups, "angles")
+
+    def client_view(self, client: int, num_classes: int) -> ClientView:
+        """View of the base rule with the rotation of the client's group."""
+        view = self.base.client_view(client, num_classes)
+        return dataclasses.replace(view, rotation=self.angles[self._group[client]])
+
+
+class ConceptShift(PartitionTransform):
+    """Permutation of the labels for each group of clients, on top of any rule (FedPAC, section 6.2 and Table 3).
+
+    The base rule assigns the samples by their original labels, test samples included. In all of a client's splits, a
+    sample of class c then counts as class ``permutation[c]``. Groups are contiguous blocks of clients: client k of m
+    belongs to group ``k * groups // m``, so that five groups are those of FedPAC's dominant classes. Permutations are
+    drawn by the seed, all different. The first group keeps its labels: renaming the classes for all clients turns any
+    other choice into this one.
+
+    A permutation of the base (another ConceptShift, or a file with label maps) is replaced, not composed.
+
+    Args:
+        base: Rule that assigns the samples to clients.
+        groups: Number of groups, or the group of each client, from 0. None for one group per given permutation, else 5.
+        permutations: Permutation of each group, each a list of all classes; None to draw them.
+        seed: Seed of the permutations.
+
+    Raises:
+        ValueError: If groups and permutations do not match, or a list is no permutation.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID, ConceptShift
+        >>> rule = ConceptShift(IID(num_clients=2), permutations=[[0, 1, 2], [2, 0, 1]])
+        >>> rule.client_view(1, num_classes=3).label_map
+        (2, 0, 1)
+    """
+
+    def __init__(
+        self,
+        base: Partitioner,
+        groups: int | list[int] | None = None,
+        permutations: list[list[int]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(base, seed)
+        listed = None if groups is None or isinstance(groups, int) else list(groups)
+        asked = groups if isinstance(groups, int) else None if listed is None else max(listed, default=-1) + 1
+        number = len(permutations) if permutations is not None else 5 if asked is None else asked
+        if number < 1:
+            raise ValueError(f"expected at least one group, got groups={groups} and permutations={permutations}")
+        if permutations is not None and isinstance(groups, int) and groups != number:
+            raise ValueError(f"groups is {groups}, permutations lists {number}: give one permutation per group")
+        self.groups = groups
+        self.permutations = permutations
+        self._number = number
+        for own in permutations or ():
+            ClientView(label_map=tuple(own))  # checks the permutation
+        self._given = None if permutations is None else [tuple(map(int, own)) for own in permutations]
+        self._group = group_of_clients(self.num_clients, number, listed, "permutations")
+
+    def client_view(self, client: int, num_classes: int) -> ClientView:
+        """View of the base rule with the permutation of the client's group.
+
+        Raises:
+            PartitionError: If a permutation has another number of classes than the data, or the classes have too few
+                different permutations.
+        """
+        group = self._group[client]
+        if self._given is None:
+            own = draw_permutations(self.seed, self._number, num_classes)[group]
+        else:
+            own = self._given[group]
+            if len(own) != num_classes:
+                raise PartitionError(
+                    f"ConceptShift: the permutation of client {client} (group {group}) has {len(own)} classes, the "
+                    f"data have {num_classes}: list every class from 0 to {num_classes - 1} once"
+                )
+        return dataclasses.replace(self.base.client_view(client, num_classes), label_map=own)
+
+
+def group_of_clients(num_clients: int, num_groups: int, groups: Sequence[int] | None, what: str) -> list[int]:
+    """Group of each client: as listed, or contiguous blocks of equal size.
+
+    Args:
+        num_clients: Number of clients m.
+        num_groups: Number of groups.
+        groups: Group of each client; None for blocks.
+        what: Name of the setting with one entry per group, for errors.
+
+    Raises:
+        ValueError: If the list does not have one group per client, or has an unknown group.
+
+    Example:
+        >>> group_of_clients(5, 2, None, "angles")
+        [0, 0, 0, 1, 1]
+    """
+    if groups is None:
+        return [client * num_groups // num_clients for client in range(num_clients)]
+    if len(groups) != num_clients:
+        raise ValueError(f"groups lists {len(groups)} clients, the rule has {num_clients}: give one group per client")
+    for client, group in enumerate(groups):
+        if int(group) != group or not 0 <= group < num_groups:
+            raise ValueError(
+                f"groups puts client {client} into group {group}, expected 0 to {num_groups - 1}: there are "
+                f"{num_groups} {what}"
+            )
+    return [int(group) for group in groups]
+
+
+@functools.lru_cache(maxsize=16)
+def draw_permutations(seed: int, number: int, num_classes: int) -> tuple[tuple[int, ...], ...]:
+    """Different random permutations of the classes; the first is the identity.
+
+    Args:
+        seed: Seed of the draw.
+        number: Number of permutations.
+        num_classes: Number of classes C.
+
+    Raises:
+        PartitionError: If C! is less than the number.
+
+    Example:
+        >>> draw_permutations(seed=0, number=3, num_classes=4)
+        ((0, 1, 2, 3), (3, 0, 1, 2), (1, 2, 0, 3))
+    """
+    if num_classes < 20 and math.factorial(num_classes) < number:
+        raise PartitionError(
+            f"ConceptShift: {number} groups need as many permutations, {num_classes} classes have "
+            f"{math.factorial(num_classes)}: lower groups, or list permutations, which may repeat"
+        )
+    rng = np.random.default_rng([seed, DataStream.SHIFT])
+    drawn = {tuple(range(num_classes)): None}  # a dictionary keeps the order of the draws
+    while len(drawn) < number:
+        drawn[tuple(rng.permutation(num_classes).tolist())] = None
+    return tuple(drawn)

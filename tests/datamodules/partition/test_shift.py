@@ -23,7 +23,7 @@ from pfl_lightning.datamodules import (
     RandomFlip,
     Samples,
 )
-from pfl_lightning.datamodules.partition.shift import draw_permutations, group_of_clients
+from pfl_lightning.datamodules.partition.transform import draw_permutations, group_of_clients
 
 
 class Pictures(FederatedDataModule):

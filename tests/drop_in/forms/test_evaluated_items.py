@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop
 from pfl_lightning.datamodules import IID, FromFile, FromLoaders
-from pfl_lightning.datamodules.adapters.items import OwnItems
+from pfl_lightning.datamodules.adapters.item_source import OwnItems
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders
 from pfl_lightning.drop_in.forms.given_data import with_loaders
 from pfl_lightning.errors import ConfigurationError
