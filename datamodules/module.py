@@ -18,7 +18,6 @@ from pfl_lightning.datamodules.augmentation.ops import Augmentation, check_augme
 from pfl_lightning.datamodules.clients.division import check_batches, divide
 from pfl_lightning.datamodules.clients.loaded import (
     ClientData,
-    ClientSplit,
     LoadedData,
     draw_novel_clients,
     warn_of_samples,
@@ -26,6 +25,7 @@ from pfl_lightning.datamodules.clients.loaded import (
 )
 from pfl_lightning.datamodules.clients.public import with_public
 from pfl_lightning.datamodules.clients.samples import Samples, digest
+from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner

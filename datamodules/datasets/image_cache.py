@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import os
 import stat
 import time
 import warnings
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -26,8 +24,8 @@ from pfl_lightning.state.files import replace_file
 
 log = logging.getLogger(__name__)
 
-DECODER = 2
-"""Number of the rules by which files become pixels: caches of other rules are made again."""
+DECODER = 3
+"""Number of the rules by which files become pixels, and are kept: caches of other rules have other names."""
 
 DAY = 86_400
 """Seconds after which a half-written file has no writer any more."""
@@ -136,8 +134,9 @@ def load_images(
     if cache_dir is None:
         return decode_images(files, image_size)
     listing = fingerprint(files, root, image_size)
-    name = hashlib.sha256(f"{root.resolve()}\0{image_size}{choice}".encode(errors="surrogateescape")).hexdigest()[:16]
-    cache = cache_dir / f"{root.resolve().name}-{name}.npy"
+    what = f"{root.resolve()}\0{image_size}{choice}\0{DECODER}"
+    name = hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest()[:16]
+    cache = cache_dir / f"{root.resolve().name}-{name}.npz"
     pixels = _read_cache(cache, listing, len(files))
     if pixels is None:
         pixels = decode_images(files, image_size)
@@ -206,22 +205,16 @@ def default_cache_dir() -> Path:
 
 
 def _read_cache(cache: Path, listing: str, num_images: int) -> Pixels | None:
-    notes = cache.with_suffix(".json")
-    if not (cache.is_file() and notes.is_file()):
+    if not cache.is_file():
         return None
     try:
-        expected: dict[str, Any] = json.loads(notes.read_text(encoding="utf-8"))
-        if expected["listing"] != listing:
-            warnings.warn(f"the images have changed since {cache} was made: decoding them again", stacklevel=2)
-            return None
-        if expected.get("decoder") != DECODER:
-            log.info("an earlier version has decoded the images in %s: decoding them again", cache)
-            return None
-        pixels: Pixels = np.load(cache, allow_pickle=False)
-        if list(pixels.shape) != expected["shape"] or len(pixels) != num_images or pixels.dtype != np.uint8:
-            raise ValueError(f"{pixels.dtype} of shape {pixels.shape}, expected bytes of shape {expected['shape']}")
-        if zlib.crc32(pixels.data) != expected["crc32"]:
-            raise ValueError("the checksum does not fit")
+        with np.load(cache, allow_pickle=False) as content:  # an archive, which checks its sums as it is read
+            if str(content["listing"]) != listing:
+                warnings.warn(f"the images have changed since {cache} was made: decoding them again", stacklevel=2)
+                return None
+            pixels: Pixels = content["pixels"]
+        if len(pixels) != num_images or pixels.dtype != np.uint8:
+            raise ValueError(f"{pixels.dtype} of shape {pixels.shape}, expected bytes of {num_images} images")
     except Exception as error:  # reading damaged files raises errors of any class
         warnings.warn(f"the cache {cache} is damaged ({error}): decoding the images again", stacklevel=2)
         return None
@@ -229,15 +222,12 @@ def _read_cache(cache: Path, listing: str, num_images: int) -> Pixels | None:
 
 
 def _write_cache(cache: Path, pixels: Pixels, listing: str) -> None:
-    content = {"listing": listing, "decoder": DECODER, "shape": pixels.shape, "crc32": zlib.crc32(pixels.data)}
     try:
         for orphan in cache.parent.glob(f".{cache.stem}.*.tmp"):  # of runs that were killed
             if time.time() - orphan.stat().st_mtime > DAY:
                 orphan.unlink(missing_ok=True)
         with replace_file(cache, shared=True) as temporary, temporary.open("wb") as file:
-            np.save(file, pixels)
-        with replace_file(cache.with_suffix(".json"), shared=True) as temporary:  # last: its checksum ties it to them
-            temporary.write_text(json.dumps(content), encoding="utf-8")
+            np.savez(file, listing=np.array(listing), pixels=pixels)
     except (OSError, DiskFullError) as error:
         warnings.warn(f"cannot keep the decoded images in {cache.parent} ({error}): set cache_dir", stacklevel=2)
         return
