@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pfl_lightning.cli.options.words import WordParser, share
+from pfl_lightning.cli.commands import WordParser, share
 from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.report.formats import fitting_tables
 from pfl_lightning.report.grouping import group_runs

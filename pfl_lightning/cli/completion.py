@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
-from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
-from pfl_lightning.cli.options.words import WordParser
+from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS, WordParser
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["completion"]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
@@ -138,7 +138,7 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         self._check_trains(config)
         apply_engine_option(config)
-        apply_clipping(config, self._words)
+        apply_clipping(config)
         runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
         self._slurm = SlurmCommand.current(self._words)
         if self.subcommand == "partition":
@@ -241,9 +241,14 @@ class FederatedCLI(LightningCLI):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
         check_strategy(trainer)  # now: a fit would first start the others, and wait for them
-        trainer.callbacks += [ArchitectureTable(), self._notices]  # type: ignore[attr-defined]
+        begins = dict.fromkeys(("on_fit_start", "on_validation_start", "on_test_start"), self._begin)
+        trainer.callbacks += [ArchitectureTable(), LambdaCallback(**begins)]  # type: ignore[attr-defined]
         place_callbacks(trainer, folder, self._slurm, checkpoints=config.enable_checkpointing is not False)
         return trainer
+
+    def _begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Data and models are made, and the work begins."""
+        self._notices.release()
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
         """Leave out the best round's checkpoints where the Trainer is to write none: it would refuse them."""

@@ -11,9 +11,9 @@ import warnings
 
 import pfl_lightning
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS, short_help
+from pfl_lightning.cli.notices import log_warnings_plainly
 from pfl_lightning.cli.options.config_files import check_config_files
 from pfl_lightning.cli.options.names import NEAR
-from pfl_lightning.cli.warning_format import log_warnings_plainly
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
 from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_output

@@ -1,14 +1,14 @@
-"""What Lightning says of the machine, after what is wrong with the command."""
+"""What the program shows of others: Lightning's notices once the work begins, and warnings as sentences."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-import lightning as L
-
-__all__ = ["Notices"]
+__all__ = ["Notices", "log_warnings_plainly", "without_place"]
 
 LOGGERS = tuple(
     f"{package}.utilities.{module}"
@@ -18,7 +18,7 @@ LOGGERS = tuple(
 """Lightning's loggers, under each of its names: every Trainer uses that of the package that was imported last."""
 
 
-class Notices(L.Callback):
+class Notices:
     """Holds Lightning's notices back (seed, GPUs, TPUs) until a command's work begins.
 
     A command that is refused before says why, and nothing else. Warnings are not held back.
@@ -45,12 +45,6 @@ class Notices(L.Callback):
         for record in held:
             logging.getLogger(record.name).handle(record)
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Data and models are made: the work begins."""
-        self.release()
-
-    on_validation_start = on_test_start = on_fit_start
-
     def _take(self, record: logging.LogRecord) -> bool:
         if record.levelno > logging.INFO:
             return True
@@ -60,3 +54,39 @@ class Notices(L.Callback):
     def _stop(self) -> None:
         for name in LOGGERS:
             logging.getLogger(name).removeFilter(self._take)
+
+
+PACKAGE = Path(__file__).parent.parent
+OWN = re.compile(rf"{re.escape(str(PACKAGE))}/\S+\.py:\d+: UserWarning: ")
+"""How Python begins a warning of the package; a line of code follows the message."""
+
+
+def log_warnings_plainly() -> None:
+    """Send warnings to Python's log of warnings, which prints the package's as sentences and others as they are.
+
+    For a process that is ``pfl`` and nothing else: a program that calls ``main`` sees warnings as ever.
+    """
+    logger, handler = logging.getLogger("py.warnings"), logging.StreamHandler()
+    handler.terminator = ""  # a warning ends with one
+    handler.setFormatter(_Plain())
+    logger.addHandler(handler)
+    logger.propagate = False
+    logging.captureWarnings(True)
+
+
+def without_place(text: str) -> str:
+    """A warning as Python formats it; of the package's own, the message alone.
+
+    Args:
+        text: The warning, with the place that gave it and the line of code.
+    """
+    own = OWN.match(text)
+    if own is None:
+        return text
+    message = re.sub(r"\n  \S.*\n$", "", text[own.end() :])
+    return f"pfl: warning: {message.rstrip()}\n"
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_place(record.getMessage())

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -40,14 +40,11 @@ def size_text(size: float) -> str:
 
 
 @contextmanager
-def explain_full_disk(
-    path: str | Path, needed: Callable[[], int] | None = None, partial: Path | None = None
-) -> Iterator[None]:
+def explain_full_disk(path: str | Path, partial: Path | None = None) -> Iterator[None]:
     """Inside, an error that means a full disk becomes a :class:`~pfl_lightning.errors.DiskFullError`.
 
     Args:
         path: What is written.
-        needed: Counts the bytes that it takes; ``None`` where that is unknown.
         partial: File that is written first, whose size says what is needed at least.
 
     Raises:
@@ -59,7 +56,7 @@ def explain_full_disk(
         reason = None if isinstance(error, FederationError) else _full(error)  # one that says where already
         if reason is None:
             raise
-        size = needed() if needed else partial.stat().st_size + 1 if partial and partial.is_file() else 0
+        size = partial.stat().st_size + 1 if partial and partial.is_file() else 0
         needs = f"it needs {size_text(size)} or more, and " if size else ""
         raise DiskFullError(
             f"{path} cannot be written ({reason}): {needs}{_free(Path(path))}. Files that were there before are "
@@ -179,12 +176,11 @@ def _free(path: Path) -> str:
 
 
 @contextmanager
-def replace_file(path: Path, needed: Callable[[], int] | None = None, shared: bool = False) -> Iterator[Path]:
+def replace_file(path: Path, shared: bool = False) -> Iterator[Path]:
     """Write a file beside its place, and put it there when it is complete: a kill leaves the old file or the new one.
 
     Args:
         path: The file; its folder is made.
-        needed: Counts the bytes that it takes, for the message about a full disk.
         shared: Whether others may write it at the same time, each to a file of its own; the last one stays.
 
     Yields:
@@ -206,7 +202,7 @@ def replace_file(path: Path, needed: Callable[[], int] | None = None, shared: bo
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
     temporary = path.with_name(f".{path.name}{own}.tmp")
     try:
-        with explain_full_disk(path, needed, temporary):
+        with explain_full_disk(path, temporary):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.unlink(missing_ok=True)  # of a killed process, or a link that would be followed
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pfl_lightning.cli.commands import WordParser, whole_number
 from pfl_lightning.cli.options.names import OTHER_NAMES, nearest_flag, nearest_option
-from pfl_lightning.cli.options.words import WordParser, whole_number
 from pfl_lightning.errors import UsageError
 
 __all__ = ["StudyArguments", "parse_arguments", "study_parser"]

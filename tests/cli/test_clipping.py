@@ -11,10 +11,10 @@ from pfl_lightning.cli.options.parser import apply_clipping
 from pfl_lightning.errors import ConfigurationError
 
 
-def applied(engine, clip=1.0, algorithm=None, words=()):
+def applied(engine, clip=1.0, algorithm=None):
     trainer = Namespace(gradient_clip_val=clip, gradient_clip_algorithm=algorithm)
     config = Namespace(trainer=trainer, model=Namespace(engine=engine))
-    apply_clipping(config, words)
+    apply_clipping(config)
     assert config.trainer.gradient_clip_val is config.trainer.gradient_clip_algorithm is None
     return config.model.engine
 
@@ -49,20 +49,9 @@ def test_two_values_are_an_error():
     assert applied(named("SequentialEngine", gradient_clip_val=1.0)).init_args.gradient_clip_val == 1.0
 
 
-def test_what_is_typed_wins_over_the_config_of_a_run():
-    typed = ["fit", "--trainer.gradient_clip_val", "1.0"]
-    assert applied(named("SequentialEngine", gradient_clip_val=2.0), words=typed).init_args.gradient_clip_val == 1.0
-    both = [*typed, "--model.engine.gradient_clip_val=2.0"]
-    with pytest.raises(ConfigurationError, match=r"give one of them, or type --trainer\.gradient_clip_val"):
-        applied(named("SequentialEngine", gradient_clip_val=2.0), words=both)
-
-
 def test_0_is_no_clipping():
     assert applied(None, clip=0) is None
     assert applied(named("SequentialEngine"), clip=0.0) == named("SequentialEngine", gradient_clip_val=None)
-    typed = ["--trainer.gradient_clip_val=0"]
-    off = applied(named("SequentialEngine", gradient_clip_val=2.0), clip=0, words=typed)
-    assert off.init_args.gradient_clip_val is None
     with pytest.raises(ConfigurationError, match=r"gradient_clip_val is 0, .*give one of them"):
         applied(named("SequentialEngine", gradient_clip_val=2.0), clip=0)
 

@@ -11,7 +11,7 @@ from _helpers.results import valid
 from _helpers.toy import run
 
 from pfl_lightning.cli import main
-from pfl_lightning.cli.personalize import write_personalization
+from pfl_lightning.cli.tables import write_personalization
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.phases import Personalization

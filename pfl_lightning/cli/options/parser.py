@@ -64,56 +64,40 @@ def apply_engine_option(config: Namespace) -> None:
     config.engine = None
 
 
-def apply_clipping(config: Namespace, words: Sequence[str] = ()) -> None:
+def apply_clipping(config: Namespace) -> None:
     """Move ``trainer.gradient_clip_val`` to the engine, which trains the clients: the outer Trainer has no gradients.
 
-    0 is no clipping, as for any Trainer. What is typed wins over an engine's own value, which the config of a run has.
+    0 is no clipping, as for any Trainer.
 
     Args:
         config: The subcommand's options.
-        words: The command line.
 
     Raises:
         UsageError: The engine has another value of its own, or cannot clip.
     """
     given = {name: config.trainer[name] for name in CLIPPING if config.trainer[name] is not None}
-    if not given:
-        return
-    written = dict(given)
-    if given.get("gradient_clip_val") == 0:
-        given["gradient_clip_val"] = None
     for name in given:
         config.trainer[name] = None
-    if config.model.engine is None and not any(given.values()):
+    if not given or (config.model.engine is None and not any(given.values())):
         return
-    place, engine = config.model, "model.engine"
+    place, path = config.model, "model.engine"
     while True:
-        if place.engine is None:
+        if place.get("engine") is None:
             place.engine = Namespace(class_path="pfl_lightning.SequentialEngine", init_args=Namespace())
-        arguments = inspect.signature(pkgutil.resolve_name(place.engine.class_path)).parameters
+        engine = place.engine
+        arguments = inspect.signature(pkgutil.resolve_name(engine.class_path)).parameters
         if "engine" not in arguments or {*given} <= {*arguments}:
             break
-        place, engine = place.engine.init_args, f"{engine}.init_args.engine"  # an engine of workers, and theirs
-        place.engine = place.get("engine")
+        place, path = engine.init_args, f"{path}.init_args.engine"  # an engine of workers, and theirs
     for name, value in given.items():
-        own = place.engine.init_args.get(name)
+        own = engine.init_args.get(name)
         if name not in arguments:
-            if value is None:
-                continue
-            raise UsageError(f"trainer.{name} is {value!r}, but {place.engine.class_path} has no such option")
-        if own not in (None, value, arguments[name].default) and not _is_typed(name, words):
-            raise UsageError(
-                f"trainer.{name} is {written[name]!r}, {engine}.init_args.{name} is {own!r}: give one of them, or type "
-                f"--trainer.{name}, which wins over a config"
-            )
-        place.engine.init_args[name] = value
-
-
-def _is_typed(name: str, words: Sequence[str]) -> bool:
-    """Whether a Trainer's option of clipping stands on the command line, and the engine's own does not."""
-    typed = {word.partition("=")[0] for word in words}
-    own = any(word.startswith("--model.engine") and word.endswith(f".{name}") for word in typed)
-    return f"--trainer.{name}" in typed and not own
+            if value:
+                raise UsageError(f"trainer.{name} is {value!r}, but {engine.class_path} has no such option")
+        elif own not in (None, value, arguments[name].default):
+            raise UsageError(f"trainer.{name} is {value!r}, {path}.init_args.{name} is {own!r}: give one of them")
+        else:
+            engine.init_args[name] = value or None
 
 
 help_topic: ContextVar[str] = ContextVar("help_topic", default="all")

@@ -16,9 +16,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, IterableDataset
 
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
-from pfl_lightning.datamodules.adapters.item_datamodule import ClientItems
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
-from pfl_lightning.datamodules.adapters.items import ItemSplit
+from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, brings, loaders_of
 from pfl_lightning.datamodules.adapters.sources import source_of

@@ -13,14 +13,13 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from torch import Tensor
 
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 from pfl_lightning.state.checkpoints.file import read_checkpoint
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["AtomicCheckpointIO", "PreviousCheckpoints", "check_fits", "previous_of", "saved_bytes", "use_atomic_files"]
+__all__ = ["AtomicCheckpointIO", "PreviousCheckpoints", "check_fits", "previous_of", "use_atomic_files"]
 
 LAST = re.compile(r"last(-v\d+)?\.ckpt")
 PREVIOUS = "-previous.ckpt"
@@ -56,7 +55,7 @@ class PreviousCheckpoints:
         if not LAST.fullmatch(path.name):
             return
         if path.is_file() and path not in self._untried | self._passed_over:
-            with replace_file(previous_of(path), lambda: path.stat().st_size) as temporary:
+            with replace_file(previous_of(path)) as temporary:
                 temporary.unlink(missing_ok=True)
                 try:
                     os.link(path, temporary)
@@ -181,7 +180,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         checksums = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(True)
         try:
-            with replace_file(target, lambda: saved_bytes(checkpoint)) as temporary, temporary.open("wb") as file:
+            with replace_file(target) as temporary, temporary.open("wb") as file:
                 torch.save(checkpoint, file)
         finally:
             torch.serialization.set_crc32_options(checksums)
@@ -211,21 +210,6 @@ def use_atomic_files(trainer: L.Trainer) -> None:
     """Replace Lightning's own writer of checkpoints by :class:`AtomicCheckpointIO`; a user's plugin stays."""
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-
-
-def saved_bytes(value: Any) -> int:
-    """Bytes of all tensors in a checkpoint, each memory counted once: it takes at least this much space."""
-    sizes: dict[int, int] = {}
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Tensor) and part.layout == torch.strided:
-            sizes[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
-        elif isinstance(part, Mapping):
-            waiting += part.values()
-        elif isinstance(part, list | tuple):
-            waiting += part
-    return sum(sizes.values())
 
 
 def _is_local(path: str | Path) -> bool:
