@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pfl_lightning.callbacks.results_table import fit_table
 from pfl_lightning.cli import main
-from pfl_lightning.cli import personalize as evaluations
+from pfl_lightning.cli import tables as evaluations
 from pfl_lightning.metrics import EvalMetrics, summarize
 
 

@@ -230,8 +230,8 @@ def test_a_full_disk_says_what_the_checkpoint_needs_and_leaves_the_old_one(tmp_p
 @pytest.mark.parametrize("size", [3, 3_000_000])
 def test_a_device_that_is_really_full(tmp_path, monkeypatch, size):
     @contextmanager
-    def on_a_full_device(path, needed):
-        with replace_file(path, needed) as temporary:
+    def on_a_full_device(path):
+        with replace_file(path) as temporary:
             temporary.unlink()
             temporary.symlink_to("/dev/full")
             yield temporary
