@@ -105,14 +105,14 @@ class RoundProgress(L.Callback):
     def _print_row(self, trainer: L.Trainer, row: Sequence[str], left: str, neighbors: bool) -> None:
         """Print a row above the progress bar, and the headings above the first one."""
         bar: Any = trainer.progress_bar_callback
-        say = bar.print if bar is not None and bar.is_enabled else print
+        write = bar.print if bar is not None and bar.is_enabled else print
         widths = [width for _, width in COLUMNS]
         if not self._headed:
             self._headed = True
             if neighbors:
-                say("Scores of validation and test parts are those of nearest neighbors, not of a classifier.")
-            say("".join(f"{heading:>{width}}" for heading, width in COLUMNS) + f"{'left':>10}")
-        say("".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) + f"{left:>10}")
+                write("Scores of validation and test parts are those of nearest neighbors, not of a classifier.")
+            write("".join(f"{heading:>{width}}" for heading, width in COLUMNS) + f"{'left':>10}")
+        write("".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) + f"{left:>10}")
 
 
 def _loop(trainer: L.Trainer) -> RoundLoop:
@@ -131,4 +131,4 @@ def _number(value: float, form: str) -> str:
 def _shown(federation: Federation) -> list[str]:
     """Names of the values of a user's module that the progress bar shows, as far as the first client has them."""
     first = next(iter((federation.validation_scores or federation.test_scores).values()), None)
-    return [] if first is None else sorted(first.shown)
+    return [] if first is None else sorted(first.progress_bar_names)

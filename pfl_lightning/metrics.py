@@ -23,7 +23,7 @@ class EvalMetrics:
         loss: Mean cross entropy, in nats.
         num_samples: Number of samples.
         logged: Values that a user-defined LightningModule logged, by name.
-        shown: Names of those that the progress bar shows.
+        progress_bar_names: Names of those that the progress bar shows.
         best: Of those that are the best over epochs, by name: ``"max"`` or ``"min"``.
         loader_sizes: Number of samples of each loader, where the part has several.
         loaders: Numbers of the loaders in whose batches a value was logged, by name, where the part has several.
@@ -34,7 +34,7 @@ class EvalMetrics:
     loss: float
     num_samples: int
     logged: Mapping[str, float] = field(default_factory=dict)
-    shown: frozenset[str] = frozenset()
+    progress_bar_names: frozenset[str] = frozenset()
     best: Mapping[str, str] = field(default_factory=dict)
     loader_sizes: tuple[int, ...] = ()
     loaders: Mapping[str, frozenset[int]] = field(default_factory=dict)

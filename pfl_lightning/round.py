@@ -108,8 +108,8 @@ class Round:
 
     def broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
         """Send each client what the server has for it, when its turn comes."""
-        if self.number == 0 and self.clients.carried is not None:
-            self.clients.carried.clear()  # a Trainer that starts at round 0 resumes no schedules
+        if self.number == 0 and self.clients.resume_states is not None:
+            self.clients.resume_states.clear()  # a Trainer that starts at round 0 resumes no schedules
         for client in self.cohort:
             broadcast = self.server.broadcast(client, self.number)
             if not isinstance(broadcast, Broadcast):
@@ -118,8 +118,8 @@ class Round:
             self._sent[client] = broadcast
             model = self.clients.model_of(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)
-            carried = None if self.clients.carried is None else self.clients.carried.get(client)
-            yield model, FitTask(context, broadcast, self.clients.stored(client), carried)
+            resume_state = None if self.clients.resume_states is None else self.clients.resume_states.get(client)
+            yield model, FitTask(context, broadcast, self.clients.stored(client), resume_state)
 
     def fit_next(self, client: int) -> FitResult:
         """Fit the next client of the cohort and pass its update on to the server.
@@ -149,7 +149,7 @@ class Round:
                 self._check(result)
             except Exception as refused:
                 error = self._refusal(result, refused)
-        self.results.append(replace(result, update=None, personal={}, error=error, carried=None))
+        self.results.append(replace(result, update=None, personal={}, error=error, resume_state=None))
         if error is not None:
             warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
             return self.results[-1]
@@ -245,8 +245,8 @@ class Round:
                 before.restore()
             raise
         self.clients.personal.set(result.client, result.personal)
-        if self.clients.carried is not None and result.carried is not None:
-            self.clients.carried.set(result.client, result.carried)
+        if self.clients.resume_states is not None and result.resume_state is not None:
+            self.clients.resume_states.set(result.client, result.resume_state)
 
     def close(self, min_clients: int = 1) -> Growth:
         """Let the server aggregate; where that fails or ends in numbers that are not finite, the round is undone.

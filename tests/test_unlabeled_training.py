@@ -176,7 +176,7 @@ def test_engines_agree(method, engine, monkeypatch):
     fit, engine = for_toy(method, lr=0.02, epochs=2), engines(monkeypatch)[engine]
     got, expected = play_rounds(fit, engine=engine), play_rounds(fit, engine=SequentialEngine())
     assert_same(whole_state(got), whole_state(expected), atol=tolerance)
-    assert not getattr(engine, "_said", None)
+    assert not getattr(engine, "_warned", None)
 
 
 @pytest.mark.parametrize("method", TAKE)
@@ -204,7 +204,7 @@ def test_a_phase_of_plain_batches_has_labels(engine, monkeypatch):
         play_rounds(for_toy(WithAHead, lr=0.02, epochs=1), engine=fit, rounds=1) for fit in (engine, SequentialEngine())
     )
     assert_same(whole_state(got), whole_state(expected), atol=0.0 if engine == "RayEngine" else 1e-8)
-    assert not getattr(engine, "_said", None)
+    assert not getattr(engine, "_warned", None)
 
 
 def test_in_such_a_phase_each_labeled_sample_comes_once_an_epoch():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureEmbedding", "Points", "draw_points", "gather_points", "thumbnails", "tsne"]
 
 FEWEST, COMPONENTS, USUAL_PERPLEXITY = 4, 50, 30.0
-MOST_IN_LEGEND = 20
+MAX_IN_LEGEND = 20
 LARGEST_IMAGE = 64  # pixels; a sprite of thousands of images stays below what browsers load
 
 
@@ -211,7 +211,7 @@ def draw_points(points: Points, plane: NDArray[np.float64], class_names: Sequenc
             label = f" {label}" if label.startswith("_") else label  # matplotlib leaves such names out of a legend
             axes.scatter(own[:, 0], own[:, 1], s=9, color=color, label=label)
         axes.set(title=f"by {what}", xticks=[], yticks=[])
-        if len(kinds) <= MOST_IN_LEGEND:
+        if len(kinds) <= MAX_IN_LEGEND:
             axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["client_map", "colors", "new_figure", "render", "thin_ticks"]
 
-_MOST_TICKS = 40
+MAX_TICKS = 40
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -85,7 +85,7 @@ def colors(count: int) -> NDArray[np.float64]:
 
 def thin_ticks(axes: Axes, axis: str, labels: list[str]) -> None:
     """Label the positions 0, 1, ... of an axis; with more than 40 labels, evenly spread ones."""
-    step = -(-len(labels) // _MOST_TICKS)
+    step = -(-len(labels) // MAX_TICKS)
     places = range(0, len(labels), step)
     rotation = 90 if axis == "x" and max(map(len, labels), default=0) > 2 else 0
     setter = axes.set_xticks if axis == "x" else axes.set_yticks

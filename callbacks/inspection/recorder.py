@@ -81,7 +81,7 @@ class Recorder:
         self.silent = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self.loggers: list[Logger] = [] if self.silent else list(trainer.loggers)
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         if dirpath is not None and not self.silent:
             self._check_folder()
 
@@ -178,10 +178,10 @@ class Recorder:
             writer.add_embedding(points, [*map(list, rows)], images, round, tag, list(columns))
         if not boards and not self.silent:
             what = "the Embedding Projector"
-            self._say(what, f"{what} is skipped: it needs a TensorBoardLogger, and the run has none")
+            self._log_once(what, f"{what} is skipped: it needs a TensorBoardLogger, and the run has none")
 
     def _file(self, name: str, what: str) -> AbstractContextManager[Path]:
-        self._say(what, f"no logger of this run accepts {what}: they are saved in {self.folder}")
+        self._log_once(what, f"no logger of this run accepts {what}: they are saved in {self.folder}")
         return replace_file(self.folder / name)
 
     def _check_folder(self) -> None:
@@ -194,9 +194,9 @@ class Recorder:
                 "give another dirpath"
             )
 
-    def _say(self, key: str, line: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
+    def _log_once(self, key: str, line: str) -> None:
+        if key not in self._logged:
+            self._logged.add(key)
             rank_zero_info(line)
 
 

@@ -72,16 +72,16 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
     batch is -1. Phases of plain batches, personalization and evaluation see the labeled ones alone."""
 
-    carried: bytes | None = None
+    resume_state: bytes | None = None
     """What the client's last local fit has handed on and, after the phases of this one, what it hands on itself."""
 
-    shown_metrics: frozenset[str] = frozenset()
+    progress_bar_names: frozenset[str] = frozenset()
     """Names of the values, logged by a user's module in the current fit, that the progress bar shows."""
 
     logged_reductions: Mapping[str, str] = {}  # replaced, never changed
     """``"sum"``, ``"min"`` or ``"max"`` by the names of logged values of the current fit that are no means."""
 
-    unset: frozenset[str] = frozenset()
+    uninitialized_buffers: frozenset[str] = frozenset()
     """Names of buffers that are yet to be set, and hold no finite numbers until then: they stay on the client."""
 
     public_samples: int = 0

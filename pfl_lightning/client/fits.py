@@ -120,7 +120,8 @@ class FitAccess(L.LightningModule):
         another client has left behind.
 
         Args:
-            attributes: What :func:`~pfl_lightning.state.carried.split_attributes` gives, of what that fit handed on.
+            attributes: What :func:`~pfl_lightning.state.resume_states.split_attributes` gives, of what that fit handed
+                on.
         """
 
     def exported_module(self) -> L.LightningModule:

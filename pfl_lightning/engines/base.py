@@ -84,7 +84,7 @@ class Engine(ABC):
         self.threads = threads
         self._held = HeldThreads()
         self._work: float | None = None  # of a training step, once it was counted
-        self._told = False  # the number of threads
+        self._logged_threads = False  # the number of threads
 
     def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
         """Called before the first task of a fit, a validation or a test; an override calls this one, too.
@@ -115,13 +115,13 @@ class Engine(ABC):
             return self.threads
         if self._work is None:
             self._work = step_work(models, data)
-        if not self._told:
+        if not self._logged_threads:
             rank_zero_info(
                 f"Threads of local fits: {threads_for_work(self._work)}, since a training step takes "
                 f"{self._work / 1e9:.2g} GFLOP forward. Another number is the engine's option threads, or "
                 "OMP_NUM_THREADS"
             )
-            self._told = True
+            self._logged_threads = True
         return threads_for_work(self._work)
 
     def holding_threads(
@@ -155,7 +155,7 @@ class Engine(ABC):
         """Run one local fit; afterwards the module holds the client's state."""
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
-        client.logged_metrics, client.shown_metrics, client.carried = {}, frozenset(), task.carried
+        client.logged_metrics, client.progress_bar_names, client.resume_state = {}, frozenset(), task.resume_state
         client.logged_reductions, gradients = {}, torch.is_grad_enabled()
         try:
             context = begin(client, task)
@@ -168,7 +168,7 @@ class Engine(ABC):
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
                 update, personal = conclude(client, context, before)
-            carried, client.carried = handed_on(client, context), None
+            resume_state, client.resume_state = handed_on(client, context), None
         except Exception as error:
             torch.set_grad_enabled(gradients)
             failed = failure(error, client, context, environment)
@@ -182,8 +182,8 @@ class Engine(ABC):
             time.perf_counter() - start,
             logged=dict(client.logged_metrics),
             num_samples=context.data.num_samples,
-            carried=carried,
-            shown=client.shown_metrics,
+            resume_state=resume_state,
+            progress_bar_names=client.progress_bar_names,
             reductions=client.logged_reductions,
         )
 
@@ -277,7 +277,7 @@ class Engine(ABC):
     def personalize(self, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
         """Run the client's personalization phases in place, on the state that it holds."""
         client.train()
-        client.carried = None  # what it comes to is forgotten
+        client.resume_state = None  # what it comes to is forgotten
         seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
         with local_fit(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(client.personalization_phases()):

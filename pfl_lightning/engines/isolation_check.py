@@ -26,12 +26,12 @@ SAMPLES = 8
 """Values of each frozen tensor that are looked at: an optimizer's step, or a moving average, changes nearly all."""
 
 SET_BY_ENGINES = frozenset(vars(L.LightningModule())) | {
-    "carried",
+    "resume_state",
     "isolation",
     "logged_metrics",
     "logged_reductions",
     "phase",
-    "shown_metrics",
+    "progress_bar_names",
     "_recorder",
 }
 """Attributes of a client that engines or Lightning set."""

@@ -24,7 +24,7 @@ from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask, Los
 from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
-from pfl_lightning.state.carried import split_attributes
+from pfl_lightning.state.resume_states import split_attributes
 from pfl_lightning.state.tensors import load_state
 
 __all__ = [
@@ -114,7 +114,7 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     load_state(client, task.personal)
     # The client may keep tensors of the message, which belong where its model is.
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
-    client.recall(split_attributes(task.carried or b"")[1])
+    client.recall(split_attributes(task.resume_state or b"")[1])
     isolation.sample_frozen(client)
     return replace(task.context, earlier_fits=earlier_fits(client, task))
 
@@ -198,7 +198,7 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
 
     personal = {name: state[name] for name in isolation.matched(("kept", *state), kept_names)}
     for name, tensor in personal.items():
-        if name in client.unset or not tensor.is_floating_point():
+        if name in client.uninitialized_buffers or not tensor.is_floating_point():
             continue
         if not math.isfinite(magnitude(tensor)):
             raise ClientError(

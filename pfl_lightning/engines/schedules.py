@@ -20,13 +20,13 @@ def earlier_fits(client: FederatedClient, task: FitTask) -> int | None:
     """Number of local fits that the client's schedules count before this one; ``None`` where they start again."""
     if client.schedule == "rounds":
         return task.context.round
-    return int(task.carried or 0) if client.schedule == "continue" else None
+    return int(task.resume_state or 0) if client.schedule == "continue" else None
 
 
 def handed_on(client: FederatedClient, context: FitContext) -> bytes | None:
     """What a fit that has ended hands on to the client's next: how many there were, or what the client says itself."""
     if client.schedule != "continue" or context.earlier_fits is None:
-        return client.carried
+        return client.resume_state
     return b"%d" % (context.earlier_fits + 1)
 
 

@@ -19,7 +19,7 @@ __all__ = ["DivergenceGuard"]
 
 LOSS = "train/loss"
 
-MOST_GROWTH = 100.0
+MAX_GROWTH = 100.0
 """Factor by which the server's weights may grow in a round."""
 
 EVALUATED_LOSS = 100.0
@@ -79,7 +79,7 @@ class DivergenceGuard:
             if value > limit:
                 whose = "that of the first round was" if name == LOSS else "guessing has"
                 return f"the mean of {name} is {value:.3g}, and {whose} {limit / LOSS_GROWTH:.3g}, or less"
-        if growth.factor > MOST_GROWTH:
+        if growth.factor > MAX_GROWTH:
             return f"{growth.name} on the server has grown by a factor of {growth.factor:.3g} in this round"
         return None
 

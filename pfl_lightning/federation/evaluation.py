@@ -125,10 +125,10 @@ class Evaluation:
         if outside and federation.has_trained:  # Lightning logs against this, which it does not know of a loaded model
             set_batches_that_stepped(federation.trainer, federation.round)
         scores = (*self.validation_scores.values(), *self.test_scores.values())
-        shown = {name for score in scores for name in score.shown}
+        in_bar = {name for score in scores for name in score.progress_bar_names}
         to = None if outside else False  # of True Lightning would warn where there is no logger
         for name, value in self.summary.items():  # names may have the number of a loader already
-            federation.log(name, value, name in shown, logger=to, batch_size=1, add_dataloader_idx=False)
+            federation.log(name, value, name in in_bar, logger=to, batch_size=1, add_dataloader_idx=False)
         for prefix in () if outside else ("val_", "novel_val_", "test_", "novel_test_"):
             mean = self.summary.get(f"{prefix}accuracy/mean")
             if mean is not None and f"{prefix}accuracy" not in self.summary:  # which a user's module may log itself

@@ -14,7 +14,7 @@ from pfl_lightning.checks import check_at_least, check_choice, check_number_of_c
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import outer_trainer as outer
-from pfl_lightning.federation.divergence import MOST_GROWTH, DivergenceGuard
+from pfl_lightning.federation.divergence import MAX_GROWTH, DivergenceGuard
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
 from pfl_lightning.state.update_norms import UpdateGuard
@@ -191,7 +191,7 @@ class RoundLoop(L.Callback):
             return
         growth = self._round.close(self.min_clients)
         self.undone = 0 if growth.fault is None else self.undone + 1
-        self._sound = growth.fault is None and growth.factor <= MOST_GROWTH
+        self._sound = growth.fault is None and growth.factor <= MAX_GROWTH
         if growth.fault is None:
             outer.previous_checkpoints(trainer).tried()
         if self.undone >= MAX_ROLLBACKS:
@@ -210,11 +210,11 @@ class RoundLoop(L.Callback):
         self.aggregated = True
         metrics = self._round.metrics()
         self.loss = metrics.get("train/loss", math.nan)
-        shown = {name for result in self._round.results for name in result.shown}
+        in_bar = {name for result in self._round.results for name in result.progress_bar_names}
         for name, value in metrics.items():
-            pl_module.log(name, value, name in shown, logger=False, on_step=False, on_epoch=True, batch_size=1)
+            pl_module.log(name, value, name in in_bar, logger=False, on_step=False, on_epoch=True, batch_size=1)
         exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
-        if exceeded or growth.factor > MOST_GROWTH:
+        if exceeded or growth.factor > MAX_GROWTH:
             federation: Any = pl_module
             self._report(trainer, federation, self.guard.exceeded(metrics, growth, federation))
         metrics |= {f"bytes/up_{kind}": float(size) for kind, size in self.traffic.up.items()}

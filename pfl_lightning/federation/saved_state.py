@@ -74,7 +74,7 @@ def _differences(federation: Federation, state: dict[str, Any]) -> Iterator[str]
             f"the checkpoint was made with seed {state['seed']}, this run has {federation.seed}: what follows will "
             "differ from the uninterrupted run"
         )
-    if federation.clients.carried is not None and "carried" not in state:
+    if federation.clients.resume_states is not None and "carried" not in state:
         yield (
             "the checkpoint holds no schedules and no states of optimizers: those of all clients start again; "
             "schedule='restart' (and optimizer_state='reset' of federate) lets every local fit start again"

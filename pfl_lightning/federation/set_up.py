@@ -29,10 +29,10 @@ from pfl_lightning.names import method_named
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import MethodFactory
-from pfl_lightning.state.carried import CarriedStates
 from pfl_lightning.state.checkpoints.writing import use_atomic_files
 from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
+from pfl_lightning.state.resume_states import ResumeStates
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
@@ -140,7 +140,7 @@ def build(federation: Federation, data: FederatedData) -> None:
     spill_to_disk(limit, [*stores, *federation.server.client_states()], federation.spill_dir)
     if any(model.hands_on for model in converted):
         rest = None if limit is None else limit - sum(store.most_bytes for store in stores) / 1e9
-        federation.clients.carried = CarriedStates(data.num_clients, rest, federation.spill_dir)
+        federation.clients.resume_states = ResumeStates(data.num_clients, rest, federation.spill_dir)
     federation._saved.know(data)
 
 

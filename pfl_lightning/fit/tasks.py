@@ -80,13 +80,13 @@ class FitTask:
         context: Client, round and training data.
         broadcast: Message of the server.
         personal: The client's personal state, as it was stored.
-        carried: What the client's last local fit has handed on, empty before its first; ``None`` where nothing is.
+        resume_state: What the client's last local fit has handed on, empty before its first; ``None`` where nothing is.
     """
 
     context: FitContext
     broadcast: Broadcast
     personal: State
-    carried: bytes | None = None
+    resume_state: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class FitResult:
         error: Why the fit failed.
         logged: Values that the module itself logged, apart from the terms of the loss, by name.
         num_samples: Samples that the client trained on; its weight in means of what was logged.
-        carried: What the fit hands on to the client's next, if anything.
-        shown: Names of the logged values that the progress bar shows.
+        resume_state: What the fit hands on to the client's next, if anything.
+        progress_bar_names: Names of the logged values that the progress bar shows.
         reductions: ``"sum"``, ``"min"`` or ``"max"`` by the names of logged values that are no means.
     """
 
@@ -130,8 +130,8 @@ class FitResult:
     error: FederationError | None = None
     logged: Losses = field(default_factory=dict)
     num_samples: int = 0
-    carried: bytes | None = None
-    shown: frozenset[str] = frozenset()
+    resume_state: bytes | None = None
+    progress_bar_names: frozenset[str] = frozenset()
     reductions: Mapping[str, str] = field(default_factory=dict)
 
     def with_own_state(self) -> FitResult:

@@ -7,7 +7,7 @@
 ``clients``                              ``Clients``: modules and stored states of a federation
 ``client_states``                        per-client state stores, of one or several architectures
 ``row_storage``                          their arrays, in memory or in a file
-``carried``                              what a local fit hands on to the client's next, as bytes
+``resume_states``                        what a local fit hands on to the client's next, as bytes
 ``checkpoints``                          checkpoints of a federation, and clients' models as plain files
 ``equality``                             ``same``: whether two values hold the same
 ``files``                                files written as a whole or not at all

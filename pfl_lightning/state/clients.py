@@ -15,8 +15,8 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
 from pfl_lightning.state.architectures import ArchitectureSummary, summarize_architectures
-from pfl_lightning.state.carried import CarriedStates, split_attributes
 from pfl_lightning.state.client_states import ClientStates
+from pfl_lightning.state.resume_states import ResumeStates, split_attributes
 from pfl_lightning.state.tensors import select_state
 
 __all__ = ["Clients", "GroupedStates"]
@@ -125,11 +125,11 @@ class Clients:
         architecture_of: The architecture of each client, as an index into ``models``.
 
     Attributes:
-        carried: What local fits hand on to the client's next, beside its state; ``None`` where nothing is.
+        resume_states: What local fits hand on to the client's next, beside its state; ``None`` where nothing is.
         rounds_trained: For each client, the rounds in which the server has taken an update of it.
     """
 
-    carried: CarriedStates | None = None
+    resume_states: ResumeStates | None = None
 
     def __init__(
         self, models: Sequence[FederatedClient], labels: Sequence[str], architecture_of: Sequence[int]
@@ -162,7 +162,7 @@ class Clients:
 
     def attributes(self, client: int) -> bytes:
         """What the client's last local fit has left in plain attributes of a user's module."""
-        return b"" if self.carried is None else split_attributes(self.carried.get(client))[1]
+        return b"" if self.resume_states is None else split_attributes(self.resume_states.get(client))[1]
 
     def keeps_trained(self, client: int) -> bool:
         """Whether the store holds the client's whole model after its last local fit."""
@@ -171,7 +171,7 @@ class Clients:
     def state_dict(self) -> dict[str, Any]:
         """Content for a checkpoint: the stored states, the fixed tensors, and what local fits have handed on."""
         return {
-            **({} if self.carried is None else {"carried": self.carried.state_dict()}),
+            **({} if self.resume_states is None else {"carried": self.resume_states.state_dict()}),
             "personal": self.personal.state_dict(),
             "encoders": list(self.labels),
             "fixed": [dict(fixed) for fixed in self._fixed],
@@ -191,8 +191,8 @@ class Clients:
         """
         self.personal.load_state_dict(state["personal"])
         self._fixed = [{name: tensor.clone() for name, tensor in fixed.items()} for fixed in state["fixed"]]
-        if self.carried is not None:
-            self.carried.load_state_dict(state.get("carried", {}))
+        if self.resume_states is not None:
+            self.resume_states.load_state_dict(state.get("carried", {}))
         counted = state["rounds_trained"]
         self.rounds_trained = np.zeros(len(self.architecture_of), dtype=np.int64)
         self.rounds_trained[counted["clients"].numpy()] = counted["rounds"].numpy()

@@ -18,7 +18,7 @@ def assert_agree(fit, rounds=1, cohorts=([1, 3, 2],), precision="64-true", **opt
     assert_same(whole_state(got), whole_state(expected), atol=1e-9 if precision == "64-true" else 1e-6)
     losses = [{k: float(v) for k, v in f.trainer.callback_metrics.items() if "train/" in k} for f in (got, expected)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-    return " ".join(got.engine._said)
+    return " ".join(got.engine._warned)
 
 
 def trained(fit, **options):
@@ -59,7 +59,7 @@ def assert_evaluations_agree(fit, *, atol=1e-5, data=None, engine=None, **option
     federation, settings = trained(fit, data=data or Toy(**UNEQUAL), **options), engine or {}
     vectorized = VectorizedEngine(forward="vmap", **settings)
     got = evaluate(federation, vectorized)
-    assert not vectorized._said
+    assert not vectorized._warned
     assert not vectorized._reasons
     assert not vectorized._evaluation.alone
     assert not vectorized._evaluation.forward_alone

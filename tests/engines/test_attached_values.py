@@ -73,7 +73,7 @@ def test_a_step_on_attached_values_is_one_that_computes_them(make, atol, monkeyp
     got = run(partial(Attached, **options), 2, cohorts=COHORTS, engine=make(monkeypatch))
     expected = run(partial(Computed, **options), 2, cohorts=COHORTS)
     assert_same(whole_state(got), whole_state(expected), atol=atol)
-    assert not getattr(got.engine, "_said", None)
+    assert not getattr(got.engine, "_warned", None)
 
 
 @pytest.mark.parametrize("encoder", [tiny_encoder, dropout_encoder])

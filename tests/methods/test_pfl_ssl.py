@@ -144,7 +144,7 @@ def test_engines_agree(objective, shared, kept, make, atol, monkeypatch):
 def test_every_objective_is_vectorized(objective, shared, kept):
     engine = VectorizedEngine(forward="vmap")
     run(fit(objective, epochs=1), 2, engine=engine, **options())
-    assert engine._said == set()
+    assert engine._warned == set()
     assert not engine._reasons
 
 

@@ -112,7 +112,7 @@ class ModuleClient(NetworkParts, ModuleSteps):
         self.automatic_optimization = self.module.automatic_optimization
         buffers = self.module.named_buffers()
         found = [name for name, b in buffers if b.is_floating_point() and not bool(b.isfinite().all())]
-        self.unset = frozenset(f"{prefix}{name}" for prefix in NETWORKS for name in found)
+        self.uninitialized_buffers = frozenset(f"{prefix}{name}" for prefix in NETWORKS for name in found)
         self._never_trained = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         kept = [name for name, layer in self.module.named_modules() if name and not layer.training]
         self._kept_in_evaluation = kept if self.module.training else []

@@ -124,7 +124,7 @@ class ModuleSteps(ResumableClient):
             with patched(self.step_module, log=self._record.log), undefined_as_nan(self.step_module):
                 yield {} if record is None else record
                 self.logged_metrics |= self._record.values()
-                self.shown_metrics |= self._record.shown
+                self.progress_bar_names |= self._record.progress_bar_names
                 self.logged_reductions = {**self.logged_reductions, **self._record.reductions}
                 if self.progress is not None:
                     self.progress.finish_phase_without_trainer(self.phase.epochs)

@@ -49,7 +49,7 @@ class NetworkParts(FederatedClient):
     chosen: tuple[frozenset[str], frozenset[str]]
     """Names in the module of what its user keeps on the clients, and of what the user shares."""
 
-    unset: frozenset[str]
+    uninitialized_buffers: frozenset[str]
     """Names of buffers that are not finite at the start."""
 
     def networks(self) -> list[L.LightningModule]:
@@ -126,7 +126,7 @@ class NetworkParts(FederatedClient):
         goes before all this.
         """
         counters, state = norm_names(self, affine=False), self.state_dict()
-        usual = {name for name in super().shared_names() if name not in self.unset}
+        usual = {name for name in super().shared_names() if name not in self.uninitialized_buffers}
         usual = {name for name in usual if state[name].is_floating_point() or name in counters}
         personal, shared = self.chosen
         usual |= {name for name in state if _names(shared, name)} - self.frozen

@@ -60,7 +60,7 @@ class Transient:
                     _copies(own_attributes(layer), memo),
                     set(own_attributes(layer)),
                 )
-        self._said = False
+        self._warned = False
         self._named: set[str] = set()
         self._class_values = class_values(type(module))
 
@@ -82,7 +82,7 @@ class Transient:
         self.restore_forms(module)
         self._forms.hold(module)
         known = _tensors_and_layers(module)
-        if not self._said:
+        if not self._warned:
             self._say_which_weights_are_lost(module, known)
         memo = dict(known)
         for name, first in self._attributes.items():
@@ -156,7 +156,7 @@ class Transient:
         for name, first in self._attributes.items():
             for attribute, value in own_attributes(module.get_submodule(name)).items():
                 if _follows_weights(value, first.get(attribute), forms, known):
-                    self._said = True
+                    self._warned = True
                     _log.warning(
                         "%s.%s (a %s) holds weights that a local fit has changed. It is no part of the state_dict: "
                         "every local fit and evaluation begins with those that it held at the start, so that an "

@@ -36,9 +36,9 @@ class FeatureMethod(ModuleClient):
 
     def _find_unset_copies(self) -> None:
         """Networks that the method has made of the module have its buffers that are not finite, too."""
-        endings = tuple(f".{name}" for name in self.unset)
+        endings = tuple(f".{name}" for name in self.uninitialized_buffers)
         copies = [name for name, buffer in self.named_buffers(remove_duplicate=False) if _not_finite(buffer)]
-        self.unset |= {name for name in copies if endings and name.endswith(endings)}
+        self.uninitialized_buffers |= {name for name in copies if endings and name.endswith(endings)}
 
     def head_input(self, features: Tensor) -> Tensor:
         """What enters the head; in and after a step of the module what has entered it, which is computed once."""

@@ -181,12 +181,12 @@ def score_module(
         scores = _probed(client, part, data, environment)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
-        notes.shown = {as_test_name(name) for name in notes.shown}
+        notes.progress_bar_names = {as_test_name(name) for name in notes.progress_bar_names}
         notes.best = {as_test_name(name): how for name, how in notes.best.items()}
         notes.reductions = {as_test_name(name): how for name, how in notes.reductions.items()}
         notes.loaders = {as_test_name(name): own for name, own in notes.loaders.items()}
     sizes = getattr(part, "sizes", ())
-    noted = (frozenset(notes.shown), notes.best, sizes, notes.of_loaders if sizes else {})
+    noted = (frozenset(notes.progress_bar_names), notes.best, sizes, notes.of_loaders if sizes else {})
     return EvalMetrics(scores.accuracy, math.nan, len(part), logged, *noted, notes.reductions)
 
 

@@ -73,7 +73,7 @@ def fit_module(
         if progress is not None:
             changed = None if resumption is None else resumption.changed
             progress.finish_phase(Counts.of(trainer), changed, validation.metrics(trainer))
-        client.shown_metrics |= record.shown
+        client.progress_bar_names |= record.progress_bar_names
         client.logged_reductions = {**client.logged_reductions, **record.reductions}
         return _logged_values(trainer, record)
 

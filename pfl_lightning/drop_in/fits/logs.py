@@ -39,7 +39,7 @@ class Notes:
     """What calls of ``self.log`` say beside the values."""
 
     def __init__(self) -> None:
-        self.shown: set[str] = set()
+        self.progress_bar_names: set[str] = set()
         """Names of what the progress bar shows."""
         self.reductions: dict[str, str] = {}
         """``"sum"``, ``"min"`` or ``"max"`` by the name of what is reduced so, over steps and over clients."""
@@ -47,7 +47,7 @@ class Notes:
     def note(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Note one call, with its arguments."""
         if args[0] if args else kwargs.get("prog_bar"):
-            self.shown.add(name)
+            self.progress_bar_names.add(name)
         kinds = ((SumMetric, "sum"), (MaxMetric, "max"), (MinMetric, "min"))
         if isinstance(value, Metric):
             found = next((how for kind, how in kinds if isinstance(value, kind)), "mean")

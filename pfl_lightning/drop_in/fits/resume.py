@@ -23,7 +23,7 @@ from pfl_lightning.drop_in.fits.module_calls import flat_objects, training
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import batches_that_stepped, set_batches_that_stepped
-from pfl_lightning.state.carried import split_attributes, with_attributes
+from pfl_lightning.state.resume_states import split_attributes, with_attributes
 
 __all__ = ["Continuity", "Counts", "FitProgress", "ResumableClient", "Resumption", "set_counts"]
 
@@ -251,12 +251,12 @@ class ResumableClient(FederatedClient):
     """Of the fit under way; ``None`` where nothing goes on, as in a fine-tuning before an evaluation."""
 
     @property
-    def carried(self) -> bytes | None:  # type: ignore[override]  # where it is set, it is unpacked
+    def resume_state(self) -> bytes | None:  # type: ignore[override]  # where it is set, it is unpacked
         """What the fit hands on to the client's next."""
         return None if self.progress is None else with_attributes(self.progress.encoded(), self.kept_attributes())
 
-    @carried.setter
-    def carried(self, content: bytes | None) -> None:
+    @resume_state.setter
+    def resume_state(self, content: bytes | None) -> None:
         name = type(self.step_module).__name__
         self.progress = None if content is None else FitProgress(self.continuity, split_attributes(content)[0], name)
 

@@ -28,7 +28,7 @@ class LogsOverClients:
     def __init__(self, module: str, monitor: str | None) -> None:
         self._module, self.monitor = module, monitor
         self.best: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics], trains: bool) -> dict[str, float]:
         """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known.
@@ -72,8 +72,8 @@ class LogsOverClients:
         return values
 
     def _warn_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, stacklevel=2)
 
 

@@ -77,7 +77,7 @@ class AveragedBuffers:
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}  # hashes
-        self._said = False
+        self._warned = False
 
     def begin(self, client: ModuleClient, weights: State) -> None:
         """Training begins: note what the buffers hold.
@@ -86,7 +86,7 @@ class AveragedBuffers:
             client: A client.
             weights: What the server sends.
         """
-        names = [] if self._said else _watched(client)
+        names = [] if self._warned else _watched(client)
         self._first = {name: content_hash(weights[name]) for name in names if name in weights}
 
     def look(self, module: Any, weights: State) -> None:
@@ -99,7 +99,7 @@ class AveragedBuffers:
         found = [name for name, before in self._first.items() if content_hash(weights[name]) != before]
         if not found:
             return
-        self._said, self._first = True, {}
+        self._warned, self._first = True, {}
         names = tuple(dict.fromkeys(map(bare_name, found)))
         warnings.warn(
             f"local fits change buffers of {type(module).__name__} that are averaged over the clients: "

@@ -58,11 +58,11 @@ class CompiledComputation:
         compute: The computation to compile.
         steps: The graphs so far.
         kind: Key of a graph in addition to shapes.
-        say: Logs a line once.
+        log: Logs a line once.
     """
 
-    def __init__(self, compute: Computation, steps: CompiledSteps, kind: Key, say: Callable[[str], None]) -> None:
-        self._compute, self._steps, self._kind, self._say = compute, steps, kind, say
+    def __init__(self, compute: Computation, steps: CompiledSteps, kind: Key, log: Callable[[str], None]) -> None:
+        self._compute, self._steps, self._kind, self._log = compute, steps, kind, log
         self._clients: Key | None = None
 
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
@@ -115,7 +115,7 @@ class CompiledComputation:
     def _refuse(self, reason: str) -> None:
         self._steps.refused = True
         self._steps.graphs.clear()
-        self._say(f"{reason}; going on without compiling")
+        self._log(f"{reason}; going on without compiling")
 
 
 def compile_graph(graph: nn.Module) -> Callable[..., list[Tensor]]:
@@ -164,14 +164,14 @@ class ComputationFactory:
     Args:
         compile: Whether steps are compiled.
         cuda_graphs: Whether they are captured as CUDA graphs.
-        say: Logs a line once.
+        log: Logs a line once.
 
     Attributes:
         accelerate: Whether steps are compiled or captured.
     """
 
-    def __init__(self, compile: bool, cuda_graphs: bool, say: Callable[[str], None]) -> None:
-        self._compile, self._cuda_graphs, self._say = compile, cuda_graphs, say
+    def __init__(self, compile: bool, cuda_graphs: bool, log: Callable[[str], None]) -> None:
+        self._compile, self._cuda_graphs, self._log = compile, cuda_graphs, log
         self.accelerate = compile or cuda_graphs
         self._compiled = PerModule[list[CompiledSteps]]()
 
@@ -180,7 +180,7 @@ class ComputationFactory:
         computation: Computation = EagerComputation(client, environment)
         if self.accelerate and uses_batch_index(client):
             name = type(client).__name__
-            self._say(f"{name}.training_step uses the number of the batch; its steps are not compiled or captured")
+            self._log(f"{name}.training_step uses the number of the batch; its steps are not compiled or captured")
             return computation
         if self._compile:
             computation = self._compiling(computation, client, phase, environment)
@@ -191,16 +191,16 @@ class ComputationFactory:
     def _capturing(self, computation: Computation, environment: FitEnvironment) -> Computation:
         recorder = recorder_for(environment.device)
         if recorder is None:
-            self._say(f"cuda_graphs needs a CUDA device and has no effect on {environment.device.type!r}")
+            self._log(f"cuda_graphs needs a CUDA device and has no effect on {environment.device.type!r}")
             return computation
-        return GraphedComputation(computation, recorder, self._say)
+        return GraphedComputation(computation, recorder, self._log)
 
     def _compiling(
         self, computation: Computation, client: FederatedClient, phase: Phase, environment: FitEnvironment
     ) -> Computation:
         modules = tuple((name, type(module), module.training) for name, module in client.named_modules())
         kind = (phase, modules, environment.precision_name, type(environment.precision))
-        return CompiledComputation(computation, self._steps_of(client), kind, self._say)
+        return CompiledComputation(computation, self._steps_of(client), kind, self._log)
 
     def _steps_of(self, client: FederatedClient) -> CompiledSteps:
         """Graphs compiled for the module's current Python attributes."""

@@ -71,13 +71,13 @@ class GraphedComputation:
     Args:
         compute: The computation to capture.
         recorder: Factory of recorders.
-        say: Logs a line once.
+        log: Logs a line once.
     """
 
     def __init__(
-        self, compute: Computation, recorder: Callable[[torch.device], CudaGraph], say: Callable[[str], None]
+        self, compute: Computation, recorder: Callable[[torch.device], CudaGraph], log: Callable[[str], None]
     ) -> None:
-        self._compute, self._new_recorder, self._say = compute, recorder, say
+        self._compute, self._new_recorder, self._log = compute, recorder, log
         self._stack: tuple[Any, ...] = ()
         self._batch: tuple[Any, ...] = ()
         self._recorder: CudaGraph | None = None
@@ -136,7 +136,7 @@ class GraphedComputation:
 
     def _refuse(self, reason: str) -> None:
         self._refused, self._captured, self._recorder = True, None, None
-        self._say(f"{reason}; its steps are launched without CUDA graphs")
+        self._log(f"{reason}; its steps are launched without CUDA graphs")
 
 
 def _stack_key(inputs: StepInputs) -> tuple[Any, ...]:

@@ -113,10 +113,10 @@ class VectorizedEngine(Engine):
         self._one_by_one = SequentialEngine(gradient_clip_val, gradient_clip_algorithm, cache_features)
         clip = partial(clip_per_client, limit=gradient_clip_val or 0.0, algorithm=gradient_clip_algorithm)
         self._clip = None if gradient_clip_val is None else clip
-        self._said: set[str] = set()
-        self._computations = ComputationFactory(compile, cuda_graphs, self.say)
+        self._warned: set[str] = set()
+        self._computations = ComputationFactory(compile, cuda_graphs, self.log)
         self._reasons = PerModule[str]()  # not to train its clients together
-        self._fits = Groups[FitTask, FitResult](clients_per_batch, self.say)
+        self._fits = Groups[FitTask, FitResult](clients_per_batch, self.log)
         self._evaluation = StackedEvaluation(self)
 
     def run_phase(
@@ -154,7 +154,7 @@ class VectorizedEngine(Engine):
         except CannotVectorizeError as error:
             self._reasons[client] = error.reason
             if not error.silent:
-                self.say(f"{error.reason}. Its clients are trained one by one, as under SequentialEngine")
+                self.log(f"{error.reason}. Its clients are trained one by one, as under SequentialEngine")
             return None
         except (torch.OutOfMemoryError, FederationError):
             raise
@@ -178,13 +178,13 @@ class VectorizedEngine(Engine):
             if reason is None:
                 return False
             self._reasons[client] = reason
-            self.say(f"{reason}. Its clients are trained one by one, as under SequentialEngine")
+            self.log(f"{reason}. Its clients are trained one by one, as under SequentialEngine")
         return True
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Log a message, unless it was logged before."""
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._warned:
+            self._warned.add(message)
             _log.warning("VectorizedEngine: %s", message)
 
     # ------------------------------------------------------------------ a group
@@ -204,7 +204,7 @@ class VectorizedEngine(Engine):
         """Whether several clients are trained at once, as far as that is this engine's choice; says so otherwise."""
         together = self.vectorizes(client, environment)
         if not together and self._computations.accelerate:
-            self.say("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
+            self.log("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
         return together
 
     def vectorizes(self, client: FederatedClient, environment: FitEnvironment) -> bool:
@@ -292,7 +292,7 @@ class VectorizedEngine(Engine):
             return FitResult(context.client, context.round, None, {}, {}, seconds, failed)
         means = {name: sum(values) / len(values) for name, values in member.losses.items()}
         seconds += time.perf_counter() - start
-        count, carried = context.data.num_samples, handed_on(client, context)
+        count, resume_state = context.data.num_samples, handed_on(client, context)
         return FitResult(
             context.client,
             context.round,
@@ -301,5 +301,5 @@ class VectorizedEngine(Engine):
             means,
             seconds,
             num_samples=count,
-            carried=carried,
+            resume_state=resume_state,
         )

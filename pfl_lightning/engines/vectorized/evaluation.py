@@ -42,7 +42,7 @@ class StackedEvaluation:
     def __init__(self, engine: VectorizedEngine) -> None:
         self._engine = engine
         self._groups = Groups[EvaluationTask, EvaluationResult](
-            engine.clients_per_batch, engine.say, " in the evaluation"
+            engine.clients_per_batch, engine.log, " in the evaluation"
         )
         self.alone, self.forward_alone = PerModule[bool](), PerModule[bool]()
 
@@ -77,14 +77,14 @@ class StackedEvaluation:
                     results = self._evaluate_together(client, group, environment)
             except CannotVectorizeError as error:
                 self.alone[client] = True
-                self._say_why(error)
+                self._log_why(error)
             except ClientError:
                 return None  # one by one, the error belongs to a known client
         return results
 
-    def _say_why(self, error: CannotVectorizeError) -> None:
+    def _log_why(self, error: CannotVectorizeError) -> None:
         if not error.silent:
-            self._engine.say(f"{error.reason}. Its clients are evaluated one by one, as under SequentialEngine")
+            self._engine.log(f"{error.reason}. Its clients are evaluated one by one, as under SequentialEngine")
 
     def _goes_together(
         self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
@@ -120,7 +120,7 @@ class StackedEvaluation:
                 scores |= zip(alike, self._scores(client, alike, environment), strict=True)
             except CannotVectorizeError as error:
                 self.forward_alone[client] = True
-                self._say_why(error)
+                self._log_why(error)
                 return None
         put_state(client, members[-1].state)  # as if it had been evaluated after the others
         forget_preparation(client)

@@ -34,15 +34,15 @@ class Groups(Generic[Task, Result]):
 
     Args:
         most: Number of tasks that are taken before the first of them runs.
-        say: Logs a line once.
+        log: Logs a line once.
         where: End of what is said of memory, such as ``" in the evaluation"``.
 
     Attributes:
         at_once: Number of tasks that run at once; less than ``most`` after an out-of-memory error.
     """
 
-    def __init__(self, most: int, say: Callable[[str], None], where: str = "") -> None:
-        self._most, self._say, self._where = most, say, where
+    def __init__(self, most: int, log: Callable[[str], None], where: str = "") -> None:
+        self._most, self._log, self._where = most, log, where
         self.at_once = most
 
     def run(
@@ -91,6 +91,6 @@ class Groups(Generic[Task, Result]):
                 continue
             self.at_once = (len(group) + 1) // 2
             count = f"{len(group)} clients at once need too much memory{self._where}"
-            self._say(f"{count}; going on with {self.at_once} at once")
+            self._log(f"{count}; going on with {self.at_once} at once")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

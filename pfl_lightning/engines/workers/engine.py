@@ -215,7 +215,9 @@ class WorkerEngine(Engine):
         """
         copies = HostCopies()
         work = (
-            ClientWork(self._models[id(model)], copies.of(task.broadcast), task.personal, carried=task.carried)
+            ClientWork(
+                self._models[id(model)], copies.of(task.broadcast), task.personal, resume_state=task.resume_state
+            )
             for model, task in tasks
         )
         for result in self._spread(work, "fit", self.clients_per_batch, environment):

@@ -102,7 +102,7 @@ class ClientWork:
         trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
         validation: Whether the validation part is evaluated.
         test: Whether the test part is evaluated.
-        carried: For a local fit, see :class:`~pfl_lightning.engines.FitTask`; for an evaluation the attributes alone.
+        resume_state: For a local fit, see :class:`~pfl_lightning.engines.FitTask`; for an evaluation the attributes.
     """
 
     model: int
@@ -112,7 +112,7 @@ class ClientWork:
     trained: bool = False
     validation: bool = False
     test: bool = False
-    carried: bytes | None = None
+    resume_state: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Worker:
     def _fit(self, payload: Payload) -> list[Any]:
         environment = self._environment
         tasks = [
-            (model, FitTask(context, work.broadcast.to(environment.device), work.state, work.carried))
+            (model, FitTask(context, work.broadcast.to(environment.device), work.state, work.resume_state))
             for work, model, context in self._clients(payload, training=True)
         ]
         with torch.enable_grad(), _step_context(environment, training=True):
@@ -264,7 +264,7 @@ class Worker:
             parts = self._data.client_data(work.broadcast.client)
             broadcast = work.broadcast.to(environment.device)
             validation, test = parts.validation if work.validation else None, parts.test if work.test else None
-            attributes = work.carried or b""
+            attributes = work.resume_state or b""
             task = EvaluationTask(context, broadcast, work.state, work.trained, validation, test, attributes)
             tasks.append((model, task))
         with _step_context(environment, training=False):

@@ -136,7 +136,7 @@ def test_a_resumed_run_has_them(tmp_path, spilled):
 
     trainer, first = fit(1)
     if spilled:
-        first.clients.carried.rows.move_to_disk(str(tmp_path))
+        first.clients.resume_states.rows.move_to_disk(str(tmp_path))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     _, whole = fit(ROUNDS)
     _, resumed = fit(ROUNDS, ckpt_path=tmp_path / "last.ckpt")

@@ -199,10 +199,10 @@ def test_a_resumed_run_goes_on_bit_by_bit(method, store, tmp_path):
     _, trainer = fit(2)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     resumed, _ = fit(3, tmp_path / "two.ckpt")
-    assert resumed.clients.carried.rows.on_disk == bool(store)
+    assert resumed.clients.resume_states.rows.on_disk == bool(store)
     assert_same(whole_state(resumed), whole_state(whole))
     for client in range(5):
-        assert resumed.clients.carried.get(client) == whole.clients.carried.get(client)
+        assert resumed.clients.resume_states.get(client) == whole.clients.resume_states.get(client)
 
 
 def test_workers_hand_on_what_clients_go_on_with(monkeypatch):
@@ -214,17 +214,18 @@ def test_workers_hand_on_what_clients_go_on_with(monkeypatch):
     expected, _ = run_project(FedAvg, 3, module=ByEpoch(), **options)
     got, _ = run_project(FedAvg, 3, module=ByEpoch(), engine=engine, **options)
     assert_same(whole_state(got), whole_state(expected))
-    assert [got.clients.carried.get(c) for c in range(5)] == [expected.clients.carried.get(c) for c in range(5)]
+    states, before = got.clients.resume_states, expected.clients.resume_states
+    assert [states.get(client) for client in range(5)] == [before.get(client) for client in range(5)]
 
 
 def test_nothing_is_stored_where_nothing_goes_on():
     federation, _ = run_project(FedAvg, 1, schedule="restart")
-    assert federation.clients.carried is None
+    assert federation.clients.resume_states is None
     federation, _ = run_project(FedAvg, 2, cohorts=[[1]])
     kept, _ = run_project(FedAvg, 2, cohorts=[[1]], optimizer_state="keep")
-    counts = [federation.clients.carried.get(client) != b"" for client in range(5)]
+    counts = [federation.clients.resume_states.get(client) != b"" for client in range(5)]
     assert counts == [False, True, False, False, False]
-    assert kept.clients.carried.num_bytes > federation.clients.carried.num_bytes
+    assert kept.clients.resume_states.num_bytes > federation.clients.resume_states.num_bytes
 
 
 def test_a_client_that_fails_keeps_what_it_had():
@@ -238,10 +239,10 @@ def test_a_client_that_fails_keeps_what_it_had():
     with pytest.warns(UserWarning, match="left out of the aggregation"):
         after, _ = run_project(LocalOnly, 3, module=Failing(), cohorts=cohorts, optimizer_state="keep")
     for client in (0, 1):
-        had = [FitProgress(Continuity(), each.clients.carried.get(client), "").counts for each in (before, after)]
+        had = [FitProgress(Continuity(), each.clients.resume_states.get(client), "").counts for each in (before, after)]
         assert had[0].epochs == 2
         assert had[0] == had[1]
-        assert after.clients.carried.get(client) == before.clients.carried.get(client)
+        assert after.clients.resume_states.get(client) == before.clients.resume_states.get(client)
 
 
 def test_optimizers_that_differ_between_fits_are_refused():

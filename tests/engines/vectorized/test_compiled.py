@@ -68,7 +68,7 @@ def test_compiled_steps_agree(method, early):
     """Fits of clients with unequal numbers of batches, in several phases, with features in place of inputs."""
     options = {"encoder": dropout_and_norm}
     engine, got = trained(partial(method, lr=0.005, epochs=2), **options)
-    assert not engine._said
+    assert not engine._warned
     assert number_of_graphs(engine) >= 2
     assert_same(got, plain(partial(method, lr=0.005, epochs=2), **options), atol=1e-5)
 
@@ -77,7 +77,7 @@ def test_compiled_steps_agree(method, early):
 def test_compiled_steps_agree_in_double_precision_and_under_autocast(early):
     for precision, atol in (("64-true", 1e-9), ("bf16-mixed", 1e-3)):
         engine, got = trained(partial(FedPAC, lr=0.01), precision=precision)
-        assert not engine._said
+        assert not engine._warned
         assert number_of_graphs(engine) >= 2
         assert_same(got, plain(partial(FedPAC, lr=0.01), precision=precision), atol=atol)
 
@@ -93,7 +93,7 @@ def test_inductor_agrees(monkeypatch):
     monkeypatch.setattr(compiled, "MOST", 1)
     options = {"encoder": dropout_and_norm, "data": Toy([[0, 1] * 4, [1, 2] * 4])}
     engine, got = trained(partial(FedAvg, lr=0.01, epochs=3), 1, **options)
-    assert not engine._said
+    assert not engine._warned
     assert number_of_graphs(engine) == 1
     assert_same(got, plain(partial(FedAvg, lr=0.01, epochs=3), 1, **options), atol=1e-5)
 
@@ -139,7 +139,7 @@ class Doubles(L.Callback):
 
 def test_attributes_that_change_between_rounds_make_other_graphs(early):
     engine, got = trained(partial(Factor, lr=0.01), 3, callbacks=[Doubles()])
-    assert not engine._said
+    assert not engine._warned
     assert_same(got, plain(partial(Factor, lr=0.01), 3, callbacks=[Doubles()]), atol=1e-6)
 
 
@@ -166,7 +166,7 @@ class LooksAtIndex(FedAvg):
 def test_what_a_graph_would_do_only_once_is_not_compiled(method, reason, early):
     random.seed(3)
     engine, got = trained(partial(method, lr=0.01))
-    (line,) = engine._said
+    (line,) = engine._warned
     assert line.startswith(reason)
     random.seed(3)
     assert_same(got, plain(partial(method, lr=0.01)))
@@ -179,7 +179,7 @@ def test_without_a_compiler_steps_are_not_compiled(early, monkeypatch):
     monkeypatch.setattr(compiled, "compile_graph", lambda graph: broken)
     options = {"encoder": normed_encoder}
     engine, got = trained(FedPAC, **options)
-    assert engine._said == {"torch.compile failed (RuntimeError: there is no compiler); going on without compiling"}
+    assert engine._warned == {"torch.compile failed (RuntimeError: there is no compiler); going on without compiling"}
     assert_same(got, plain(FedPAC, **options))
 
 
@@ -191,5 +191,5 @@ def test_memory_errors_are_not_taken_for_a_failed_compilation(early, monkeypatch
 
     monkeypatch.setattr(compiled, "compile_graph", lambda graph: large)
     engine, got = trained(FedAvg)
-    assert "3 clients at once need too much memory; going on with 2 at once" in engine._said
+    assert "3 clients at once need too much memory; going on with 2 at once" in engine._warned
     assert_same(got, plain(FedAvg), atol=1e-6)

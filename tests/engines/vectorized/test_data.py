@@ -49,7 +49,7 @@ def test_images_with_one_view_or_two_agree(method, augment):
         return run(fit, 2, engine=engine, data=data, encoder=convolution, precision="64-true")
 
     got, expected = go(VectorizedEngine(forward="vmap")), go(SequentialEngine())
-    assert not got.engine._said
+    assert not got.engine._warned
     assert_same(whole_state(got), whole_state(expected), atol=1e-9)
 
 

@@ -34,7 +34,7 @@ StepLR = torch.optim.lr_scheduler.StepLR
 def assert_vectorized(federation):
     """Nothing fell back to SequentialEngine."""
     assert not federation.engine._reasons
-    assert not federation.engine._said
+    assert not federation.engine._warned
 
 
 def assert_agree(
@@ -88,7 +88,7 @@ def test_other_models_are_trained_on_a_cpu_as_by_fabric_fit():
     engine = VectorizedEngine(compile=True)
     got, expected = (whole_state(run(FedAvg, encoder=wide_encoder, engine=e)) for e in (engine, SequentialEngine()))
     assert_same(got, expected)
-    (line,) = engine._said
+    (line,) = engine._warned
     assert "trains such clients one by one, and compile and cuda_graphs do nothing" in line
 
 

@@ -71,7 +71,7 @@ METHODS = pytest.mark.parametrize(
 @METHODS
 def test_captured_steps_agree(method, graphs):
     engine, got, expected = trained(partial(method, lr=0.005, epochs=3), encoder=convolutions)
-    assert not engine._said
+    assert not engine._warned
     assert sum(graph.replays for graph in graphs) > 10
     assert_same(got, expected, atol=1e-6)
 
@@ -92,7 +92,7 @@ def test_scaled_and_clipped_gradients_agree(graphs, monkeypatch):
     method = partial(FedPAC, lr=0.05, epochs=3, optimizer=Adam)
     clip = {"gradient_clip_val": 0.1}
     engine, got, expected = trained(method, engine_options=clip, plugins=[Scaled()])
-    assert not engine._said
+    assert not engine._warned
     assert sum(graph.replays for graph in graphs) > 10
     assert_same(got, expected, atol=1e-6)
 
@@ -102,7 +102,7 @@ def test_compiled_steps_are_captured_once_they_are_compiled(graphs, monkeypatch)
     monkeypatch.setattr(compiled, "compile_graph", lambda graph: graph)
     labels = [[0, 1] * 8, [1, 2] * 8]
     engine, got, expected = trained(partial(FedAvg, epochs=3), 2, labels, {"compile": True}, encoder=normed_encoder)
-    assert not engine._said
+    assert not engine._warned
     # Of 12 steps, the fourth compiles, and three more warm up; in the second round all are compiled.
     assert [(graph.warmed_up, graph.replays) for graph in graphs] == [(4 + 3, 12 - 7), (3, 12 - 3)]
     assert_same(got, expected, atol=1e-6)
@@ -136,7 +136,7 @@ class LooksAtIndex(FedAvg):
 )
 def test_steps_that_differ_in_more_than_tensors_are_not_captured(method, encoder, reason, graphs):
     engine, got, expected = trained(partial(method, lr=0.01), encoder=encoder)
-    (line,) = engine._said
+    (line,) = engine._warned
     assert line.startswith(reason)
     assert not any(graph.replays for graph in graphs)
     assert_same(got, expected)
@@ -148,7 +148,7 @@ def test_a_capture_that_fails_is_said_once(graphs, monkeypatch):
 
     monkeypatch.setattr(EmulatedGraph, "capture", fail)
     engine, got, expected = trained(partial(FedAvg, epochs=3), encoder=normed_encoder)
-    (line,) = engine._said
+    (line,) = engine._warned
     assert line.startswith("the capture failed (RuntimeError: operation not permitted when stream is capturing);")
     assert_same(got, expected)
 
@@ -163,13 +163,13 @@ def test_a_capture_without_memory_halves_the_group(graphs, monkeypatch):
 
     monkeypatch.setattr(EmulatedGraph, "capture", large)
     engine, got, expected = trained(partial(FedAvg, epochs=3), 1)
-    assert engine._said == {"3 clients at once need too much memory; going on with 2 at once"}
+    assert engine._warned == {"3 clients at once need too much memory; going on with 2 at once"}
     assert_same(got, expected, atol=1e-6)
 
 
 def test_without_cuda_the_option_has_no_effect():
     engine, got, expected = trained(FedAvg)
-    assert engine._said == {"cuda_graphs needs a CUDA device and has no effect on 'cpu'"}
+    assert engine._warned == {"cuda_graphs needs a CUDA device and has no effect on 'cpu'"}
     assert_same(got, expected)
 
 
@@ -182,5 +182,5 @@ def test_without_cuda_the_option_has_no_effect():
 def test_cuda_graphs_agree(method, precision):
     options = {"encoder": convolutions, "accelerator": "gpu", "devices": 1, "precision": precision}
     engine, got, expected = trained(partial(method, lr=0.005, epochs=3), **options)
-    assert not engine._said
+    assert not engine._warned
     assert_same(got, expected, atol=1e-4 if precision == "32-true" else 2e-2)

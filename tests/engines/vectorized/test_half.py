@@ -60,7 +60,7 @@ def quick_scaler(monkeypatch):
 def states(method, engine, *plugins, **options):
     """All states under an engine, and what it said."""
     federation = run(method, 1, cohorts=[range(CLIENTS)], engine=engine, plugins=list(plugins), **options)
-    return whole_state(federation), getattr(engine, "_said", set())
+    return whole_state(federation), getattr(engine, "_warned", set())
 
 
 HALVED = partial(StepLR, step_size=1, gamma=0.5)

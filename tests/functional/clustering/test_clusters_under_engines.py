@@ -37,7 +37,7 @@ def train(method, engine):
 def test_is_vectorized(method):
     federation = train(method, VectorizedEngine(forward="vmap"))
     assert not federation.engine._reasons
-    assert not federation.engine._said
+    assert not federation.engine._warned
     assert all(value.isfinite().all() for value in whole_state(federation).values())
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfl_lightning.state.client_states import ClientStates, spill_to_disk
 
-__all__ = ["CarriedStates", "split_attributes", "with_attributes"]
+__all__ = ["ResumeStates", "split_attributes", "with_attributes"]
 
 _STEP = 256
 """Rows are multiples of this many bytes long."""
@@ -22,7 +22,7 @@ def with_attributes(content: bytes, attributes: bytes) -> bytes:
     """What a local fit hands on, and behind it what evaluations of the client need, too.
 
     Example:
-        >>> from pfl_lightning.state.carried import split_attributes, with_attributes
+        >>> from pfl_lightning.state.resume_states import split_attributes, with_attributes
         >>> split_attributes(with_attributes(b"schedules", b"temperature"))
         (b'schedules', b'temperature')
         >>> split_attributes(b"schedules alone")
@@ -40,7 +40,7 @@ def split_attributes(content: bytes) -> tuple[bytes, bytes]:
     return content[:start], content[start:end]
 
 
-class CarriedStates:
+class ResumeStates:
     """Bytes of each client, which its local fits hand on: optimizers, schedules, and attributes of a user's module.
 
     Their length is not known before the first local fit, and may grow: rows are as long as the longest, with some room.
@@ -52,10 +52,10 @@ class CarriedStates:
         folder: Folder of the file; ``None`` is the system's folder for temporary files.
 
     Example:
-        >>> from pfl_lightning.state.carried import CarriedStates
-        >>> carried = CarriedStates(num_clients=1000)
-        >>> carried.set(7, b"epoch 3")
-        >>> carried.get(7), carried.get(8)
+        >>> from pfl_lightning.state.resume_states import ResumeStates
+        >>> states = ResumeStates(num_clients=1000)
+        >>> states.set(7, b"epoch 3")
+        >>> states.get(7), states.get(8)
         (b'epoch 3', b'')
     """
 
