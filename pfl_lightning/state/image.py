@@ -31,7 +31,7 @@ STATELESS = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, lo
 TORCHS_OWN = frozenset(vars(nn.Module()))
 DEPTH = 8
 """Attributes of attributes are followed so far."""
-MOST = 100_000
+MAX_VALUES = 100_000
 """Values that are compared at most: a server that holds a long list is not searched for seconds."""
 
 
@@ -70,7 +70,7 @@ class UnsavedState:
     def _content(self, module: nn.Module, saved: Iterable[object]) -> dict[str, str]:
         self._known, self._digests = self._digests, {}
         known = {id(one) for one in (*module.parameters(), *module.buffers(), *saved)}
-        return dict(islice(self._walk(module, known), MOST))
+        return dict(islice(self._walk(module, known), MAX_VALUES))
 
     def _walk(self, root: nn.Module, saved: set[int]) -> Iterator[tuple[str, str]]:
         clients: list[str] = []

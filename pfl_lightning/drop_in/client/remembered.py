@@ -28,7 +28,7 @@ Path = tuple[str | int, ...]
 Found = dict[Path, Any]
 
 MISSING = object()
-MOST = 10_000
+MAX_VALUES = 10_000
 """Values in one attribute that are kept for a client; a history of all steps of a long run is not."""
 
 _DEPTH = 6
@@ -80,8 +80,8 @@ class Changes:
     def _compare_plain(self, now: Any, first: Any, path: Path) -> None:
         if first is not MISSING and same(now, first):
             return
-        if _count(now) > MOST:
-            self._lose(path, f"more than {MOST:,} values")
+        if _count(now) > MAX_VALUES:
+            self._lose(path, f"more than {MAX_VALUES:,} values")
         else:
             self.found[path] = now
 
@@ -220,5 +220,5 @@ def class_values(kind: type) -> dict[str, str]:
         for base in kind.__mro__
         if not base.__module__.startswith(("torch.", "lightning.", "pytorch_lightning.", "torchmetrics.", "builtins"))
         for name, value in vars(base).items()
-        if not name.startswith("_") and _is_plain(value) and _count(value) <= MOST
+        if not name.startswith("_") and _is_plain(value) and _count(value) <= MAX_VALUES
     }

@@ -22,7 +22,7 @@ __all__ = ["CompiledComputation", "CompiledSteps", "ComputationFactory"]
 
 USES = 10
 """Steps of a shape before it is compiled: compilation pays off after many of them."""
-MOST = 8
+MAX_GRAPHS = 8
 """Largest number of graphs of one module; further shapes are not compiled."""
 
 Key = tuple[Any, ...]
@@ -79,7 +79,7 @@ class CompiledComputation:
     def settled(self, inputs: StepInputs) -> bool:
         """Whether there is a graph, or will be none."""
         steps = self._steps
-        return steps.refused or len(steps.graphs) >= MOST or self._key(inputs) in steps.graphs
+        return steps.refused or len(steps.graphs) >= MAX_GRAPHS or self._key(inputs) in steps.graphs
 
     def _key(self, inputs: StepInputs) -> Key:
         if self._clients is None:  # what is equal for any number of clients

@@ -29,7 +29,7 @@ def early(monkeypatch):
     """Compile the second step of a shape, but run the graph as it was recorded; collects the graphs."""
     graphs = []
     monkeypatch.setattr(compiled, "USES", 2)
-    monkeypatch.setattr(compiled, "MOST", 3)
+    monkeypatch.setattr(compiled, "MAX_GRAPHS", 3)
     monkeypatch.setattr(compiled, "compile_graph", lambda graph: graphs.append(graph) or graph)
     return graphs
 
@@ -90,7 +90,7 @@ def test_inductor_agrees(monkeypatch):
     except Exception as error:
         pytest.skip(f"inductor does not compile here: {type(error).__name__}: {error}")
     monkeypatch.setattr(compiled, "USES", 2)
-    monkeypatch.setattr(compiled, "MOST", 1)
+    monkeypatch.setattr(compiled, "MAX_GRAPHS", 1)
     options = {"encoder": dropout_and_norm, "data": Toy([[0, 1] * 4, [1, 2] * 4])}
     engine, got = trained(partial(FedAvg, lr=0.01, epochs=3), 1, **options)
     assert not engine._warned
