@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ class WorkerDiedError(FederationError):
 
 
 class WorkerHost(Protocol):
-    """Starts the worker processes of one run and passes on calls of their methods.
+    """Starts the worker processes of one run, sends them calls of their methods and takes their replies.
 
     Attributes:
         num_workers: Number of workers.
@@ -41,17 +42,14 @@ class WorkerHost(Protocol):
     def start(self, threads: int) -> Any:
         """Start a :class:`~pfl_lightning.engines.workers.worker.Worker` of so many threads."""
 
-    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
-        """Begin a call of a worker's method; a worker answers its calls in their order."""
+    def send(self, worker: Any, method: str, *arguments: Any) -> None:
+        """Send a worker a call of one of its methods; it answers its calls in their order."""
 
-    def wait(self, calls: Sequence[Any], timeout: float) -> Any | None:
-        """Wait for a call that has a reply, or will never have one; ``None`` if there is none in time."""
+    def receive(self, workers: Sequence[Any], timeout: float) -> tuple[Any, Any] | None:
+        """Wait for the next reply of one of the workers, each of which has been sent a call.
 
-    def reply(self, call: Any) -> Any:
-        """Wait for the reply to a call.
-
-        Raises:
-            WorkerDiedError: There will be none.
+        Returns:
+            That worker and its reply, a :class:`WorkerDiedError` where it has ended; ``None`` if no reply is in time.
         """
 
     def put(self, packed: Packed) -> Any:
@@ -72,7 +70,7 @@ class WorkerHost(Protocol):
 
 _log = logging.getLogger(__name__)
 
-MOST_DEATHS = 3
+MAX_WORKER_DEATHS = 3
 """Number of workers that may die on one payload before the run fails."""
 
 WAIT = 1.0
@@ -105,12 +103,12 @@ class _Run:
 
 
 @dataclass(eq=False)
-class _Seat:
+class _WorkerSlot:
     """Place of a worker. It runs the first of its jobs; the others wait in its queue."""
 
     worker: Any
-    starting: Any  # the reference of Worker.prepare, until it has come
-    jobs: dict[Any, tuple[_Run, int, Job]] = field(default_factory=dict)  # by the reference of the reply
+    started: bool = False  # whether the reply to Worker.prepare has come
+    jobs: deque[tuple[_Run, int, Job]] = field(default_factory=deque)
 
 
 class WorkerPool:
@@ -139,7 +137,7 @@ class WorkerPool:
         self._name, self._threads, self._patience, self._take = name, threads, patience, take
         self._host, self._inputs = host, ([host.put(setup)], [host.put(data)])
         self._failed_starts = 0
-        self._seats = [self._new_seat() for _ in range(host.num_workers)]
+        self._slots = [self._new_slot() for _ in range(host.num_workers)]
 
     # ------------------------------------------------------------------ jobs
 
@@ -150,11 +148,11 @@ class WorkerPool:
         """
         self._replace_dead_idlers()
         own, source, number, expected = _Run(), enumerate(jobs), 0, 0
-        most = 4 * len(self._seats)  # replies that may wait for an earlier one
+        most = 4 * len(self._slots)  # replies that may wait for an earlier one
         exhausted = False
         try:
             while True:
-                while not exhausted and len(own.waiting) <= len(self._seats) and number - expected < most:
+                while not exhausted and len(own.waiting) <= len(self._slots) and number - expected < most:
                     found = next(source, None)
                     if found is None:
                         exhausted = True
@@ -173,77 +171,82 @@ class WorkerPool:
             self._host.check(now=True)
             raise
         finally:  # stopped early: jobs of this run that workers still have are dropped
-            for seat in [] if self._host.lost else list(self._seats):
-                if any(run is own for run, _, _ in seat.jobs.values()):
-                    others = [entry for entry in seat.jobs.values() if entry[0] is not own]
-                    self._renew(seat)
+            for slot in [] if self._host.lost else list(self._slots):
+                if any(run is own for run, _, _ in slot.jobs):
+                    others = [entry for entry in slot.jobs if entry[0] is not own]
+                    self._renew(slot)
                     for run, place, job in reversed(others):
                         run.waiting.appendleft((place, job))
 
     def _replace_dead_idlers(self) -> None:
         """Replace workers that died while idle, which is noticed only on a call and is no job's fault."""
         self._host.check()
-        idle = [seat for seat in self._seats if seat.starting is None and not seat.jobs]
-        asked = [(seat, self._host.call(seat.worker, "alive")) for seat in idle]
-        for seat, answer in asked:
-            try:
-                self._host.reply(answer)
-            except WorkerDiedError as error:
+        idle = {slot.worker: slot for slot in self._slots if slot.started and not slot.jobs}
+        for worker in idle:
+            self._host.send(worker, "alive")
+        while idle:
+            worker, reply = self._receive(idle)
+            slot = idle.pop(worker)
+            if isinstance(reply, WorkerDiedError):
                 self._host.check(now=True)
-                _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _first_line(error))
-                self._renew(seat)
+                _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _first_line(reply))
+                self._renew(slot)
 
     def _hand_out(self, run: _Run) -> None:
         """Give every free worker a job, and a second one in its queue while there are enough for all."""
-        ready = [seat for seat in self._seats if seat.starting is None]
+        ready = [slot for slot in self._slots if slot.started]
         for held in (0, 1):
-            for seat in ready:
-                if len(seat.jobs) == held and len(run.waiting) > held * len(self._seats):
+            for slot in ready:
+                if len(slot.jobs) == held and len(run.waiting) > held * len(self._slots):
                     number, job = run.waiting.popleft()
-                    seat.jobs[self._host.call(seat.worker, job.method, job.payload)] = (run, number, job)
+                    self._host.send(slot.worker, job.method, job.payload)
+                    slot.jobs.append((run, number, job))
 
     def _collect(self) -> None:
         """Wait for a reply, a started worker, or a dead one."""
-        starting = {seat.starting: seat for seat in self._seats if seat.starting is not None}
-        working = {reference: seat for seat in self._seats for reference in seat.jobs}
-        patience = None if len(starting) < len(self._seats) else self._patience
-        reference, waited = None, 0.0
-        while reference is None and (patience is None or waited < patience):
-            self._host.check()
-            step = WAIT if patience is None else min(WAIT, patience - waited)
-            reference = self._host.wait([*starting, *working], step)
-            waited += step
-        if reference is None:
-            raise FederationError(
-                f"no worker has started within {self._patience:g} s; {self._host.num_workers} workers with "
-                f"{self._host.resources} were asked for, and there are {self._host.free()} free: ask for less, or "
-                "raise start_timeout"
-            )
-        seat = starting.get(reference) or working[reference]
-        try:
-            reply: Reply = self._host.reply(reference)
-        except WorkerDiedError as error:
+        busy = {slot.worker: slot for slot in self._slots if slot.jobs or not slot.started}
+        worker, reply = self._receive(busy)
+        slot = busy[worker]
+        if isinstance(reply, WorkerDiedError):
             self._host.check(now=True)
-            if reference in starting:
-                self._not_started(seat, error)
+            if slot.started:
+                self._replace(slot, reply)
             else:
-                self._replace(seat, error)
+                self._not_started(slot, reply)
             return
         self._take(reply)
-        if reference in starting:
-            self._started(seat, reply)
-        else:
-            run, number, _ = seat.jobs.pop(reference)
+        if slot.started:
+            run, number, _ = slot.jobs.popleft()
             _raise_error(reply)
             run.done[number] = reply
+        else:
+            self._note_start(slot, reply)
+
+    def _receive(self, workers: Collection[Any]) -> tuple[Any, Any]:
+        """Wait for the next reply of one of the workers, with no limit of time once any worker has started."""
+        patience = math.inf if any(slot.started for slot in self._slots) else self._patience
+        waited = 0.0
+        while waited < patience:
+            self._host.check()
+            step = min(WAIT, patience - waited)
+            found = self._host.receive(list(workers), step)
+            if found is not None:
+                return found
+            waited += step
+        raise FederationError(
+            f"no worker has started within {self._patience:g} s; {self._host.num_workers} workers with "
+            f"{self._host.resources} were asked for, and there are {self._host.free()} free: ask for less, or "
+            "raise start_timeout"
+        )
 
     # ------------------------------------------------------------------ workers
 
-    def _new_seat(self) -> _Seat:
+    def _new_slot(self) -> _WorkerSlot:
         worker = self._host.start(self._threads)
-        return _Seat(worker, self._host.call(worker, "prepare", *self._inputs, self._host.device, versions()))
+        self._host.send(worker, "prepare", *self._inputs, self._host.device, versions())
+        return _WorkerSlot(worker)
 
-    def _started(self, seat: _Seat, reply: Reply) -> None:
+    def _note_start(self, slot: _WorkerSlot, reply: Reply) -> None:
         try:
             _raise_error(reply)
         except ImportError as error:
@@ -252,34 +255,34 @@ class WorkerPool:
             if "__main__" in str(error):
                 raise _not_in_a_module(error) from error
             raise
-        seat.starting, self._failed_starts = None, 0
+        slot.started, self._failed_starts = True, 0
 
-    def _not_started(self, seat: _Seat, error: Exception) -> None:
+    def _not_started(self, slot: _WorkerSlot, error: Exception) -> None:
         self._failed_starts += 1
         if "No module named" in str(error) or "ModuleNotFoundError" in str(error):
             raise _cannot_import(error) from error
-        if self._failed_starts < MOST_DEATHS:
-            self._renew(seat)
+        if self._failed_starts < MAX_WORKER_DEATHS:
+            self._renew(slot)
             return
-        if all(other.starting is not None for other in self._seats):
+        if not any(other.started for other in self._slots):
             raise FederationError(
                 f"{self._failed_starts} workers in turn have died while they started: {_first_line(error)}"
             ) from error
-        self._seats.remove(seat)
+        self._slots.remove(slot)
         self._failed_starts = 0
         _log.warning(
             "%s: a worker keeps dying while it starts; going on with %d (%s)",
             self._name,
-            len(self._seats),
+            len(self._slots),
             _first_line(error),
         )
 
-    def _replace(self, seat: _Seat, error: Exception) -> None:
+    def _replace(self, slot: _WorkerSlot, error: Exception) -> None:
         """Hand a dead worker's jobs to others; a fit depends on its task alone, so that the result is the same."""
-        lost = list(seat.jobs.values())
+        lost = list(slot.jobs)
         job = lost[0][2]
         job.deaths += 1
-        if job.deaths >= MOST_DEATHS:
+        if job.deaths >= MAX_WORKER_DEATHS:
             raise FederationError(
                 f"{job.about}: {job.deaths} workers in turn have died on it, the last: {_first_line(error)}; "
                 "if the system killed them for lack of memory, use fewer workers"
@@ -292,20 +295,20 @@ class WorkerPool:
         )
         for run, number, again in reversed(lost):
             run.waiting.appendleft((number, again))
-        self._renew(seat)
+        self._renew(slot)
 
-    def _renew(self, seat: _Seat) -> None:
-        self._host.kill(seat.worker)
-        fresh = self._new_seat()
-        seat.worker, seat.starting, seat.jobs = fresh.worker, fresh.starting, {}
+    def _renew(self, slot: _WorkerSlot) -> None:
+        self._host.kill(slot.worker)
+        fresh = self._new_slot()
+        slot.worker, slot.started, slot.jobs = fresh.worker, False, fresh.jobs
 
     def close(self) -> None:
         """Stop all workers and drop their jobs."""
         with contextlib.suppress(FederationError):  # what runs them has died, and its workers with it
             self._host.check(now=True)
-            for seat in self._seats:
-                self._host.kill(seat.worker)
-        self._seats = []
+            for slot in self._slots:
+                self._host.kill(slot.worker)
+        self._slots = []
 
 
 class InWorkerError(Exception):

@@ -7,9 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -109,18 +107,6 @@ def launch(handle: int) -> subprocess.Popen[bytes]:
     )
 
 
-class Call:
-    """A call of a worker's method, and its reply when that has come."""
-
-    def __init__(self, process: WorkerProcess) -> None:
-        self.process, self.done, self.reply = process, False, None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a reply, or will never be one."""
-        return self.done or self.process.ended is not None
-
-
 class WorkerProcess:
     """A worker process; its methods are those of :class:`~pfl_lightning.engines.workers.worker.Worker`.
 
@@ -137,25 +123,24 @@ class WorkerProcess:
             self._process = launch(theirs.fileno())
         self.connection = Connection(ours.detach())
         self.ended: str | None = None
-        self._calls: deque[Call] = deque()
-        self._send((threads, list(path)))
+        self.send((threads, list(path)))
 
-    def call(self, method: str, *arguments: Any) -> Call:
-        """Begin a call; calls are answered in their order."""
-        call = Call(self)
-        self._calls.append(call)
-        self._send((method, arguments))
-        return call
+    def send(self, message: Any) -> None:
+        """Send a message; one to a process that has ended is lost."""
+        if self.ended is None:
+            try:
+                send(self.connection, message)
+            except OSError:
+                self._note_end()
 
-    def take_reply(self) -> None:
-        """Wait for the reply to the first open call, or for the end of the process."""
-        try:
-            reply = receive(self.connection)
-        except (EOFError, OSError):
-            self._note_end()
-            return
-        call = self._calls.popleft()
-        call.reply, call.done = reply, True
+    def receive(self) -> Any:
+        """Wait for the next reply, or for the end of the process."""
+        if self.ended is None:
+            try:
+                return receive(self.connection)
+            except (EOFError, OSError):
+                self._note_end()
+        return WorkerDiedError(self.ended)
 
     def kill(self) -> None:
         """End the process, and what it has started."""
@@ -164,13 +149,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-    def _send(self, message: Any) -> None:
-        if self.ended is None:
-            try:
-                send(self.connection, message)
-            except OSError:
-                self._note_end()
 
     def _note_end(self) -> None:
         with suppress(subprocess.TimeoutExpired):
@@ -201,29 +179,17 @@ class ProcessHost:
         """Start a process."""
         return WorkerProcess(threads, sys.path)
 
-    def call(self, worker: WorkerProcess, method: str, *arguments: Any) -> Call:
-        """Begin a call."""
-        return worker.call(method, *arguments)
+    def send(self, worker: WorkerProcess, method: str, *arguments: Any) -> None:
+        """Send a process a call."""
+        worker.send((method, arguments))
 
-    def wait(self, calls: Sequence[Call], timeout: float) -> Call | None:
+    def receive(self, workers: Sequence[WorkerProcess], timeout: float) -> tuple[WorkerProcess, Any] | None:
         """Wait for the first reply, or the first worker that ends."""
-        end = time.monotonic() + timeout
-        while (ready := next((call for call in calls if call.is_ready), None)) is None:
-            waiting = {call.process.connection: call.process for call in calls}
-            found = wait(list(waiting), max(0.0, end - time.monotonic()))
-            if not found:
-                break
-            for connection in found:
-                waiting[connection].take_reply()  # type: ignore[index]
-        return ready
-
-    def reply(self, call: Call) -> Any:
-        """Wait for a reply."""
-        while not call.is_ready:
-            call.process.take_reply()
-        if not call.done:
-            raise WorkerDiedError(call.process.ended)
-        return call.reply
+        ready = [worker for worker in workers if worker.ended is not None]
+        if not ready:
+            found = wait([worker.connection for worker in workers], timeout)
+            ready = [worker for worker in workers if worker.connection in found]
+        return (ready[0], ready[0].receive()) if ready else None
 
     def put(self, packed: Packed) -> SharedBytes:
         """Put an object into memory that all workers read."""

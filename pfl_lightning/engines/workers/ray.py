@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from pfl_lightning.checks import check_at_least, check_number
@@ -76,6 +78,14 @@ class RayEngine(WorkerEngine):
         return RayHost(Cluster(self.address, self.workers, threads, self.gpus_per_worker, on_gpu, self.runtime_env))
 
 
+@dataclass(eq=False)
+class RayWorker:
+    """An actor, and the references of the replies that it owes, in the order of the calls."""
+
+    actor: Any
+    replies: deque[Any] = field(default_factory=deque)
+
+
 class RayHost:
     """A :class:`~pfl_lightning.engines.workers.pool.WorkerHost` of a cluster of Ray.
 
@@ -94,35 +104,38 @@ class RayHost:
         """Whether Ray has died."""
         return self._cluster.services.lost
 
-    def start(self, threads: int) -> Any:
+    def start(self, threads: int) -> RayWorker:
         """Start an actor."""
         with _errors_translated(self._ray):
-            return self._make.remote(threads, sys.path, get=self._ray.get)
+            return RayWorker(self._make.remote(threads, sys.path, get=self._ray.get))
 
-    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
-        """Begin a call."""
+    def send(self, worker: RayWorker, method: str, *arguments: Any) -> None:
+        """Call a method of an actor."""
         with _errors_translated(self._ray):
-            return getattr(worker, method).remote(*arguments)
+            worker.replies.append(getattr(worker.actor, method).remote(*arguments))
 
-    def wait(self, calls: Sequence[Any], timeout: float) -> Any | None:
-        """Wait for one of the calls."""
+    def receive(self, workers: Sequence[RayWorker], timeout: float) -> tuple[RayWorker, Any] | None:
+        """Wait for the first reply, or the first actor that has died."""
+        waiting = {worker.replies[0]: worker for worker in workers}
         with _errors_translated(self._ray):
-            ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout)
-        return ready[0] if ready else None
-
-    def reply(self, call: Any) -> Any:
-        """Wait for a reply."""
-        with _errors_translated(self._ray):
-            return self._ray.get(call)
+            ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=timeout)
+        if not ready:
+            return None
+        worker = waiting[ready[0]]
+        try:
+            with _errors_translated(self._ray):
+                return worker, self._ray.get(worker.replies.popleft())
+        except WorkerDiedError as error:
+            return worker, error
 
     def put(self, packed: Packed) -> Any:
         """Put an object into Ray's memory."""
         with _errors_translated(self._ray):
             return self._ray.put(packed)
 
-    def kill(self, worker: Any) -> None:
+    def kill(self, worker: RayWorker) -> None:
         """End an actor."""
-        self._ray.kill(worker)
+        self._ray.kill(worker.actor)
 
     def free(self) -> Any:
         """Resources that Ray has left."""

@@ -220,8 +220,8 @@ def test_workers_that_die_while_idle_are_nobodys_fault(monkeypatch, caplog):
     class Kills(GivenCohorts):
         def on_train_epoch_start(self, trainer, pl_module):
             super().on_train_epoch_start(trainer, pl_module)
-            for seat in pl_module.engine._pool._seats:
-                seat.worker.dead = True
+            for slot in pl_module.engine._pool._slots:
+                slot.worker.actor.dead = slot.started
 
     engine, _ = fake_ray_engine(monkeypatch, 3)
     got = run(FIT, 4, loop=Kills([0, 2], [1], [2], [0]), engine=engine)

@@ -69,18 +69,18 @@ def test_a_client_on_which_every_worker_dies_ends_the_run(tmp_path, monkeypatch)
 
 def test_no_process_is_left(monkeypatch):
     mark = uuid.uuid4().hex
-    seats = []
+    processes = []
     stop = ProcessEngine.stop
 
     def look(self):
-        seats.extend([] if self._pool is None else [seat.worker._process for seat in self._pool._seats])
+        processes.extend([] if self._pool is None else [slot.worker._process for slot in self._pool._slots])
         stop(self)
 
     monkeypatch.setenv("PFL_TEST_MARK", mark)
     monkeypatch.setattr(ProcessEngine, "stop", look)
     run(FIT, 1, engine=forked_process_engine(monkeypatch, 3))
-    assert len(seats) == 3
-    assert all(process.poll() == -signal.SIGKILL for process in seats)
+    assert len(processes) == 3
+    assert all(process.poll() == -signal.SIGKILL for process in processes)
 
 
 def test_an_error_in_a_worker_is_raised_here(monkeypatch):
