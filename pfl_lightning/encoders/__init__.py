@@ -20,14 +20,21 @@ from pfl_lightning.encoders.assignment import (
     encoder_label,
 )
 from pfl_lightning.encoders.dcpfl import DCPFLCNN
-from pfl_lightning.encoders.describe import EncoderDescription, describe_encoders, num_parameters
 from pfl_lightning.encoders.fedclassavg import SmallAlexNet
 from pfl_lightning.encoders.fedpac import FedPACCNN
 from pfl_lightning.encoders.fedproto import FedProtoCNN
 from pfl_lightning.encoders.googlenet import GoogLeNet
 from pfl_lightning.encoders.mlp import MLP
 from pfl_lightning.encoders.projector import WithProjector
-from pfl_lightning.encoders.registry import build_encoder, encoder_class, encoder_names, register
+from pfl_lightning.encoders.registry import (
+    EncoderDescription,
+    build_encoder,
+    describe_encoders,
+    encoder_class,
+    encoder_names,
+    num_parameters,
+    register,
+)
 from pfl_lightning.encoders.resnet import ResNet18
 from pfl_lightning.encoders.shufflenet import ShuffleNetV2
 from pfl_lightning.encoders.small import SmallCNN

@@ -1,4 +1,4 @@
-"""Serialization of objects: bytes, separate buffers for tensors, and references to tensors the receiver has.
+"""Objects as bytes, buffers of tensors and references to what the receiver has, sent or shared between processes.
 
 Ordinary pickling copies tensors twice and sends them in every message that holds them. Here a tensor becomes a buffer
 that goes into shared memory without a further copy. Its layout (the strides of its dimensions, those of size 1
@@ -8,27 +8,34 @@ included) is kept, since it decides which kernel runs and the order of sums, and
 from __future__ import annotations
 
 import io
+import mmap
+import os
 import pickle
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DATA_SETS", "Packed", "pack", "pack_error", "unpack"]
+__all__ = ["DATA_SETS", "Packed", "SharedBytes", "pack", "pack_error", "receive", "send", "unpack"]
 
 Place = tuple[int, int]
 """Reference to what the receiver has: number of its bundle, position in it."""
 
 DATA_SETS = -1
 """Number of the bundle of the data's own Datasets, which a user's module may hold, too."""
+
+ALIGNMENT = 64
+"""Of buffers in shared memory, as torch aligns its own: it may decide the last bits of a product."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -164,3 +171,89 @@ def _own_tensor(
 ) -> Tensor:
     value = torch.empty_strided(shape, strides, dtype=dtype).copy_(_tensor(array, dtype, shape, strides, False))
     return value.requires_grad_() if requires_grad else value
+
+
+# ---------------------------------------------------------------------- to other processes
+
+
+def send(connection: Connection, value: Any) -> None:
+    """Send an object; its tensors and arrays go without being copied here.
+
+    Raises:
+        OSError: The other process has ended.
+    """
+    packed = pack(value)
+    connection.send((packed.content, len(packed.buffers)))
+    for buffer in packed.buffers:
+        connection.send_bytes(buffer.data)
+
+
+def receive(connection: Connection) -> Any:
+    """Wait for an object.
+
+    Raises:
+        EOFError: The other process has ended.
+        OSError: Likewise.
+    """
+    content, count = connection.recv()
+    buffers = tuple(np.frombuffer(connection.recv_bytes(), dtype=np.uint8) for _ in range(count))
+    return unpack(Packed(content, buffers), copy=False)
+
+
+@dataclass
+class SharedBytes:
+    """A packed object in memory that other processes of this machine read, without a copy of their own.
+
+    On Linux it is memory without a name, elsewhere a temporary file. It lives as long as this object, or a process that
+    has opened it.
+
+    Attributes:
+        path: Where other processes open it.
+        sizes: Bytes of the content, and of each buffer.
+    """
+
+    path: str
+    sizes: tuple[int, ...]
+    _file: BinaryIO | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, packed: Packed) -> SharedBytes:
+        """Write a packed object."""
+        file: Any
+        if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+            file = os.fdopen(os.memfd_create("pfl_lightning", os.MFD_CLOEXEC), "wb")
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        else:
+            file = tempfile.NamedTemporaryFile("wb")  # noqa: SIM115  # it is closed with this object
+            path = file.name
+        pieces = (memoryview(packed.content), *(buffer.data for buffer in packed.buffers))
+        for piece in pieces:
+            file.write(piece)
+            file.write(bytes(-piece.nbytes % ALIGNMENT))
+        file.flush()
+        return cls(path, tuple(piece.nbytes for piece in pieces), file)
+
+    def load(self) -> Packed:
+        """Read it in any process; what is written to its buffers stays in that process."""
+        if not sum(self.sizes):
+            return Packed(b"", tuple(np.zeros(0, dtype=np.uint8) for _ in self.sizes[1:]))
+        with open(self.path, "rb") as file:
+            memory = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+        pieces, start = [], 0
+        for size in self.sizes:
+            pieces.append(memory[start : start + size])
+            start += size + -size % ALIGNMENT
+        return Packed(pieces[0].tobytes(), tuple(pieces[1:]))
+
+    def close(self) -> None:
+        """Release it here; who has opened it keeps it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs."""
+        return {"path": self.path, "sizes": self.sizes, "_file": None}

@@ -18,9 +18,8 @@ from typing import Any
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.workers.engine import WorkerEngine
-from pfl_lightning.engines.workers.packing import Packed
+from pfl_lightning.engines.workers.packing import Packed, SharedBytes, receive, send
 from pfl_lightning.engines.workers.pool import WorkerDiedError, WorkerHost
-from pfl_lightning.engines.workers.transport import SharedBytes, receive, send
 from pfl_lightning.engines.workers.worker import Worker
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment

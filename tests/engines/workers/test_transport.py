@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_lightning.engines.workers.packing import Packed, pack, unpack
-from pfl_lightning.engines.workers.transport import SharedBytes, receive, send
+from pfl_lightning.engines.workers.packing import Packed, SharedBytes, pack, receive, send, unpack
 
 VALUE = {"weights": torch.randn(300, 7), "few": torch.arange(3), "none": torch.zeros(0), "words": "a" * 100}
 
