@@ -1,6 +1,5 @@
 """Callbacks for the Trainer of a federation: the training loop, results, tables and inspection."""
 
-from pfl_lightning.callbacks.architectures import ArchitectureTable, architecture_table
 from pfl_lightning.callbacks.inspection import (
     ClientAccuracy,
     ClientMetrics,
@@ -18,7 +17,7 @@ from pfl_lightning.callbacks.inspection import (
 from pfl_lightning.callbacks.loop import FederatedLoop
 from pfl_lightning.callbacks.progress import RoundProgress
 from pfl_lightning.callbacks.results import ResultsWriter
-from pfl_lightning.callbacks.results_table import results_table
+from pfl_lightning.callbacks.tables import ArchitectureTable, architecture_table, results_table
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.round import Traffic
 

@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.loop import loop_of
 
 __all__ = ["RoundProgress"]
 
@@ -72,11 +72,11 @@ class RoundProgress(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say how the round went."""
         assert isinstance(pl_module, Federation)
-        if not _loop(trainer).aggregated:  # stopped in its middle
+        if not loop_of(trainer).aggregated:  # stopped in its middle
             return
         self._rounds += 1
         totals, summary = _totals(trainer), self._summary
-        took, loss = totals.since(self._before), _loop(trainer).loss
+        took, loss = totals.since(self._before), loop_of(trainer).loss
         self._before, self._summary = totals, {}
         number, most = trainer.current_epoch + 1, trainer.max_epochs or -1
         round = f"{number}/{most}" if most > 0 else str(number)
@@ -115,12 +115,8 @@ class RoundProgress(L.Callback):
         write("".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) + f"{left:>10}")
 
 
-def _loop(trainer: L.Trainer) -> RoundLoop:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))  # type: ignore[attr-defined]
-
-
 def _totals(trainer: L.Trainer) -> _Totals:
-    loop = _loop(trainer)
+    loop = loop_of(trainer)
     return _Totals(loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
 
 

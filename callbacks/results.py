@@ -18,7 +18,7 @@ from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files, set_
 from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.loop import RoundLoop, loop_of
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
 from pfl_lightning.runs.files import CLIENTS, PARTITION, RESULTS
@@ -81,7 +81,7 @@ class ResultsWriter(L.Callback):
         assert isinstance(pl_module, Federation)
         if trainer.state.fn != TrainerFn.FITTING:
             return self._write_evaluation(trainer, pl_module, "validation")
-        if trainer.sanity_checking or not _loop(trainer).aggregated:  # of a round that was stopped in its middle
+        if trainer.sanity_checking or not loop_of(trainer).aggregated:  # of a round that was stopped in its middle
             return None
         validation, test = accuracies(pl_module.validation_scores), accuracies(pl_module.test_scores)
         judged = pl_module.validation_scores.keys() | pl_module.test_scores.keys()
@@ -99,7 +99,7 @@ class ResultsWriter(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note a round that was not evaluated, too; not one that was stopped in its middle."""
         known = bool(self.history) and self.history[-1].round == trainer.current_epoch + 1
-        if not known and _loop(trainer).aggregated:
+        if not known and loop_of(trainer).aggregated:
             self._add(trainer, 0)
 
     def _add(
@@ -107,7 +107,7 @@ class ResultsWriter(L.Callback):
     ) -> HistoryEntry:
         """Add the current round to the history."""
         keep_lock(self.folder(trainer))  # before the round's checkpoint, which follows
-        loop, round = _loop(trainer), trainer.current_epoch + 1
+        loop, round = loop_of(trainer), trainer.current_epoch + 1
         now = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
         before, self._counted = self._counted or now, now
         seconds, up, down = (total - counted for total, counted in zip(now, before, strict=True))
@@ -128,7 +128,7 @@ class ResultsWriter(L.Callback):
             folder = self.folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = None if is_locked_here(folder) else RunLock(folder)  # the command line has locked its run
-            for path in set_later_aside(folder, _loop(trainer).rounds):
+            for path in set_later_aside(folder, loop_of(trainer).rounds):
                 warnings.warn(
                     f"{path} is an evaluation of a round that is played again; it is kept under this name", stacklevel=2
                 )
@@ -136,7 +136,7 @@ class ResultsWriter(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From now on there may be results to write; those of a run that goes on say that it is not finished."""
-        loop = _loop(trainer)
+        loop = loop_of(trainer)
         if not loop.rounds:
             self._begin()
         elif self._counted is None:  # the checkpoint is of a version that did not count them by rounds
@@ -147,16 +147,16 @@ class ResultsWriter(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the results, also where a finished run was resumed and there was nothing to train."""
-        self._playing, self._finished = False, _loop(trainer).aggregated and not _is_out_of_time(trainer)
+        self._playing, self._finished = False, loop_of(trainer).aggregated and not _is_out_of_time(trainer)
         self.write(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write what there is, so that a run that ends early leaves its results."""
         try:
             refused = isinstance(exception, RunLockedError)  # another process holds the folder
-            if self._playing and not refused and _loop(trainer).rounds:
+            if self._playing and not refused and loop_of(trainer).rounds:
                 self._playing = False
-                if _loop(trainer).rounds == trainer.current_epoch + 1:  # in the validation of a round that is over
+                if loop_of(trainer).rounds == trainer.current_epoch + 1:  # in the validation of a round that is over
                     self.on_train_epoch_end(trainer, pl_module)
                 self.write(trainer, pl_module)
         except (OSError, FederationError) as error:  # the exception itself is what must be seen
@@ -218,7 +218,7 @@ class ResultsWriter(L.Callback):
         return {
             **run_facts(federation),
             "finished": self._finished,
-            **counts(_loop(trainer), federation, self.evaluated_clients),
+            **counts(loop_of(trainer), federation, self.evaluated_clients),
             "evaluated": evaluated(federation, has_accuracy=bool(self.chosen)),
             "accuracy": accuracy,
             "history": [entry.as_dict() for entry in self.history],
@@ -277,14 +277,10 @@ class ResultsWriter(L.Callback):
         self._counted = None if counted is None else tuple(counted)
 
 
-def _loop(trainer: L.Trainer) -> RoundLoop:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))  # type: ignore[attr-defined]
-
-
 def _is_out_of_time(trainer: L.Trainer) -> bool:
     """Whether a timer (``max_time``) has ended the fit before its last round; there is none without ``max_epochs``."""
     last = trainer.max_epochs
-    if last is None or last < 0 or _loop(trainer).rounds >= last:
+    if last is None or last < 0 or loop_of(trainer).rounds >= last:
         return False
     timers: list[Any] = [one for one in trainer.callbacks if "Timer" in lightning_kinds(one)]  # type: ignore[attr-defined]
     left = [timer.time_remaining() for timer in timers]

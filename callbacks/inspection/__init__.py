@@ -6,8 +6,12 @@ from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.group import Inspection
-from pfl_lightning.callbacks.inspection.over_clients import ClientAccuracy, ClientMetrics, LossComponents
-from pfl_lightning.callbacks.inspection.partition import PartitionPicture
+from pfl_lightning.callbacks.inspection.over_clients import (
+    ClientAccuracy,
+    ClientMetrics,
+    LossComponents,
+    PartitionPicture,
+)
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 

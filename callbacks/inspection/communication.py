@@ -13,7 +13,7 @@ from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure
 from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.loop import loop_of
 from pfl_lightning.metrics import summarize
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Communication(InspectionCallback):
         self.recorder.scalars({name: float(value) for name, value in values.items()}, round)
 
     def _note(self, trainer: L.Trainer, round: int, accuracy: float | None) -> None:
-        loop = next(one for one in trainer.callbacks if isinstance(one, RoundLoop))  # type: ignore[attr-defined]
+        loop = loop_of(trainer)
         up, down = sum(loop.traffic.up.values()), sum(loop.traffic.down.values())
         self.history = [point for point in self.history if point.round < round]
         self.history.append(TrafficPoint(round, up, down, accuracy))

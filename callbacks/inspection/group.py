@@ -13,8 +13,12 @@ from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
-from pfl_lightning.callbacks.inspection.over_clients import ClientAccuracy, ClientMetrics, LossComponents
-from pfl_lightning.callbacks.inspection.partition import PartitionPicture
+from pfl_lightning.callbacks.inspection.over_clients import (
+    ClientAccuracy,
+    ClientMetrics,
+    LossComponents,
+    PartitionPicture,
+)
 from pfl_lightning.callbacks.inspection.probe import ProbeSettings, SplitName
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings

@@ -1,10 +1,10 @@
-"""Values of all clients: accuracies, components of the training loss, and what a user's module logs."""
+"""Values of all clients: samples by class, accuracies, components of the training loss, and logged values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
@@ -12,20 +12,52 @@ import numpy as np
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
 from pfl_lightning.callbacks.inspection.recorder import Chart
+from pfl_lightning.datamodules import partition_figure
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.loop import loop_of
 from pfl_lightning.metrics import summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ClientAccuracy", "ClientMetrics", "LossComponents"]
+__all__ = ["ClientAccuracy", "ClientMetrics", "LossComponents", "PartitionPicture"]
 
 EDGES = np.linspace(0.0, 1.0, 21)
 SPLITS = {"val_": "validation", "test_": "test"}
 BINS = 20
 TAKEN = ("val_accuracy", "test_accuracy")
 """Names whose histograms are those of ``ClientAccuracy``."""
+
+
+class PartitionPicture(InspectionCallback):
+    """Heat map of the training samples by client and class, as by ``pfl partition``, once at the start of the run.
+
+    Without classes it shows how many samples each client has.
+
+    Novel clients, which never train, are marked.
+
+    Args:
+        dirpath: See :class:`InspectionCallback`.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        super().__init__(dirpath=dirpath)
+
+    def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
+        """Draw the heat map, unless the run continues from a checkpoint, whose run already has it."""
+        if trainer.current_epoch > 0:
+            return
+        data: Any = federation.data
+        groups: list[str] | None = data.client_groups
+        if data.novel:
+            novel = set(data.novel)
+            known = groups or [""] * data.num_clients
+            groups = [", ".join(filter(None, (own, "novel" * (k in novel)))) for k, own in enumerate(known)]
+        counts, names = data.class_counts(), data.class_names
+        if data.num_classes == 0:  # a regression, or items whose classes are not known
+            counts = np.array([[len(data.client_data(client).train)] for client in range(data.num_clients)])
+            names = ("all",)
+        self.recorder.figure("partition", partition_figure(counts, names, groups), 0)
 
 
 class ClientAccuracy(InspectionCallback):
@@ -98,7 +130,7 @@ class LossComponents(InspectionCallback):
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the histograms."""
-        loop = next(one for one in trainer.callbacks if isinstance(one, RoundLoop))  # type: ignore[attr-defined]
+        loop = loop_of(trainer)
         losses = [result.losses for result in loop.results if result.error is None]
         for name in sorted({name for own in losses for name in own}):
             values = np.array([own[name] for own in losses if name in own])

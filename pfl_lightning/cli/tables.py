@@ -18,8 +18,8 @@ from rich.table import Table
 
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.callbacks.evaluation_file import Part, rename_aside
-from pfl_lightning.callbacks.results_table import fit_table
 from pfl_lightning.callbacks.run_facts import evaluated, run_facts, score_name
+from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize

@@ -22,7 +22,7 @@ from pfl_lightning.state.update_norms import UpdateGuard
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["RoundLoop"]
+__all__ = ["RoundLoop", "loop_of"]
 
 MAX_ROLLBACKS = 3
 """Rounds in a row that may have to be undone; then the run fails."""
@@ -309,6 +309,11 @@ class RoundLoop(L.Callback):
         self.updates.load_state_dict(state_dict.get("updates", {}))
         self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
+
+
+def loop_of(trainer: Any) -> RoundLoop:
+    """The loop among the callbacks of a federation's Trainer."""
+    return next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))
 
 
 def _is_federation(module: L.LightningModule) -> TypeGuard[Federation]:

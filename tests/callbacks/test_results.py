@@ -20,7 +20,7 @@ from lightning.pytorch.trainer.states import RunningStage
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import Communication, FederatedLoop, ResultsWriter, RoundProgress
-from pfl_lightning.callbacks.results_table import fit_table
+from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.datamodules import IID, Digits, FromFile
 from pfl_lightning.errors import RunLockedError
 from pfl_lightning.methods import FedAvg, FedMD, FedPAC, FedPer, LocalOnly

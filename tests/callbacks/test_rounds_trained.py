@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
-from pfl_lightning.callbacks.results_table import fit_table
+from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.cli.tables import personalization_table, write_personalization
 from pfl_lightning.methods import SCAFFOLD, FedAvg, FedPer, FedRep
 from pfl_lightning.phases import Personalization

@@ -7,7 +7,7 @@ import pytest
 from _helpers.configs import digits_config
 from rich.console import Console
 
-from pfl_lightning.callbacks.results_table import fit_table
+from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.cli import main
 from pfl_lightning.cli import tables as evaluations
 from pfl_lightning.metrics import EvalMetrics, summarize

@@ -116,16 +116,16 @@ def test_the_partition_is_shown_once(tmp_path):
 
 
 def test_novel_clients_are_marked(monkeypatch):
-    from pfl_lightning.callbacks.inspection import partition
+    from pfl_lightning.callbacks.inspection import over_clients
 
     given = []
-    original = partition.partition_figure
+    original = over_clients.partition_figure
 
     def watched(*arguments):
         given.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr(partition, "partition_figure", watched)
+    monkeypatch.setattr(over_clients, "partition_figure", watched)
     data = Toy(novel_clients=1)
     run(QUICK, 1, cohorts=[[0, 1]], callbacks=[PartitionPicture()], data=data)
     [(counts, names, groups)] = given
