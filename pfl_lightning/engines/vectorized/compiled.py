@@ -25,6 +25,8 @@ USES = 10
 MAX_GRAPHS = 8
 """Largest number of graphs of one module; further shapes are not compiled."""
 
+HOST = torch.device("cpu")
+
 Key = tuple[Any, ...]
 Graph = Callable[[list[Tensor]], StepOutputs]
 
@@ -91,10 +93,9 @@ class CompiledComputation:
     def _run_plainly(self, inputs: StepInputs, index: int) -> StepOutputs:
         if self._steps.refused:
             return self._compute(inputs, index)
-        device = inputs.batch[0].device
-        before = GeneratorStates.read(device)
+        before = GeneratorStates.read(HOST)  # that of a GPU cannot be read while a CUDA graph captures this
         found = self._compute(inputs, index)
-        if not GeneratorStates.read(device).is_as_on_host(before):
+        if not GeneratorStates.read(HOST).is_as_on_host(before):
             self._refuse("training_step draws from Python's or NumPy's generator, which a graph would do only once")
         return found
 
