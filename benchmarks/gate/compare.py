@@ -48,7 +48,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], close: bool = False
         close: Whether numbers may differ by rounding.
     """
     for old, new in RENAMED.items():
-        before = {re.sub(old, new, name): value for name, value in before.items()}
+        before = {name if name in now else re.sub(old, new, name): value for name, value in before.items()}
     before = {name: value for name, value in before.items() if not any(word in name for word in DROPPED)}
     found = [f"only before: {name}" for name in before.keys() - now.keys()]
     found += [f"only now: {name}" for name in now.keys() - before.keys()]

@@ -165,7 +165,7 @@ class Probe:
     def _items(self, federation: Federation, client: int, count: int) -> tuple[Tensor, Tensor] | None:
         """Inputs and classes of some items of a user-defined data set; ``None`` if they are no tensors, or unknown."""
         split, model = self._split(federation, client), federation.clients.model_of(client)
-        read = getattr(model, "classes_of_batch", None)  # of a user's module whose features are known
+        read = getattr(model.user_module, "classes_of_batch", None)  # of a user's module whose features are known
         if read is None or not isinstance(split, ItemSplit) or isinstance(split, StreamSplit):
             return None
         order = torch.randperm(len(split), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))

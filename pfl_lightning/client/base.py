@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
-from pfl_lightning.client.declarations import DeclaredParts, PhaseLosses
+from pfl_lightning.client.declarations import Declarations
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.client.fits import FitAccess
 from pfl_lightning.errors import ConfigurationError
@@ -26,8 +26,8 @@ from pfl_lightning.state.tensors import load_state, select_state
 __all__ = ["FederatedClient"]
 
 
-class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
-    """An encoder, a head, and a method's loss: what one client trains on its own data.
+class FederatedClient(Declarations, FeatureAccess, FitAccess):
+    """An encoder with a head, or a user's module, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what
     is uploaded, and which :class:`~pfl_lightning.server.Aggregator` receives it. ``training_step`` must be a pure
@@ -71,9 +71,6 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     uses_unlabeled_data: bool = False
     """Whether a local fit also trains on the client's samples without labels, if the data have some; their label in a
     batch is -1. Phases of plain batches, personalization and evaluation see the labeled ones alone."""
-
-    resume_state: bytes | None = None
-    """What the client's last local fit has handed on and, after the phases of this one, what it hands on itself."""
 
     progress_bar_names: frozenset[str] = frozenset()
     """Names of the values, logged by a user's module in the current fit, that the progress bar shows."""
@@ -134,6 +131,8 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         check_at_least("num_classes", num_classes, 0)  # 0 for a module without classes
         self.num_classes = num_classes
         self.phase = Phase()
+        if self.user_module is not None:  # which configures its own optimizers
+            optimizer, lr_scheduler, schedule = None, None, "restart"
         self.assemble(encoder)
         self.frozen = self.find_frozen(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs
@@ -147,7 +146,10 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
         """Values that a user's module logged in the current fit, apart from the terms of the loss."""
 
     def assemble(self, encoder: nn.Module) -> None:
-        """Put the model together: the encoder, and a linear head on its features."""
+        """Put the model together: the encoder, and a linear head on its features; or a user's module."""
+        if self.user_module is not None:
+            self.user_module.mount()
+            return
         self.encoder = encoder
         self.head = nn.Linear(encoder.out_features, self.num_classes)  # type: ignore[arg-type]
 
@@ -173,6 +175,8 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over what the server sends."""
+        if self.user_module is not None:
+            self.user_module.receive(broadcast)
         load_state(self, broadcast.weights)
 
     def check_samples(self, samples: Mapping[int, int]) -> None:
@@ -257,37 +261,24 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
             features: Features of a batch, (N, d).
             labels: Labels, (N,).
         """
+        if self.user_module is not None:
+            return self.user_module.loss_terms()
         if not self.uses("cross_entropy"):
             return {}
         return {"cross_entropy": F.cross_entropy(self.classify(features), labels)}
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Class scores (N, C) of features (N, d)."""
-        network = self.active_network()
-        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
-        return scores
-
-    def representations(self, features: Tensor) -> dict[str, Tensor]:
-        """Representations between inputs and scores, by name: the features (N, d), and what is made of them.
-
-        For inspection alone; names are what pictures and scalars call the representations.
-        """
-        return {"features": features}
-
-    def encode(self, inputs: Tensor) -> Tensor:
-        """Features (N, d) of inputs."""
-        network = self.active_network()
-        features: Tensor = (self if network is None else network).encoder(inputs)  # type: ignore[operator]
-        return features
 
     # ------------------------------------------------------------------ Lightning's hooks
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Class scores, (N, C)."""
+        if self.user_module is not None:
+            return cast(Tensor, self.user_module.forward(inputs))
         return self.classify(self.encode(inputs))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch and its named parts."""
+        if self.user_module is not None:
+            return cast(dict[str, Tensor], self.user_module.training_step(batch, batch_idx))
         inputs, labels = batch[:2]
         return self.sum_of_terms(self.loss_terms(self.encode(inputs), labels))
 
@@ -296,11 +287,15 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
 
         Where the encoder is frozen, the engines then compute the features once.
         """
+        if self.user_module is not None:
+            return False
         plain = type(self).training_step is FederatedClient.training_step and self.active_network() is None
         return plain and not self.phase.batch_statistics
 
     def configure_optimizers(self) -> Any:
-        """SGD over the parameters that train in the current phase, at the phase's rate."""
+        """SGD over the parameters that train in the current phase, at the phase's rate; or a user's module's own."""
+        if self.user_module is not None:
+            return self.user_module.configure_optimizers()
         parameters = [p for p in self.parameters() if p.requires_grad]
         make = self.phase.optimizer or self._make_optimizer
         if make is not None:
@@ -337,6 +332,10 @@ class FederatedClient(DeclaredParts, PhaseLosses, FeatureAccess, FitAccess):
     @contextmanager
     def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
         """Collect what :meth:`log` is given inside the block, in ``record`` or in a new dictionary."""
+        if self.user_module is not None:
+            with self.user_module.recorded_logs():
+                yield {} if record is None else record
+            return
         self._recorder = {} if record is None else record
         try:
             yield self._recorder

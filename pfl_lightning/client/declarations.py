@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from inspect import Signature, signature
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import lightning as L
 from torch import Tensor, nn
@@ -16,23 +16,17 @@ from pfl_lightning.options import BatchNorm
 from pfl_lightning.phases import Phase
 from pfl_lightning.state.tensors import matching, norm_names
 
-__all__ = ["DeclaredParts", "PhaseLosses"]
+if TYPE_CHECKING:
+    from pfl_lightning.drop_in.client.user_module import UserModule
+
+__all__ = ["Declarations"]
 
 
-class _InitSignature:
-    """The signature of a class by its ``__init__``, where Python would take that of ``__new__``."""
+class Declarations(L.LightningModule):
+    """Names of a method: parameters and buffers that it shares, keeps or fixes, for any model; terms of its loss.
 
-    def __get__(self, instance: object, owner: type) -> Signature:
-        if instance is not None:
-            raise AttributeError("__signature__")
-        _, *others = signature(owner.__init__).parameters.values()  # type: ignore[misc]
-        return Signature(others)
-
-
-class DeclaredParts(L.LightningModule):
-    """Names of the parameters and buffers that a method shares, keeps or fixes, for any model."""
-
-    __signature__ = _InitSignature()
+    A loss term that does not exist is refused, and so is one that a phase does not name: it would train silently.
+    """
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Refuse hyper-parameters alone, where a federation gives the rest (copies are made without any).
@@ -72,7 +66,13 @@ class DeclaredParts(L.LightningModule):
     client was made. They never change, so that the clients' module holds them once for all clients: they neither
     travel nor are stored."""
 
-    buffers_change: ClassVar[bool] = False
+    user_module: UserModule | None = None
+    """The model that a user brings as a LightningModule; ``None`` for an encoder with a head."""
+
+    never_trained: frozenset[str] = frozenset()
+    """Names of parameters that no phase trains, beside the frozen ones: those of a network that follows another."""
+
+    buffers_change: bool = False
     """Whether a fit or an evaluation may change names and shapes of buffers, as a user's module may."""
 
     paper_batch_size: ClassVar[int | None] = None
@@ -90,6 +90,8 @@ class DeclaredParts(L.LightningModule):
 
         Called before a state is loaded, and after a local fit and an evaluation, where ``buffers_change`` is set.
         """
+        if self.user_module is not None:
+            self.user_module.restore_buffers()
 
     def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
         """Names that match one of a method's patterns, such as ``encoder.*``.
@@ -98,6 +100,8 @@ class DeclaredParts(L.LightningModule):
             ConfigurationError: A pattern matches none of them; the message says so if what it names is frozen. Or the
                 patterns are one string.
         """
+        if self.user_module is not None:
+            return self.user_module.match(names, patterns)
         if isinstance(patterns, str):
             check_names(f"patterns of {type(self).__name__} (shared, heads, fixed)", patterns)
         try:
@@ -119,13 +123,20 @@ class DeclaredParts(L.LightningModule):
 
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase; not those that are frozen."""
-        return set(self.match([name for name, _ in self.named_parameters()], phase.train)) - self.frozen
+        return (
+            set(self.match([name for name, _ in self.named_parameters()], phase.train))
+            - self.frozen
+            - self.never_trained
+        )
 
     def frozen_norms(self) -> Iterator[nn.Module]:
         """Normalization layers that use their running statistics in the current phase and do not change them.
 
         They are those of the parts that do not train; with ``batch_statistics`` only of those that never train.
         """
+        if self.user_module is not None:
+            yield from self.user_module.frozen_norms()
+            return
         parts = dict(self.named_children())
         for name in [name for name, child in parts.items() if isinstance(child, nn.ModuleDict)]:
             whole = parts.pop(name)  # an encoder with its head
@@ -151,17 +162,19 @@ class DeclaredParts(L.LightningModule):
         for prefix, layer in self.named_modules(remove_duplicate=False):
             if id(layer) in still:
                 found |= {name for name, _ in layer.named_buffers(prefix, recurse=False)}
-        return frozenset(found & self.state_dict().keys())
+        found &= self.state_dict().keys()
+        return frozenset(found if self.user_module is None else self.user_module.chosen_frozen(network, found))
 
     def constant_layers(self) -> Iterator[nn.Module]:
         """Layers whose buffers do not change, now that the frozen parameters are known."""
-        return self.frozen_norms()
+        return self.frozen_norms() if self.user_module is None else self.user_module.constant_layers()
 
     def shared_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that clients and server exchange."""
         own = set() if self.batch_norm == "shared" else norm_names(self, affine=self.batch_norm == "own")
         own |= self.frozen
-        return [name for name in self.match(self.state_dict().keys(), self.shared) if name not in own]
+        found = [name for name in self.match(self.state_dict().keys(), self.shared) if name not in own]
+        return found if self.user_module is None else self.user_module.shared_names(found)
 
     def personal_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that stay with the client."""
@@ -177,18 +190,14 @@ class DeclaredParts(L.LightningModule):
 
     def fixed_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that keep their first value."""
-        return [name for name in self.match(self.state_dict().keys(), self.fixed) if name not in self.frozen]
+        found = [name for name in self.match(self.state_dict().keys(), self.fixed) if name not in self.frozen]
+        return found if self.user_module is None else self.user_module.fixed_names(found)
 
     def exported_names(self) -> list[str]:
         """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
-        return list(self.state_dict())
+        return list(self.state_dict()) if self.user_module is None else self.user_module.exported_names()
 
-
-class PhaseLosses(L.LightningModule):
-    """Loss terms of a client by name: those that a method has, and those that the current phase sums.
-
-    A term that does not exist is refused, and so is one that a phase does not name: it would train silently.
-    """
+    # ------------------------------------------------------------------ terms of the loss
 
     loss_names: ClassVar[tuple[str, ...]] = ("cross_entropy",)
     """Names of the terms that :meth:`~pfl_lightning.client.FederatedClient.loss_terms` may return, and that a
@@ -199,8 +208,6 @@ class PhaseLosses(L.LightningModule):
 
     personalization_losses: ClassVar[tuple[str, ...] | None] = None
     """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""
-
-    phase: Phase
 
     def check_phase(self, phase: Phase) -> None:
         """Refuse a phase that names loss terms which the method does not have, or has a string for a tuple.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import lightning as L
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from pfl_lightning.fit.data import FitData
 from pfl_lightning.state.closures import copy_module
 
 if TYPE_CHECKING:
+    from pfl_lightning.drop_in.features.feature_module import FeatureModule
     from pfl_lightning.fit.context import FitContext
 
 __all__ = ["FeatureAccess"]
@@ -21,8 +22,8 @@ __all__ = ["FeatureAccess"]
 class FeatureAccess(L.LightningModule):
     """Features in front of a linear head, and classes of samples: those of the package's own encoder and head.
 
-    A user's LightningModule gives them otherwise (``pfl_lightning.drop_in.features``), so that methods use these names
-    in place of the layers.
+    A user's module gives them otherwise (``pfl_lightning.drop_in.features``), so that methods use these names in place
+    of the layers.
     """
 
     feature_based: ClassVar[bool] = False
@@ -52,12 +53,26 @@ class FeatureAccess(L.LightningModule):
     encoder: Any
     frozen: Any
     num_classes: int
+    user_module: Any
+    active_network: Any
+
+    @property
+    def _features(self) -> FeatureModule | None:
+        """The user's module, which gives features to a method that is feature-based."""
+        return cast("FeatureModule | None", self.user_module)
+
+    def __getattr__(self, name: str) -> Any:
+        """Encoder and head of a user's module, which are no layers of the client by themselves; else as in torch."""
+        if name in ("encoder", "head") and self.user_module is not None:
+            return getattr(self.user_module, name)
+        return super().__getattr__(name)
 
     @property
     def feature_width(self) -> int:
         """Width of the features, d."""
-        width: int = self.head.in_features
-        return width
+        if self._features is not None:
+            return self._features.source.width
+        return cast(int, self.head.in_features)
 
     def attach_partner(self, encoder: nn.Module) -> None:
         """Take the encoder that :attr:`partner_encoder` has made, with first weights that all architectures share."""
@@ -74,13 +89,16 @@ class FeatureAccess(L.LightningModule):
 
     def copy_head(self) -> Any:
         """The head once more, for a server that trains it; it does not train by itself."""
-        return copy_module(self.head).requires_grad_(False)
+        head = copy_module(self.head).requires_grad_(False)
+        return head if isinstance(head, nn.Linear) else head.eval()  # of a user's module: without dropout
 
     def with_new_head(self, method: Any) -> Any:
         """A client of another method with a new head, on a copy of the encoder.
 
         All of the copy trains that was not frozen from the start, whatever trained last.
         """
+        if self._features is not None:
+            return self._features.with_new_head(method)
         encoder = copy_module(self.encoder)
         for name, parameter in encoder.named_parameters():
             parameter.requires_grad_(f"encoder.{name}" not in self.frozen)
@@ -98,14 +116,20 @@ class FeatureAccess(L.LightningModule):
 
         Where a stand-in serves the client now, it is that of :meth:`stand_in_with_new_head`.
         """
+        if self._features is not None:
+            return self._features.encoder_state()
         return {f"encoder.{name}": value for name, value in self.encoder.state_dict().items()}
 
     def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:
         """Features (n, d) of all samples at the current encoder, not augmented, without gradient; and labels (n,)."""
+        if self._features is not None:
+            return self._features.features_of(data)
         return data.features(self.encoder)
 
     def count_classes(self, context: FitContext) -> Tensor:
         """Training samples of each class, (C,)."""
+        if self._features is not None:
+            return self._features.count_classes(context)
         return context.data.class_counts(self.num_classes)
 
     def head_input(self, features: Tensor) -> Tensor:
@@ -114,7 +138,8 @@ class FeatureAccess(L.LightningModule):
 
     def head_cross_entropy(self, entering: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy of the head's scores alone; a user's module has its own loss in this place."""
-        return F.cross_entropy(self.head(entering), labels)
+        own = None if self.user_module is None else self.user_module.own_loss
+        return F.cross_entropy(self.head(entering), labels) if own is None else own
 
     def class_scores(self, features: Tensor) -> Tensor:
         """Class scores (N, C) that the client is evaluated by, from features (N, d)."""
@@ -122,8 +147,25 @@ class FeatureAccess(L.LightningModule):
         return scores
 
     def classify(self, features: Tensor) -> Tensor:
-        """Class scores (N, C) of the head."""
-        raise NotImplementedError
+        """Class scores (N, C) of features (N, d)."""
+        if self.user_module is not None and self.user_module.scores is not None:
+            return cast(Tensor, self.user_module.scores)
+        network = self.active_network()
+        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
+        return scores
+
+    def representations(self, features: Tensor) -> dict[str, Tensor]:
+        """Representations between inputs and scores, by name: the features (N, d), and what is made of them.
+
+        For inspection alone; names are what pictures and scalars call the representations.
+        """
+        return {"features": features}
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Features (N, d) of inputs."""
+        network = self.active_network()
+        features: Tensor = (self if network is None else network).encoder(inputs)  # type: ignore[operator]
+        return features
 
     def view_terms(self, views: tuple[Tensor, ...], labels: Tensor) -> dict[str, Tensor]:
         """Further terms of the loss, from the features (N, d) of each augmented view of a batch; none by default."""

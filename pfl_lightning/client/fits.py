@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import lightning as L
 import torch
@@ -20,12 +21,15 @@ from pfl_lightning.state.closures import copy_module
 
 if TYPE_CHECKING:
     from pfl_lightning.client.base import FederatedClient
+    from pfl_lightning.drop_in.client.user_module import UserModule
 
 __all__ = ["FitAccess"]
 
 
 class FitAccess(L.LightningModule):
-    """What engines call of a client, and what a user's module gives otherwise (``pfl_lightning.drop_in``)."""
+    """What engines call of a client: of its own encoder and head, or of the user's module that it has."""
+
+    user_module: UserModule | None
 
     evaluation: Literal["classifier", "knn"] = "classifier"
     """Evaluation by class scores or, where no head trains with the encoder, by k nearest neighbors (k = 1): whether the
@@ -36,6 +40,7 @@ class FitAccess(L.LightningModule):
     """Name of an exported model's encoder, where it is not that of the client's architecture."""
 
     schedule: Schedule
+    _resume_state: bytes | None = None
     _make_scheduler: Any
     encoder: Any
     head: Any
@@ -45,6 +50,8 @@ class FitAccess(L.LightningModule):
     @property
     def step_module(self) -> L.LightningModule:
         """The module whose steps and hooks a local fit calls."""
+        if self.user_module is not None:
+            return self.user_module.step_module
         return self
 
     @property
@@ -55,7 +62,21 @@ class FitAccess(L.LightningModule):
     @property
     def hands_on(self) -> bool:
         """Whether a local fit hands anything on to the client's next, beside its state."""
+        if self.user_module is not None:
+            return self.user_module.hands_on
         return self.schedule == "continue"
+
+    @property
+    def resume_state(self) -> bytes | None:
+        """What the client's last local fit has handed on and, after the phases of this one, what it hands on itself."""
+        return self._resume_state if self.user_module is None else self.user_module.resume_state
+
+    @resume_state.setter
+    def resume_state(self, content: bytes | None) -> None:
+        if self.user_module is None:
+            self._resume_state = content
+        else:
+            self.user_module.begin_progress(content)
 
     def evaluate(
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
@@ -69,6 +90,8 @@ class FitAccess(L.LightningModule):
             environment: Device and precision.
             make_trainer: Makes an inner Trainer, in engines that have one; not used here.
         """
+        if self.user_module is not None:
+            return self.user_module.evaluate(part, stage, data, environment, make_trainer)
         if self.uses_knn_evaluation():
             return score_neighbors(self.encoder, part, data, environment)
         return score_part(self, part, data.eval_batch_size, environment)
@@ -83,6 +106,8 @@ class FitAccess(L.LightningModule):
             context: Client, round and data.
             generator: Draws batch orders and augmentations.
         """
+        if self.user_module is not None:
+            return self.user_module.fit_under_trainer(make_trainer, context, generator)
         trainer = make_trainer()
         assert trainer is not None
         try:
@@ -103,6 +128,8 @@ class FitAccess(L.LightningModule):
             stage: ``"validation"`` or ``"test"``, where a part is evaluated.
             part: That part.
         """
+        if self.user_module is not None:
+            return self.user_module.on_own_data(data, stage, part)
         return nullcontext()
 
     def lent_data(self, data: FitData) -> AbstractContextManager[None]:
@@ -111,6 +138,8 @@ class FitAccess(L.LightningModule):
         Args:
             data: The client's data.
         """
+        if self.user_module is not None:
+            return self.user_module.lent_data(data)
         return nullcontext()
 
     def recall(self, attributes: bytes) -> None:
@@ -123,9 +152,13 @@ class FitAccess(L.LightningModule):
             attributes: What :func:`~pfl_lightning.state.resume_states.split_attributes` gives, of what that fit handed
                 on.
         """
+        if self.user_module is not None:
+            self.user_module.recall(attributes)
 
     def exported_module(self) -> L.LightningModule:
         """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""
+        if self.user_module is not None:
+            return self.user_module.exported_module()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in self.frozen)
         return self
@@ -136,14 +169,41 @@ class FitAccess(L.LightningModule):
 
     def copy_network(self) -> nn.Module:
         """Encoder and head once more, with the same weights; what is frozen is the same, not a copy."""
+        if self.user_module is not None:
+            return self.user_module.copy_network()
         memo: dict[int, Any] = {id(p): p for name, p in self.named_parameters() if name in self.frozen}
         return nn.ModuleDict({"encoder": copy_module(self.encoder, memo), "head": copy_module(self.head, memo)})
 
     def network_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the own network, by their names in :meth:`copy_network`; not those that are frozen."""
+        if self.user_module is not None:
+            return self.user_module.network_parameters()
         own = ((name, p) for name, p in self.named_parameters() if name.startswith(("encoder.", "head.")))
         return {name: p for name, p in own if name not in self.frozen}
 
     def uses_knn_evaluation(self) -> bool:
         """Return whether an evaluation uses nearest neighbors now: no head was trained for it."""
         return self.evaluation == "knn" and not self.personalization_phases()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy, in which a user's module that cannot be copied is made once more."""
+        if self.user_module is not None:
+            self.user_module.prepare_copy(memo)
+        memo[id(self)] = other = type(self).__new__(type(self))
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        if self.user_module is not None:
+            self.user_module.conclude_copy(cast("FederatedClient", other))
+        return other
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all layers but those that a user's module keeps in evaluation mode."""
+        super().train(mode)
+        if mode and self.user_module is not None:
+            self.user_module.keep_evaluating()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """All parameters and persistent buffers, whatever a user's module lets its own ``state_dict`` give."""
+        if self.user_module is None:
+            return super().state_dict(*args, **kwargs)
+        return self.user_module.state_of_client(super().state_dict, *args, **kwargs)

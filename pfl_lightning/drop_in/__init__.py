@@ -11,12 +11,12 @@ Where to look:
   copies, and what hooks give them), ``fingerprint`` (how a module differs), ``set_up``; ``logs_over_clients``;
   ``handed_in`` (which callbacks and options hold in local fits; what is refused stands in
   ``federation/outer_callbacks``); ``traveling`` (what is said of tensors that travel).
-- ``client/``: a client. ``module_client`` and ``module_steps``, with ``made_class`` (of a method) and
-  ``module_options``, ``network_parts``, ``roles`` and ``head``, ``tracing`` (which layer is the head), ``parts`` (what
-  a method needs of a module), ``chosen`` (what its user keeps or shares), ``copies``, ``transient``,
-  ``remembered`` (attributes), ``frozen``.
-- ``features/``: methods on features. ``feature_client`` with ``feature_parts``, ``feature_method``, ``passes``,
-  ``capture``; ``view_client``, ``views`` and ``encoder`` (self-supervised methods).
+- ``client/``: the model of a client. ``user_module`` (what a client asks of it) and ``module_steps`` (its loss,
+  optimizers and logs); ``new_client`` (a client of a method that has one), ``parts`` (what a method needs of a module),
+  ``roles`` and ``head``, ``tracing`` (which layer is the head), ``chosen`` (what its user keeps or shares), ``copies``,
+  ``transient``, ``remembered`` (attributes), ``frozen``.
+- ``features/``: models of methods on features. ``feature_module``, ``passes``, ``capture``; ``view_module``, ``views``
+  and ``encoder`` (self-supervised methods).
 - ``fits/``: ``local_fit`` and ``local_evaluation``; ``inner_trainer`` (as a module finds it) and ``loggers``;
   ``resume`` (what goes on from round to round), ``own_data`` (a client's items in the place of all),
   ``added_layers`` (of local callbacks), ``logs`` (what a module logs), ``module_calls`` (how a module is called).

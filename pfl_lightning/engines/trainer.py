@@ -91,7 +91,8 @@ class TrainerEngine(Engine):
             ConfigurationError: Batches of an evaluation are limited that no Trainer runs.
         """
         limited = self.limit_val_batches is not None or self.limit_test_batches is not None
-        if limited and any(type(model).evaluate is FederatedClient.evaluate for model in models):
+        own = (model for model in models if model.user_module is None)
+        if limited and any(type(model).evaluate is FederatedClient.evaluate for model in own):
             raise ConfigurationError(
                 "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate; other "
                 "clients are evaluated on their whole parts: eval_cohort of the FederatedLoop says how many of them"

@@ -88,15 +88,6 @@ def test_what_a_package_does_not_import(name):
 
 # ---------------------------------------------------------------------- circles, imports in functions counted
 
-KNOWN = [
-    # The class of a method's clients on a user's module is made where it is needed.
-    {f"drop_in.client.{name}" for name in ("chosen", "head", "made_class", "module_client", "network_parts")}
-    | {"drop_in.client.roles", "drop_in.client.tracing"}
-    | {f"drop_in.features.feature_{name}" for name in ("client", "method", "parts")}
-    | {"drop_in.features.view_client"},
-]
-"""Modules of the circles that there still are: none may be added."""
-
 
 def imports_of(tree: ast.AST) -> Iterator[ast.ImportFrom]:
     """All imports of a module but those for type checkers."""
@@ -163,6 +154,5 @@ def test_a_circle_through_a_function_is_seen():
     assert circles(module_graph(files)) == [{"a", "b", "c"}]
 
 
-def test_modules_import_each_other_in_no_circle_but_the_known():
-    found = [{name.removeprefix("pfl_lightning.") for name in circle} for circle in circles(module_graph(sources()))]
-    assert [circle for circle in found if not any(circle <= known for known in KNOWN)] == []
+def test_modules_import_each_other_in_no_circle():
+    assert circles(module_graph(sources())) == []

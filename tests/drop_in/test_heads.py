@@ -132,7 +132,7 @@ def test_a_head_of_any_class_is_taken(method, head):
     named = {"head": "head"} if head is HEADS["last of several"] else {}
     federation = fitted_with(method, head, **named)
     client = federation.clients.models[0]
-    assert {name.partition(".")[0] for name in client._roles.head} == {"head"}
+    assert {name.partition(".")[0] for name in client.user_module.roles.head} == {"head"}
     if method is not FedPer:
         assert (client.feature_width, client.num_classes) == (FEATURES, CLASSES)
     before, after = federation.owner.first.head.state_dict(), federation.client_model(1).head.state_dict()
@@ -157,7 +157,7 @@ class Metric(WithHead):
 @pytest.mark.parametrize("method", [FedPer, FedPAC, FedProto])
 def test_a_head_that_the_step_alone_calls(method):
     federation, _ = run_project(method, module=Metric(Margin(FEATURES, CLASSES)))
-    assert {name.partition(".")[0] for name in federation.clients.models[0]._roles.head} == {"head"}
+    assert {name.partition(".")[0] for name in federation.clients.models[0].user_module.roles.head} == {"head"}
 
 
 @pytest.mark.parametrize("method", [FedGH, FedRoD, FD])

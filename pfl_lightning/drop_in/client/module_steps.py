@@ -1,4 +1,4 @@
-"""The steps of a user's LightningModule in its client: its loss and optimizers with a method's parts, and its logs."""
+"""The steps of a user's LightningModule: its loss and optimizers with a method's parts, and its logs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.fits.logs import LogRecord, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_calls import (
     at_learning_rate,
@@ -20,42 +21,51 @@ from pfl_lightning.drop_in.fits.module_calls import (
     share_of_learning_rates,
     warn_of_counters,
 )
-from pfl_lightning.drop_in.fits.resume import ResumableClient
+from pfl_lightning.drop_in.fits.resume import Continuity, FitProgress
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state.resume_states import split_attributes, with_attributes
 
 __all__ = ["ModuleSteps"]
 
 
-class ModuleSteps(ResumableClient):
-    """A client whose steps are those of the attribute ``module``; what a method adds is added to its loss."""
+class ModuleSteps:
+    """Steps of a user's module, to whose loss the terms of its client's method are added."""
 
+    client: FederatedClient
+    """The client that has the module."""
     module: L.LightningModule
-    _record: LogRecord | None
-    """Of the fit under way, where there is no Trainer."""
-    _own_loss: Tensor | None
+    continuity = Continuity("restart", "reset")
+    """What goes on from a client's local fit to its next."""
+    progress: FitProgress | None = None
+    """Of the fit under way; ``None`` where nothing goes on, as in a fine-tuning before an evaluation."""
+    own_loss: Tensor | None = None
     """What the step under way returned."""
+    scores: Tensor | None = None
+    """Of the head, while the method's own are computed."""
+    _record: LogRecord | None = None
+    """Of the fit under way, where there is no Trainer."""
 
     @property
     def step_module(self) -> L.LightningModule:
         """The module, or what a method trains beside it in the current phase."""
-        active = self.active_network()
+        active = self.client.active_network()
         return self.module if active is None else cast(L.LightningModule, active)
 
     def steps_on_features(self) -> bool:
         """No: the step is the module's."""
         return False
 
-    def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def loss_terms(self) -> dict[str, Tensor]:
         """The module's own loss, as its step returned it."""
-        return {} if self._own_loss is None else {"module_loss": self._own_loss}
+        return {} if self.own_loss is None else {"module_loss": self.own_loss}
 
     def method_terms(self, own_loss: Tensor | None = None) -> dict[str, Tensor]:
         """The parts of the loss by name: the module's own, where given, and what the method adds."""
-        self._own_loss = own_loss
+        self.own_loss = own_loss
         try:
-            return self.loss_terms(torch.empty(0), torch.empty(0))
+            return self.client.loss_terms(torch.empty(0), torch.empty(0))
         finally:
-            self._own_loss = None
+            self.own_loss = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module gives."""
@@ -81,6 +91,8 @@ class ModuleSteps(ResumableClient):
         rest = output if isinstance(output, dict) else {}
         return {**rest, "loss": total} | {name: term.detach() for name, term in terms.items()}
 
+    # ------------------------------------------------------------------ optimizers
+
     def configure_optimizers(self) -> Any:
         """The module's own, at the phase's rate; or the phase's optimizer."""
         return self.optimizers_from(self.step_module.configure_optimizers)
@@ -89,44 +101,67 @@ class ModuleSteps(ResumableClient):
         """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
         with nullcontext() if self.progress is None else self.progress.as_last_made(self.step_module):
             configured = self.new_optimizers(configure)
-        if self.phase.lr_share is not None:
+        share = self.client.phase.lr_share
+        if share is not None:
             if self.progress is not None and self.progress.settings.continues:
                 raise ConfigurationError(
-                    f"{type(self).__name__} sets the learning rate of each round, and here rates go on from a client's "
-                    "last fit: use federate(..., schedule='restart'), or leave its lr_schedule out"
+                    f"{type(self.client).__name__} sets the learning rate of each round, and here rates go on from a "
+                    "client's last fit: use federate(..., schedule='restart'), or leave its lr_schedule out"
                 )
-            configured = share_of_learning_rates(configured, self.phase.lr_share)
+            configured = share_of_learning_rates(configured, share)
         if self.progress is not None:
             self.progress.take_over([configured, *held_schedulers(self.step_module, configured)], self.step_module)
         return configured
 
     def new_optimizers(self, configure: Callable[[], Any]) -> Any:
         """Optimizers and schedulers of the current phase, as at the start of a run."""
-        if self.phase.optimizer is not None:
-            return self.phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
+        phase = self.client.phase
+        if phase.optimizer is not None:
+            return phase.optimizer([p for p in self.step_module.parameters() if p.requires_grad])
         configured = configure()
-        return configured if self.phase.lr is None else at_learning_rate(configured, self.phase.lr)
+        return configured if phase.lr is None else at_learning_rate(configured, phase.lr)
+
+    # ------------------------------------------------------------------ from fit to fit
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether anything goes on."""
+        return self.continuity.continues or self.continuity.keeps
+
+    @property
+    def resume_state(self) -> bytes | None:
+        """What the fit hands on to the client's next."""
+        return None if self.progress is None else with_attributes(self.progress.encoded(), self.kept_attributes())
+
+    def begin_progress(self, content: bytes | None) -> None:
+        """Go on with what the client's last fit has handed on; with nothing, also to the next, where it is ``None``."""
+        name = type(self.step_module).__name__
+        self.progress = None if content is None else FitProgress(self.continuity, split_attributes(content)[0], name)
+
+    def kept_attributes(self) -> bytes:
+        """What the fit has made of the module's plain attributes."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ what is logged
 
     def reset_metrics(self) -> None:
         """Reset all metric objects."""
-        for layer in self.modules():
+        for layer in self.client.modules():
             if isinstance(layer, Metric):
                 layer.reset()
 
     @contextmanager
-    def recorded_logs(self, record: dict[str, list[Tensor]] | None = None) -> Iterator[dict[str, list[Tensor]]]:
-        """Let the module log without a Trainer; it is not part of the loss terms, so that ``record`` stays empty."""
-        self._record = LogRecord(in_training=True)
+    def recorded_logs(self) -> Iterator[None]:
+        """Let the module log without a Trainer; it is not part of the loss terms."""
+        client, self._record = self.client, LogRecord(in_training=True)
         warn_of_counters(self.step_module)
         try:
             with patched(self.step_module, log=self._record.log), undefined_as_nan(self.step_module):
-                yield {} if record is None else record
-                self.logged_metrics |= self._record.values()
-                self.progress_bar_names |= self._record.progress_bar_names
-                self.logged_reductions = {**self.logged_reductions, **self._record.reductions}
+                yield
+                client.logged_metrics |= self._record.values()
+                client.progress_bar_names |= self._record.progress_bar_names
+                client.logged_reductions = {**client.logged_reductions, **self._record.reductions}
                 if self.progress is not None:
-                    self.progress.finish_phase_without_trainer(self.phase.epochs)
+                    self.progress.finish_phase_without_trainer(client.phase.epochs)
         finally:
             self._record = None

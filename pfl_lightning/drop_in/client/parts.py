@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory, copied
@@ -21,11 +22,13 @@ from pfl_lightning.drop_in.client.head import (
     number_of_scores,
     width_of,
 )
-from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.client.network_parts import HeadNeeded
-from pfl_lightning.drop_in.client.roles import check_layers, find_roles, likely_head, traced_head
+from pfl_lightning.drop_in.client.new_client import new_client
+from pfl_lightning.drop_in.client.roles import Roles, check_layers, find_roles, likely_head, traced_head
 from pfl_lightning.drop_in.client.tracing import Trace, trace_batch
+from pfl_lightning.drop_in.client.user_module import HeadNeeded, UserModule
 from pfl_lightning.drop_in.features.capture import FeatureSource
+from pfl_lightning.drop_in.features.feature_module import FeatureModule
+from pfl_lightning.drop_in.features.view_module import ViewModule
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["ClientParts"]
@@ -36,7 +39,7 @@ class ClientParts:
     """Makes the clients of a user's module, whose parts are named by the user or found by tracing a batch.
 
     Attributes:
-        client_type: Class of the clients.
+        method: Class of the clients.
         settings: Hyper-parameters of the method.
         head: Names or patterns of the layers that are the head; ``None`` to find it, where the method needs one.
         features: Name of the layer whose output are the features; ``None`` for the input of the head.
@@ -46,7 +49,7 @@ class ClientParts:
         chosen: What the user keeps on the clients, or shares.
     """
 
-    client_type: type[ModuleClient]
+    method: type[FederatedClient]
     settings: dict[str, Any]
     head: str | Sequence[str] | None = None
     features: str | None = None
@@ -58,7 +61,7 @@ class ClientParts:
     @property
     def on_features(self) -> bool:
         """Whether the method works on features."""
-        return self.client_type.feature_based
+        return self.method.feature_based
 
     def copied(self, module: L.LightningModule) -> L.LightningModule:
         """A copy of the module, which shares what is frozen."""
@@ -85,9 +88,9 @@ class ClientParts:
                 layer = module.get_submodule(head_layer(module, roles))
                 classes = (self.head is not None and number_of_scores(layer)) or 1
                 source = FeatureSource(self.features, input_width(layer) or 1, self.labels)
-                _see_names(self._client(module, classes, head=roles, source=source))
+                _see_names(self._client(module, classes, roles, source))
             return self.head is None
-        client = self._client(module, 0, head=self.head or ())
+        client = self._client(module, 0, find_roles(module, self.head or ()))
         try:
             _see_names(client)
         except HeadNeeded:
@@ -96,7 +99,7 @@ class ClientParts:
             return True
         return False
 
-    def make(self, module: L.LightningModule, data: FederatedData) -> ModuleClient:
+    def make(self, module: L.LightningModule, data: FederatedData) -> FederatedClient:
         """A client of a module that is set up.
 
         Raises:
@@ -107,9 +110,9 @@ class ClientParts:
         unclear = named is not None and not is_linear(module.get_submodule(head_layer(module, named)))
         traces = wanted or unclear or self.features is not None
         trace = trace_batch(self.copied(module), data) if traces else Trace()
-        roles = traced_head(module, trace, self.client_type.__name__) if wanted else find_roles(module, self.head or ())
+        roles = traced_head(module, trace, self.method.__name__) if wanted else find_roles(module, self.head or ())
         if not self.on_features:
-            return self._client(module, data.num_classes, head=roles)
+            return self._client(module, data.num_classes, roles)
         name = head_layer(module, roles)
         layer = module.get_submodule(name)
         entering = input_width(layer, trace.inputs.get(name))
@@ -127,40 +130,46 @@ class ClientParts:
                 + (f" ({trace.problem})" if trace.problem else "")
             )
             raise ConfigurationError(
-                f"{self.client_type.__name__} works on features of the shape (batch, d), and {what}: name a layer with "
+                f"{self.method.__name__} works on features of the shape (batch, d), and {what}: name a layer with "
                 "one vector for each sample by features="
             ) from trace.error
-        if self.client_type.scores_features and (scores is None or scores < classes or width != entering):
+        if self.method.scores_features and (scores is None or scores < classes or width != entering):
             raise ConfigurationError(
-                f"{self.client_type.__name__} passes features through the head by itself: {name!r} takes "
+                f"{self.method.__name__} passes features through the head by itself: {name!r} takes "
                 f"{entering} numbers and gives {scores} scores, the features have {width} numbers and the "
                 "data "
                 f"{classes} classes. Leave features= away, and let the head give one score for each class"
             )
-        if self.client_type.scores_features and not is_linear(layer):
-            check_scores(layer, name, width, self.client_type.__name__)
+        if self.method.scores_features and not is_linear(layer):
+            check_scores(layer, name, width, self.method.__name__)
         source = FeatureSource(self.features, width, self.labels)
-        return self._client(module, max(classes, scores or 0), head=roles, source=source)
+        return self._client(module, max(classes, scores or 0), roles, source)
 
-    def find_missing_head(self, client: ModuleClient, data: FederatedData) -> None:
-        """Let a client whose method needs no head know it, for a personalization of the head alone.
+    def find_missing_head(self, model: UserModule, data: FederatedData) -> None:
+        """Let the model of a client whose method needs no head know it, for a personalization of the head alone.
 
         Raises:
             ConfigurationError: It is not known which layer is the head.
         """
-        if self.head is None and not client._roles:
-            trace = trace_batch(self.copied(client.module), data)
-            client._roles = traced_head(client.module, trace, "a personalization of the head")
+        if self.head is None and not model.roles:
+            trace = trace_batch(self.copied(model.module), data)
+            model.roles = traced_head(model.module, trace, "a personalization of the head")
 
-    def _client(self, module: L.LightningModule, num_classes: int, **options: Any) -> ModuleClient:
-        own = {"factory": self.factory, "frozen": self.frozen, "chosen": self.chosen}
-        known = {**own, **options, **self.settings}
-        return self.client_type(module, num_classes, **known)
+    def _client(
+        self, module: L.LightningModule, num_classes: int, roles: Roles, source: FeatureSource | None = None
+    ) -> FederatedClient:
+        own: dict[str, Any] = {"factory": self.factory, "frozen": self.frozen, "chosen": self.chosen}
+        if source is None:
+            model = UserModule(module, roles, **own)
+        else:
+            kind = FeatureModule if self.method.steps_on_modules else ViewModule
+            model = kind(module, roles, source, **own)
+        return new_client(self.method, model, num_classes, self.settings)
 
     def _check_features(self, module: L.LightningModule) -> None:
         if self.features is None:
             return
-        name = self.client_type.__name__
+        name = self.method.__name__
         if not self.on_features:
             raise ConfigurationError(f"features={self.features!r}: {name} needs no features; leave it out")
         layers = [layer for layer, _ in module.named_modules() if layer]
@@ -170,7 +179,7 @@ class ClientParts:
             )
 
 
-def _see_names(client: ModuleClient) -> None:
+def _see_names(client: FederatedClient) -> None:
     client.shared_names()
     client.fixed_names()
     for phase in (*client.phases(), *client.personalization_phases()):

@@ -32,7 +32,7 @@ from pfl_lightning.lightning_private import combining_mode
 from pfl_lightning.metrics import EvalMetrics
 
 if TYPE_CHECKING:
-    from pfl_lightning.drop_in.client.module_client import ModuleClient
+    from pfl_lightning.drop_in.client.user_module import UserModule
 
 __all__ = ["ClassScores", "as_test_name", "score_module"]
 
@@ -125,7 +125,7 @@ class StepsTask:
     """Which of a module's steps are to run, over what.
 
     Attributes:
-        client: The client, in evaluation mode.
+        model: The client's, in evaluation mode.
         stage: ``"validation"`` or ``"test"``.
         part: The samples.
         data: The client's settings.
@@ -135,7 +135,7 @@ class StepsTask:
         own: What the client has of the data.
     """
 
-    client: ModuleClient
+    model: UserModule
     stage: str
     part: SplitSource
     data: FitData
@@ -150,7 +150,7 @@ class StepsTask:
 
 
 def score_module(
-    client: ModuleClient,
+    model: UserModule,
     part: SplitSource,
     stage: str,
     data: FitData,
@@ -160,7 +160,7 @@ def score_module(
     """What a module logs on a part, and its accuracy where ``forward`` gives class scores; the loss is not known (NaN).
 
     Args:
-        client: The client, in evaluation mode.
+        model: The client's, in evaluation mode.
         part: The samples; at least one.
         stage: ``"validation"`` or ``"test"``: whose step is called. A module without a test step is judged by its
             validation step, under names that begin with ``test_``; without both by its accuracy alone.
@@ -168,17 +168,17 @@ def score_module(
         environment: Device and precision.
         make_trainer: Makes an inner Trainer to run the steps; they run in a plain loop where it gives ``None``.
     """
-    module = client.module
-    scores = ClassScores(module, client.num_classes)
+    module = model.module
+    scores = ClassScores(module, model.client.num_classes)
     own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
-    client.reset_metrics()  # what a fine-tuning, or the other part, left
+    model.reset_metrics()  # what a fine-tuning, or the other part, left
     logged, notes = dict[str, float](), LogNotes(module)
     if own is not None:
         with undefined_as_nan(module), scores.watching():
             items = OwnData(data, stage, part)
-            logged = _run_steps(StepsTask(client, own, part, data, environment, scores, notes, items), make_trainer)
+            logged = _run_steps(StepsTask(model, own, part, data, environment, scores, notes, items), make_trainer)
     if not logged and not scores.forward_called:
-        scores = _probed(client, part, data, environment)
+        scores = _probed(model, part, data, environment)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
         notes.progress_bar_names = {as_test_name(name) for name in notes.progress_bar_names}
@@ -190,13 +190,13 @@ def score_module(
     return EvalMetrics(scores.accuracy, math.nan, len(part), logged, *noted, notes.reductions)
 
 
-def _probed(client: ModuleClient, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
+def _probed(model: UserModule, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
     """Scores of the forward pass alone, for a module whose steps tell nothing.
 
     None where batches are changed on their way by hooks that a Trainer calls: these inputs are not the module's.
     """
-    scores = ClassScores(client.module, client.num_classes)
-    owners = [client.module, *([] if part.datamodule is None else [part.datamodule])]
+    scores = ClassScores(model.module, model.client.num_classes)
+    owners = [model.module, *([] if part.datamodule is None else [part.datamodule])]
     if any(is_overridden(hook, owner) for hook in BATCH_HOOKS for owner in owners):
         return scores
     for batch, _, _ in _numbered(part.loader(data.eval_batch_size, device=environment.device)):
@@ -239,8 +239,8 @@ def _run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict
     """
     callback = _ScoresCallback(task.scores, task.notes)
     with silence():
-        module = task.client.module
-        trainer = task.client.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
+        module = task.model.module
+        trainer = task.model.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
     if trainer is None:
         return None
     clock = task.environment.clock
@@ -256,8 +256,8 @@ def _run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict
             loader = task.loader(torch.device("cpu"))
             name = "val_dataloader" if validates else "test_dataloader"
             run(module, datamodule=standing_in(datamodule, {name: loader}, task.own), verbose=False)
-    task.client.to(task.environment.device)
-    task.client.eval()
+    task.model.client.to(task.environment.device)
+    task.model.client.eval()
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
@@ -279,7 +279,7 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
     Raises:
         ConfigurationError: The module asks for its Trainer.
     """
-    module, stage, environment, record = task.client.module, task.stage, task.environment, LogRecord()
+    module, stage, environment, record = task.model.module, task.stage, task.environment, LogRecord()
     step = getattr(module, f"{stage}_step")
     with patched(module, log=task.notes.watched(record.log)), needs_no_trainer(module):
         _call(module, f"on_{stage}_start")

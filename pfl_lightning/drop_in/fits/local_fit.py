@@ -29,7 +29,7 @@ from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.fit.tasks import MakeTrainer
 
 if TYPE_CHECKING:
-    from pfl_lightning.drop_in.client.module_client import ModuleClient
+    from pfl_lightning.drop_in.client.user_module import UserModule
 
 __all__ = ["fit_module"]
 
@@ -41,20 +41,20 @@ _PACKAGES = ("lightning.", "pytorch_lightning.", "torch.")
 
 
 def fit_module(
-    client: ModuleClient, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+    model: UserModule, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
 ) -> dict[str, float]:
     """Fit a client's module on the client's batches, with the project's data module where there is one.
 
     Returns:
         Values that the module logged, by name.
     """
-    module, progress, record = client.step_module, client.progress, LogRecord(in_training=True)
+    module, progress, record = model.step_module, model.progress, LogRecord(in_training=True)
     goes_on = progress is not None and progress.settings.continues
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
-    with lent_to_trainer(module, **_functions(client, record)), undefined_as_nan(module):
-        gradients = [] if module.automatic_optimization else [_MethodGradients(client)]
-        trainer = client.local.trainer_of_fit(make_trainer, client, gradients, limit_val_batches=1.0)
-        validation = LocalValidation(trainer, module, context, record, client.local.outer.validates_every, progress)
+    with lent_to_trainer(module, **_functions(model, record)), undefined_as_nan(module):
+        gradients = [] if module.automatic_optimization else [_MethodGradients(model)]
+        trainer = model.local.trainer_of_fit(make_trainer, model.client, gradients, limit_val_batches=1.0)
+        validation = LocalValidation(trainer, module, context, record, model.local.outer.validates_every, progress)
         trainer.callbacks.append(validation)
         _begin_at(
             loader,
@@ -73,6 +73,7 @@ def fit_module(
         if progress is not None:
             changed = None if resumption is None else resumption.changed
             progress.finish_phase(Counts.of(trainer), changed, validation.metrics(trainer))
+        client = model.client
         client.progress_bar_names |= record.progress_bar_names
         client.logged_reductions = {**client.logged_reductions, **record.reductions}
         return _logged_values(trainer, record)
@@ -105,16 +106,16 @@ def _begin_at(loader: Any, epoch: int, before: int) -> None:
             told.told, told.before = epoch, before
 
 
-def _functions(client: ModuleClient, record: LogRecord) -> dict[str, Callable[..., Any]]:
+def _functions(model: UserModule, record: LogRecord) -> dict[str, Callable[..., Any]]:
     """What stands in the place of the module's own: the step has the method's terms, and what it logs is recorded."""
-    module, progress = client.step_module, client.progress
+    module, progress = model.step_module, model.progress
     own_step, own_optimizers, own_log = module.training_step, module.configure_optimizers, module.log
     epochs = progress.counts.epochs if progress is not None and progress.settings.continues else 0
 
     @wraps(own_step)
     def training_step(*args: Any, **kwargs: Any) -> Any:
         output = own_step(*args, **kwargs)
-        return client.with_method_terms(output) if module.automatic_optimization else output
+        return model.with_method_terms(output) if module.automatic_optimization else output
 
     @wraps(own_log)
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -133,7 +134,7 @@ def _functions(client: ModuleClient, record: LogRecord) -> dict[str, Callable[..
     @wraps(own_optimizers)
     def configure_optimizers() -> Any:
         callbacks = module.trainer.callbacks  # type: ignore[attr-defined]
-        return client.optimizers_from(lambda: _thaw_again(own_optimizers(), callbacks, module, epochs))
+        return model.optimizers_from(lambda: _thaw_again(own_optimizers(), callbacks, module, epochs))
 
     return {"training_step": training_step, "configure_optimizers": configure_optimizers, "log": log}
 
@@ -164,12 +165,12 @@ def _logged_values(trainer: L.Trainer, record: LogRecord) -> dict[str, float]:
 class _MethodGradients(L.Callback):
     """Adds the gradient of the method's terms before every step of an optimizer, for a module that steps by itself."""
 
-    def __init__(self, client: ModuleClient) -> None:
-        self._client = client
+    def __init__(self, model: UserModule) -> None:
+        self._model = model
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         with torch.enable_grad():
-            terms = list(self._client.method_terms().values())
+            terms = list(self._model.method_terms().values())
         if not terms:
             return
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]

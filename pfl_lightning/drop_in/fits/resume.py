@@ -17,15 +17,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pfl_lightning.checks import check_choice
-from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules.adapters.loading.plain_values import Values
 from pfl_lightning.drop_in.fits.module_calls import flat_objects, training
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import batches_that_stepped, set_batches_that_stepped
-from pfl_lightning.state.resume_states import split_attributes, with_attributes
 
-__all__ = ["Continuity", "Counts", "FitProgress", "ResumableClient", "Resumption", "set_counts"]
+__all__ = ["Continuity", "Counts", "FitProgress", "Resumption", "set_counts"]
 
 
 Modes = dict[str, bool]
@@ -235,34 +233,6 @@ class FitProgress:
         file = io.BytesIO()
         torch.save(_plain([vars(record) for record in self._after]), file)
         return file.getvalue()
-
-
-class ResumableClient(FederatedClient):
-    """A client whose local fits go on where its last one ended, as far as :attr:`continuity` says."""
-
-    continuity = Continuity("restart", "reset")
-
-    @property
-    def hands_on(self) -> bool:
-        """Whether anything goes on."""
-        return self.continuity.continues or self.continuity.keeps
-
-    progress: FitProgress | None = None
-    """Of the fit under way; ``None`` where nothing goes on, as in a fine-tuning before an evaluation."""
-
-    @property
-    def resume_state(self) -> bytes | None:  # type: ignore[override]  # where it is set, it is unpacked
-        """What the fit hands on to the client's next."""
-        return None if self.progress is None else with_attributes(self.progress.encoded(), self.kept_attributes())
-
-    @resume_state.setter
-    def resume_state(self, content: bytes | None) -> None:
-        name = type(self.step_module).__name__
-        self.progress = None if content is None else FitProgress(self.continuity, split_attributes(content)[0], name)
-
-    def kept_attributes(self) -> bytes:
-        """What the fit has made of the module's plain attributes."""
-        return b""
 
 
 class Resumption(L.Callback):

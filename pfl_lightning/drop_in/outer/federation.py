@@ -17,11 +17,10 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.client.frozen import apart, name_followers
-from pfl_lightning.drop_in.client.made_class import client_class
-from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.client.network_parts import bare_name
+from pfl_lightning.drop_in.client.new_client import check_method
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
+from pfl_lightning.drop_in.client.user_module import UserModule, bare_name
 from pfl_lightning.drop_in.fits.added_layers import add_layers
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.resume import Continuity
@@ -98,10 +97,10 @@ class ModuleFederation(UserHooks):
     ) -> None:
         module = check_module(module)
         made, settings = split_method(method)
-        client = client_class(made)
-        super().__init__(partial(client, **settings), type(module), engine=engine or TrainerEngine(), **options)
+        check_method(made)
+        super().__init__(partial(made, **settings), type(module), engine=engine or TrainerEngine(), **options)
         chosen = ChosenParts(personal, shared)
-        parts = ClientParts(client, settings, head, features, labels, module_factory, frozen, chosen)
+        parts = ClientParts(made, settings, head, features, labels, module_factory, frozen, chosen)
         first = parts.copied(module)
         take_cli_optimizers(module, first)
         self._parts, self.owner = parts, UserModuleOwner(module, first, module_factory, frozen)
@@ -143,7 +142,7 @@ class ModuleFederation(UserHooks):
         """Build the clients, and let loggers get the hyper-parameters of the project's data module, too."""
         super().setup(stage)
         own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
-        self.log_hparams(self._parts.client_type.__name__, own)
+        self.log_hparams(self._parts.method.__name__, own)
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
@@ -160,9 +159,10 @@ class ModuleFederation(UserHooks):
                 self.local.callbacks, module, partial(self.owner.copied, module), trainer_or_none(self)
             )
             client = self._parts.make(module, data)
-        client.local, client.continuity = self.local, self._continuity
+        model = cast(UserModule, client.user_module)
+        model.local, model.continuity = self.local, self._continuity
         thawed = {name for name in self.owner.shared_names() if f"module.{name}" not in client.frozen}
-        for network in (client.module, self.owner.first):
+        for network in (model.module, self.owner.first):
             apart(network, thawed)
         return [client]
 
@@ -170,9 +170,14 @@ class ModuleFederation(UserHooks):
         super()._build(data)
         self._check_shared()
 
+    @property
+    def _user_module(self) -> UserModule:
+        """The model that all clients use in turn."""
+        return cast(UserModule, self.clients.models[0].user_module)
+
     def _check_shared(self) -> None:
         """Refuse ``shared=`` of what the method's server does not average."""
-        _, shared = cast(ModuleClient, self.clients.models[0]).chosen
+        _, shared = self._user_module.chosen
         sent = {bare_name(name) for name in self._sent()} if shared else set()
         unsent = sorted(shared - sent - self.owner.shared_names())
         if unsent:
@@ -189,9 +194,8 @@ class ModuleFederation(UserHooks):
         """Let best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
-        for model in self.clients.models:
-            cast(ModuleClient, model).check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.logs.monitor)
-        client = cast(ModuleClient, self.clients.models[0])
+        self._user_module.check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.logs.monitor)
+        client = self.clients.models[0]
         say_what_travels(client)
         if len(self.data.participating) > 1:
             self._averaged_buffers.begin(client, self._sent())
@@ -224,14 +228,13 @@ class ModuleFederation(UserHooks):
             ConfigurationError: A linear head on features is asked for.
         """
         if personalization.new_head and not self._parts.on_features:
-            name, method = type(self.given_module).__name__, self._parts.client_type.__name__
+            name, method = type(self.given_module).__name__, self._parts.method.__name__
             raise ConfigurationError(
                 f"personalize.train {personalization.train!r} puts a new head on features, and {method} looks for "
                 f"none in {name}: use 'head', which goes on with the head that is there, or 'all', or train by a "
                 "method on features, such as federate(module, data, FedPAC, features=...)"
             )
-        model = self.clients.models[0] if self.is_set_up else None
-        if personalization.train == "head" and isinstance(model, ModuleClient):
-            self._parts.find_missing_head(model, self.data)
+        if personalization.train == "head" and self.is_set_up:
+            self._parts.find_missing_head(self._user_module, self.data)
         with super().personalized(personalization):
             yield

@@ -15,8 +15,8 @@ import torch
 from lightning.pytorch.utilities.parsing import AttributeDict
 from torch import Tensor, nn
 
-from pfl_lightning.drop_in.client.network_parts import NETWORKS
 from pfl_lightning.drop_in.client.plain_state import load_plain_state
+from pfl_lightning.drop_in.client.user_module import NETWORKS
 from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
@@ -101,7 +101,7 @@ class ShowsGlobalModel(Federation):
         if not self.is_set_up:
             raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
         client: Any = copy.deepcopy(self.clients.models[0])
-        client.networks_as_given()
+        client.user_module.networks_as_given()
         module: L.LightningModule = client.exported_module()
         self.load_global(module)
         return module

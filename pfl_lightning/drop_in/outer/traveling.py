@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from pfl_lightning.drop_in.client.module_client import ModuleClient
-from pfl_lightning.drop_in.client.network_parts import NETWORKS, bare_name
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.drop_in.client.user_module import NETWORKS, bare_name
 from pfl_lightning.messages import State
 from pfl_lightning.state.image import content_hash
 from pfl_lightning.state.tensors import norm_names
@@ -23,12 +23,12 @@ _STATISTICS = ("running_mean", "running_var")
 """Names of buffers that any normalization layer has."""
 
 
-def say_what_travels(client: ModuleClient) -> None:
+def say_what_travels(client: FederatedClient) -> None:
     """Print which tensors of the module travel."""
     rank_zero_info(what_travels(client))
 
 
-def what_travels(client: ModuleClient) -> str:
+def what_travels(client: FederatedClient) -> str:
     """Which tensors of the module travel, and what becomes of the others."""
     every = [name for name in client.state_dict() if name.startswith(NETWORKS)]
     sent = set(client.shared_names()) & set(every)
@@ -43,7 +43,7 @@ def what_travels(client: ModuleClient) -> str:
     travels = f" ({outline(sent, every)})" if sent and len(sent) < len(every) else ""
     stays = [f"{how}: {outline(names, every)}" for how, names in rest.items() if names]
     return (
-        f"Between clients and server travel {number} of the {len(every)} tensors of {type(client.module).__name__}"
+        f"Between clients and server travel {number} of the {len(every)} tensors of {type(client.step_module).__name__}"
         f"{travels}{'; stay ' if stays else ''}{'; '.join(stays)}"
     )
 
@@ -79,7 +79,7 @@ class AveragedBuffers:
         self._first: dict[str, str] = {}  # hashes
         self._warned = False
 
-    def begin(self, client: ModuleClient, weights: State) -> None:
+    def begin(self, client: FederatedClient, weights: State) -> None:
         """Training begins: note what the buffers hold.
 
         Args:
@@ -110,9 +110,9 @@ class AveragedBuffers:
         )
 
 
-def _watched(client: ModuleClient) -> list[str]:
+def _watched(client: FederatedClient) -> list[str]:
     """Names of buffers that are averaged, but for statistics of normalization and what the user shares."""
-    _, wanted = client.chosen
+    wanted = set() if client.user_module is None else client.user_module.chosen[1]
     passed = norm_names(client, affine=False) | {f"{prefix}{name}" for prefix in NETWORKS for name in wanted}
     buffers = {name: b for name, b in client.named_buffers() if name.startswith(NETWORKS) and b.is_floating_point()}
     names = (name for name in client.shared_names() if name in buffers)

@@ -112,7 +112,7 @@ class UserHooks(ShowsGlobalModel):
     def on_fit_start(self) -> None:
         """Start the engine, where callbacks inside local fits can have an effect."""
         client = self.clients.models[0]
-        continues = bool(getattr(getattr(client, "continuity", None), "continues", False))
+        continues = client.user_module is not None and client.user_module.continuity.continues
         trainer: Any = self.trainer
         call = call_with_options(trainer.callbacks)
         check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues, call)
@@ -202,9 +202,9 @@ class UserHooks(ShowsGlobalModel):
 
     def _networks(self) -> list[Any]:
         """The copies that clients train, as they were before any of them; what is done to them now holds for all."""
-        client: Any = self.clients.models[0]
-        networks = client.networks_as_given()
-        client.forget_given()
+        model: Any = self.clients.models[0].user_module
+        networks = model.networks_as_given()
+        model.forget_given()
         return list(networks)
 
     def stop_engine(self) -> None:

@@ -86,7 +86,7 @@ def test_results_are_those_of_parameters_that_travel(method):
 def test_there_is_one_copy(method):
     module = Frozen()
     federation, _ = run_project(method, module=module, head="fc", **QUICK)
-    models = [federation.owner.first, *federation.models[0].networks(), federation.global_model()]
+    models = [federation.owner.first, *federation.models[0].user_module.networks(), federation.global_model()]
     models += [federation.client_model(1), *(model.module for _, model in federation.client_models([0]))]
     for model in models:
         assert weights_in(model) == weights_in(module)

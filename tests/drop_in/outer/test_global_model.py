@@ -13,7 +13,9 @@ from torch import nn
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.drop_in.client.made_class import client_class
+from pfl_lightning.drop_in.client.new_client import new_client
+from pfl_lightning.drop_in.client.roles import find_roles
+from pfl_lightning.drop_in.client.user_module import UserModule
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import FedAvg, FedPer, FedProx, LGFedAvg, LocalOnly
 
@@ -115,8 +117,8 @@ def test_a_resumed_fit_is_the_uninterrupted_one(tmp_path):
 
 
 def test_a_client_survives_copying_and_pickling():
-    client = client_class(FedProx)(Net(), 5, head="fc", mu=0.3)
-    assert type(client) is client_class(FedProx)
+    module = Net()
+    client = new_client(FedProx, UserModule(module, find_roles(module, "fc")), 5, {"mu": 0.3})
     for other in (copy.deepcopy(client), pickle.loads(pickle.dumps(client))):
         assert type(other) is type(client)
         assert other.mu == 0.3

@@ -202,8 +202,8 @@ def test_averaging_needs_local_fits_that_begin_at_0():
 def test_worker_processes_get_the_callbacks():
     federation, _ = run_project(FedAvg, num_clients=2, cohorts=[[0]], local_callbacks=[Counting()], head="fc")
     other = pickle.loads(pickle.dumps(federation.clients.models[0]))
-    assert [type(callback) for callback in other.local.given] == [Counting]
-    assert other.local.outer.trainer is None
+    assert [type(callback) for callback in other.user_module.local.given] == [Counting]
+    assert other.user_module.local.outer.trainer is None
 
 
 def test_callbacks_of_the_older_package_run_inside():

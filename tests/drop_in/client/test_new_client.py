@@ -1,5 +1,6 @@
-"""The classes of methods on a user's module, and the methods that have none."""
+"""Clients of methods on a user's module, and the methods that have none."""
 
+import copy
 import pickle
 
 import pytest
@@ -7,17 +8,22 @@ from _helpers.project import Data, Net
 from _helpers.toy import FEATURES, assert_same, for_toy, quiet_trainer, run
 
 from pfl_lightning import federate
-from pfl_lightning.drop_in.client.made_class import client_class
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import Calibre, FedAvg, FedPAC
 from pfl_lightning.phases import Personalization
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedPAC, Calibre])
-def test_classes_are_pickled(method):
-    made = client_class(method)
-    assert pickle.loads(pickle.dumps(made)) is made is client_class(method)
-    assert pickle.loads(pickle.dumps(method)) is method
+@pytest.mark.parametrize(("method", "settings"), [(FedAvg, {}), (FedPAC, {}), (Calibre, {"clusters": 2})])
+def test_clients_are_of_the_methods_own_class(method, settings):
+    federation, data = federate(Net(), Data(), method, num_clients=3, seed=1, **settings)
+    quiet_trainer(1).fit(federation, datamodule=data)
+    client = federation.clients.models[0]
+    for one in (client, copy.deepcopy(client), pickle.loads(pickle.dumps(client))):
+        assert type(one) is method
+        assert one.user_module.client is one
+        assert one.module is one.user_module.module
+        if method.feature_based:  # whatever steps it has
+            assert one.training_step.__self__ is one.user_module
 
 
 def test_a_federation_is_pickled_before_and_after_a_fit():

@@ -1,4 +1,4 @@
-"""A client that trains the layers of a user's LightningModule on two views of its items, without their classes."""
+"""A user's LightningModule whose layers train on two views of a client's items, without their classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.features.capture import ClassesUnknown
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder
-from pfl_lightning.drop_in.features.feature_client import FeatureModuleClient
+from pfl_lightning.drop_in.features.feature_module import FeatureModule
 from pfl_lightning.drop_in.features.watched_values import refuse_watched, warn_of_monitor, what_to_watch
 from pfl_lightning.drop_in.fits.module_calls import flat_objects
 from pfl_lightning.errors import ConfigurationError
@@ -27,33 +27,31 @@ from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, python_seed, torch_seed
 
-__all__ = ["ViewModuleClient"]
+__all__ = ["ViewModule"]
 
 _log = logging.getLogger(__name__)
 
 
-class ViewModuleClient(FeatureModuleClient):
-    """Stands behind a self-supervised method among a client's bases.
+class ViewModule(FeatureModule):
+    """Gives a self-supervised method two views of a batch, and the features of both.
 
     In the method's own phase the objective takes the place of the module's training step, and the module's optimizers
     train encoder and objective. In a personalization the step is the module's own.
     """
 
-    objective: Any
-    objective_terms: Callable[..., dict[str, Tensor]]
+    client: Any
     _received = (0, 0)  # round and client of the newest broadcast
     _classes_missed = False  # which is said once
 
     def receive(self, broadcast: Broadcast) -> None:
-        """Take over what the server sends; what another client has left in a copy of the module does not stay."""
+        """Let nothing stay that another client has left in a copy of the module."""
         for copy in self._followers():
             copy.forget()
-        super().receive(broadcast)
         self._received = (broadcast.round, broadcast.client)
 
     def _followers(self) -> list[ModuleEncoder]:
         """Copies of the module that follow it."""
-        return [network for network in self.modules() if isinstance(network, ModuleEncoder)]
+        return [network for network in self.client.modules() if isinstance(network, ModuleEncoder)]
 
     def new_optimizers(self, configure: Callable[[], Any]) -> Any:
         """As in the base; no schedule may watch what the module's own steps log, which do not run.
@@ -62,8 +60,10 @@ class ViewModuleClient(FeatureModuleClient):
             ConfigurationError: One does.
         """
         configured = super().new_optimizers(configure)
-        if self.uses("self_supervised") and any(isinstance(one, ReduceLROnPlateau) for one in flat_objects(configured)):
-            module, method = type(self.module).__name__, type(self).__name__
+        if self.client.uses("self_supervised") and any(
+            isinstance(one, ReduceLROnPlateau) for one in flat_objects(configured)
+        ):
+            module, method = type(self.module).__name__, type(self.client).__name__
             raise ConfigurationError(
                 what_to_watch(f"{module} has a ReduceLROnPlateau", module, method, "use another schedule")
             )
@@ -71,23 +71,25 @@ class ViewModuleClient(FeatureModuleClient):
 
     def check_watched(self, outside: Iterable[Any], inside: Iterable[Any], monitor: str | None) -> None:
         """Refuse callbacks that watch what the module's own steps log, and warn of such a ``monitor``."""
-        if self.uses_knn_evaluation():
-            refuse_watched(outside, inside, type(self.module).__name__, type(self).__name__)
-            warn_of_monitor(monitor, type(self.module).__name__, type(self).__name__)
+        if self.client.uses_knn_evaluation():
+            refuse_watched(outside, inside, type(self.module).__name__, type(self.client).__name__)
+            warn_of_monitor(monitor, type(self.module).__name__, type(self.client).__name__)
 
-    def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The objective of two views of a batch, in the place of the module's step; in a personalization the step."""
-        if not self.uses("self_supervised"):
+        if not self.client.uses("self_supervised"):
             return step
-        encoder = self.encoder_by(step)
+        client, encoder = self.client, self.encoder_by(step)
 
         @wraps(step)
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-            first, second = (encoder.view(view) for view in self._views_of(batch))
+            first, second = (encoder.view(view) for view in self.views_of(batch))
             for copy in self._followers():
                 copy.lend_trainer(trainer_or_none(self.module))
             try:
-                return self.sum_of_terms(self.objective_terms(self.objective(encoder, first, second)))
+                terms: dict[str, Tensor] = client.objective_terms(client.objective(encoder, first, second))
+                summed: dict[str, Tensor] = client.sum_of_terms(terms)
+                return summed
             finally:
                 for copy in self._followers():
                     copy.lend_trainer(None)
@@ -105,7 +107,7 @@ class ViewModuleClient(FeatureModuleClient):
 
         Where classes are not known, the accuracy is not a number.
         """
-        if not self.uses_knn_evaluation():
+        if not self.client.uses_knn_evaluation():
             return super().evaluate(part, stage, data, environment, make_trainer)
         seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, *self._received)
         with torch_seed(seed), python_seed(seed):  # for random transforms of the items
@@ -115,7 +117,7 @@ class ViewModuleClient(FeatureModuleClient):
             except ClassesUnknown as error:
                 if not self._classes_missed:
                     self._classes_missed = True
-                    _log.warning("no accuracy of %s by nearest neighbors: %s", type(self).__name__, error)
+                    _log.warning("no accuracy of %s by nearest neighbors: %s", type(self.client).__name__, error)
                 return EvalMetrics(math.nan, math.nan, len(part))
         accuracy = nearest_neighbor_accuracy(known.float(), classes, features.float(), targets)
         return EvalMetrics(float(accuracy), math.nan, len(part))

@@ -1,0 +1,294 @@
+"""A user's LightningModule as a model with features in front of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.data import SplitSource, TwoViews
+from pfl_lightning.drop_in.client.head import head_layer, renew
+from pfl_lightning.drop_in.client.new_client import new_client
+from pfl_lightning.drop_in.client.user_module import UserModule
+from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
+from pfl_lightning.drop_in.features.encoder import ModuleEncoder, Remaking
+from pfl_lightning.drop_in.features.passes import FeaturePass
+from pfl_lightning.drop_in.features.views import hooks_on_each_view, say_if_equal, unstacked
+from pfl_lightning.drop_in.fits.module_calls import flat_objects, patched
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.metrics import EvalMetrics
+
+__all__ = ["FeatureModule"]
+
+
+class FeatureModule(UserModule):
+    """Gives a method on features the encoder, the head, the features and the classes of a user's module.
+
+    The features are seen by a hook in the module's own training step. Its loss takes the place of the cross entropy,
+    and the method's terms are added.
+
+    Args:
+        module: The module, which is not copied.
+        roles: The parameters of its head, which are those of one layer.
+        source: Where features and classes are.
+        options: See :class:`~pfl_lightning.drop_in.client.user_module.UserModule`.
+    """
+
+    def __init__(self, module: Any, roles: Any, source: FeatureSource, **options: Any) -> None:
+        super().__init__(module, roles, **options)
+        self.head_name, self.source = head_layer(module, roles), source
+        self._capture: FeatureCapture
+        self._compared = False  # two views, which is done once
+        self._found: tuple[Tensor, ...] = ()
+        self._classes: Tensor | None = None
+        self._class_counts: dict[int, Tensor] = {}
+        self._entered: Tensor | None = None  # the head, in the newest step
+
+    def mount(self) -> None:
+        """Become a part of the client, which takes its features from the module."""
+        super().mount()
+        method = type(self.client)
+        if not self.module.automatic_optimization:
+            raise ConfigurationError(
+                f"{method.__name__} computes the loss that is stepped on from the module's features, and "
+                f"{type(self.module).__name__} steps its optimizers by itself (manual optimization): use a method that "
+                "needs no features"
+            )
+        enters = method.head_input is not FederatedClient.head_input
+        if enters and self.source.layer is not None:
+            raise ConfigurationError(
+                f"{method.__name__} puts layers of its own in front of the head, whose input the features are: leave "
+                "features= out"
+            )
+        self._capture = FeatureCapture(self.module, self.head_name, self.source, self._enter if enters else None)
+        self.client.head_prefix = f"module.{self.head_name}."
+        for step in (self.forward, self.training_step, self.steps_on_features):  # whatever steps the method has
+            setattr(self.client, step.__name__, step)
+        self.client.head_input = self._head_input  # type: ignore[method-assign]  # computed once in a step
+
+    # ------------------------------------------------------------------ what methods ask for
+
+    @property
+    def head(self) -> nn.Module:
+        """The module's own head."""
+        return self.module.get_submodule(self.head_name)
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The module as far as its features."""
+        return self.encoder_by(None)
+
+    def encoder_by(self, step: Callable[..., Any] | None) -> ModuleEncoder:
+        """The same, where batches without inputs for ``forward`` go through another step than the module's."""
+        remaking = Remaking(self.factory, tuple(self.kept_in_evaluation))
+        return ModuleEncoder(self.module, self._capture, remaking, step)
+
+    def with_new_head(self, method: type[FederatedClient]) -> FederatedClient:
+        """A client of another method on a copy of the module, whose head has new values."""
+        module = self.copy_network()
+        self.thaw(module)
+        module.train()
+        for name in self.kept_in_evaluation:
+            module.get_submodule(name).eval()
+        renew(module.get_submodule(self.head_name), self.head_name)
+        model = FeatureModule(module, self.roles, self.source, factory=self.factory, frozen=self.frozen_patterns)
+        model.local = self.local
+        return new_client(method, model, self.client.num_classes, {})
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """The state of the module without its head."""
+        state = self.client.state_dict()
+        return {name: state[name] for name in self.match(state, ("encoder.*",)) if name.startswith("module.")}
+
+    def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:
+        """Features (n, d) of all training items in evaluation mode, and classes (n,), by passes over their batches."""
+        features, classes = self._passes(data).all_features(data)
+        highest, known = int(classes.max()), self.client.num_classes
+        if highest >= known:
+            raise ConfigurationError(
+                f"a batch has the class {highest}, and there are {known} classes, 0 to {known - 1}, by the data and "
+                f"the head ({self.head_name}): correct labels=, or the width of the head"
+            )
+        return features, classes
+
+    def count_classes(self, context: FitContext) -> Tensor:
+        """Training items of each class, (C,); read once for each client."""
+        if context.client not in self._class_counts:
+            with isolate_rng():
+                classes = self._passes(context.data).all_classes(context.data)
+            counts = torch.bincount(classes.cpu(), minlength=self.client.num_classes)
+            self._class_counts[context.client] = counts
+        return self._class_counts[context.client]
+
+    def classes_of_batch(self, batch: Any) -> Tensor:
+        """Classes (N,) of a batch."""
+        return classes_of_batch(batch, self.source.labels)
+
+    def _passes(self, data: FitData) -> FeaturePass:
+        return FeaturePass(self.module, self._capture, self.source.labels, data.datamodule)
+
+    def _head_input(self, features: Tensor) -> Tensor:
+        """What enters the head; in and after a step of the module what has entered it, which is computed once."""
+        return type(self.client).head_input(self.client, features) if self._entered is None else self._entered
+
+    def _enter(self, features: Tensor) -> Tensor:
+        """Bring what the method makes of the features to the head; its own calls of the head have that already."""
+        if self.scores is not None:
+            return features
+        self._entered = None
+        self._entered = self._head_input(features)
+        return self._entered
+
+    # ------------------------------------------------------------------ a fit
+
+    def loss_terms(self) -> dict[str, Tensor]:
+        """The module's own loss, in the place of the cross entropy."""
+        if self.own_loss is None or not self.client.uses("cross_entropy"):
+            return {}
+        return {"cross_entropy": self.own_loss}
+
+    def method_terms(self, own_loss: Tensor | None = None) -> dict[str, Tensor]:
+        """The parts of the loss by name, from the module's own loss, and features and classes of the newest step."""
+        assert self._classes is not None
+        self.own_loss, client = own_loss, self.client
+        try:
+            return client.loss_terms(self._found[0], self._classes) | client.view_terms(self._found, self._classes)
+        finally:
+            self.own_loss = self._entered = None
+            self._found = ()
+
+    def with_method_terms(self, output: Any) -> Any:
+        """What the module's step returned, with the sum of the phase's terms as its loss."""
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            return output
+        terms = self.method_terms(loss)
+        if list(terms) == ["cross_entropy"]:
+            return output
+        summed = self.client.sum_of_terms(terms)
+        rest = output if isinstance(output, dict) else {}
+        return {**rest} | {"module_loss" if n == "cross_entropy" else n: value for n, value in summed.items()}
+
+    def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The module's step, whose features and classes are kept for the method's terms."""
+
+        @wraps(step)
+        def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            views = self.views_of(batch)
+            with self._capture.watching():
+                output = step(views[0], *args, **kwargs)
+                if output is None:
+                    return None
+                found = [self._capture.take()]
+            for view in views[1:]:
+                found.append(FeaturePass(self.module, self._capture, None, None, step).features(view))
+            self._found, self._classes = tuple(found), self.classes_of_batch(views[0])
+            if len(self._classes) != len(found[0]):
+                raise ConfigurationError(
+                    f"a batch has {len(self._classes)} classes, and {self._capture.place} has {len(found[0])} rows: "
+                    "name by features= a layer with one vector for each sample, or correct labels="
+                )
+            return output
+
+        return training_step
+
+    def views_of(self, batch: Any) -> tuple[Any, ...]:
+        """The batch, or its two views."""
+        if isinstance(batch, TwoViews):
+            views = tuple(batch)
+        elif self.client.views == 1 or self.client.phase.plain:
+            return (batch,)
+        else:
+            views = unstacked(batch)
+        if not self._compared:
+            self._compared = True
+            say_if_equal(views, type(self.client).__name__)
+        return views
+
+    def new_optimizers(self, configure: Callable[[], Any]) -> Any:
+        """The module's own optimizers, of which the first also trains what the method has beside the module."""
+        module = [p for name, p in self.module.named_parameters() if f"module.{name}" not in self.client.never_trained]
+        frozen = not any(parameter.requires_grad for parameter in module)
+        if frozen:  # a phase of the method's own layers alone, in which an optimizer over nothing could not be made
+            nn.ParameterList(module).requires_grad_(True)
+        try:
+            configured = super().new_optimizers(configure)
+        finally:
+            if frozen:
+                nn.ParameterList(module).requires_grad_(False)
+        others = self.client.named_parameters()
+        beside = [p for name, p in others if not name.startswith("module.") and p.requires_grad]
+        optimizer = next((one for one in flat_objects(configured) if isinstance(one, Optimizer)), None)
+        if beside and optimizer is not None:
+            optimizer.param_groups[-1]["params"].extend(beside)
+        return configured
+
+    def fit_under_trainer(
+        self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
+    ) -> dict[str, float]:
+        """Train the module, whose features are seen; see :meth:`UserModule.fit_under_trainer`."""
+        own = patched(self.module, training_step=self.watched(self.module.training_step))
+        with (
+            own,
+            hooks_on_each_view(self.module, partial(self._views_are_stacked, context)),
+            hooks_on_each_view(context.data.datamodule),
+        ):
+            return super().fit_under_trainer(make_trainer, context, generator)
+
+    def _views_are_stacked(self, context: FitContext) -> bool:
+        """Whether the inner Trainer now trains on two views in one tensor, those of the package's own data."""
+        single = self.client.views == 1 or self.client.phase.plain or context.data.datamodule is not None
+        return not single and self.module.trainer.training
+
+    @contextmanager
+    def recorded_logs(self) -> Iterator[None]:
+        """Let the module train without a Trainer, its features seen."""
+        if self.client.views > 1 and is_overridden("on_after_batch_transfer", self.module):
+            raise ConfigurationError(
+                f"{type(self.module).__name__} overrides on_after_batch_transfer, which SequentialEngine does not call "
+                "for each of two views: use TrainerEngine"
+            )
+        with patched(self.module, training_step=self.watched(self.module.training_step)), super().recorded_logs():
+            yield
+
+    # ------------------------------------------------------------------ an evaluation
+
+    def evaluate(
+        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
+    ) -> EvalMetrics:
+        """What the module's own validation or test step logs; its head gives the scores that the method predicts by."""
+        with self._predicting():
+            return super().evaluate(part, stage, data, environment, make_trainer)
+
+    @contextmanager
+    def _predicting(self) -> Iterator[None]:
+        """Let the head give the method's own class scores inside, where it predicts otherwise."""
+        method = type(self.client)
+        if method.class_scores is FederatedClient.class_scores and method.classify is FederatedClient.classify:
+            yield
+            return
+        handle = self.head.register_forward_hook(self._as_predicted)
+        try:
+            with self._capture.watching():
+                yield
+        finally:
+            handle.remove()
+
+    def _as_predicted(self, layer: nn.Module, arguments: Any, output: Any) -> Any:
+        if self.scores is not None or not isinstance(output, Tensor):
+            return output
+        self.scores = output
+        try:
+            return self.client.class_scores(self._capture.take()).to(output.dtype)
+        finally:
+            self.scores = self._entered = None
